@@ -1,0 +1,380 @@
+"""Lists of items: what every operator, loss and metric agrees on.
+
+A tensor ``(..., n)`` holds one list of items in its last dimension; leading dimensions are batch. A boolean
+`mask` of the same shape marks the real items of padded lists. Every degenerate case (padding, empty lists, ties,
+lists without a relevant item, half precision) is decided in this file and nowhere else.
+
+NaN is an error for the whole library. On a CPU in eager mode, where looking at a value costs nothing, it is a
+`ValueError` that names the argument. Inside ``torch.compile`` and on accelerators, where looking would make the
+host wait, it is an assertion on the device, raised by PyTorch as `RuntimeError`. What stands at masked positions
+is never looked at: NaN there is fine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+# --- checking what the caller gave -----------------------------------------------------------------------------
+
+
+def check_scores(
+    scores: Float[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None
+) -> tuple[Float[Tensor, "*batch n"], Bool[Tensor, "*batch n"] | None]:
+    """Scores an operator can compute with: at least float32, finite, and 0 where masked.
+
+    An item whose score is -inf is as good as masked, so it joins the mask. The mask that comes back is None only
+    if every item is real.
+    """
+    _check_float("scores", scores)
+    _check_mask(mask, scores)
+    scores = _widen(scores)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, 0.0)
+    if _values_are_free(scores):
+        if _all_finite(scores):
+            return scores, mask
+        _reject(scores.isnan(), "scores", "NaN")
+    else:
+        _reject_on_device(scores.isnan(), "scores", "NaN")
+    real = scores != -torch.inf
+    mask = real if mask is None else mask & real
+    scores = scores.masked_fill(~real, 0.0)
+    if _values_are_free(scores):
+        _reject(scores == torch.inf, "scores", "+inf")
+    else:
+        _reject_on_device(scores == torch.inf, "scores", "+inf")
+    return scores, mask
+
+
+def check_lists(
+    scores: Float[Tensor, "*batch n"], labels: Float[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None
+) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "*batch n"], Bool[Tensor, "*batch n"]]:
+    """Scores, labels and mask a loss can compute with: finite, of one shape and floating type, 0 where masked.
+
+    Half precision is computed in float32: lists are longer than eight bits of mantissa can count.
+    """
+    _check_float("scores", scores)
+    return _check_pair(scores, labels, mask)
+
+
+def check_ranking(
+    scores: Tensor,
+    labels: Float[Tensor, "*batch n"],
+    mask: Bool[Tensor, "*batch n"] | None,
+    *,
+    names: tuple[str, str] = ("scores", "labels"),
+) -> tuple[Tensor, Float[Tensor, "*batch n"], Bool[Tensor, "*batch n"]]:
+    """The same for a metric: only the order of the scores matters, so ±inf is a score like any other."""
+    _check_float(names[0], scores)
+    return _check_pair(scores.detach(), labels, mask, infinite=True, names=names)
+
+
+def _check_pair(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    *,
+    infinite: bool = False,
+    names: tuple[str, str] = ("scores", "labels"),
+) -> tuple[Tensor, Tensor, Tensor]:
+    check_shape(names[1], labels, scores.shape, of=names[0])
+    if labels.is_complex():
+        raise ValueError(f"{names[1]} must be real numbers, got {labels.dtype}")
+    _check_mask(mask, scores)
+    scores = _widen(scores)
+    labels = labels.detach().to(scores.dtype)
+    if mask is None:
+        mask = torch.ones_like(scores, dtype=torch.bool)
+    else:
+        scores, labels = scores.masked_fill(~mask, 0.0), labels.masked_fill(~mask, 0.0)
+    check_values(names[0], scores, infinite=infinite)
+    check_values(names[1], labels)
+    return scores, labels, mask
+
+
+def check_values(name: str, values: Tensor, *, infinite: bool = False) -> None:
+    """Refuse NaN, and ±inf unless `infinite`, without making an accelerator's host wait."""
+    if _values_are_free(values) and _all_finite(values):
+        return
+    bad = values.isnan() if infinite else ~values.isfinite()
+    check_none(name, bad, "NaN" if infinite else "NaN or inf")
+
+
+def check_none(name: str, bad: Tensor, found: str) -> None:
+    """Refuse what is marked as bad, without making an accelerator's host wait."""
+    if _values_are_free(bad):
+        _reject(bad, name, found)
+    else:
+        _reject_on_device(bad, name, found)
+
+
+def check_membership(name: str, values: Tensor) -> None:
+    """Refuse values outside [0, 1], without making an accelerator's host wait."""
+    bad = (values < 0) | (values > 1)
+    if _values_are_free(values):
+        _reject(bad, name, "values outside [0, 1]")
+    else:
+        _reject_on_device(bad, name, "values outside [0, 1]")
+
+
+def check_shape(name: str, tensor: Tensor, shape: torch.Size, *, of: str = "scores") -> None:
+    """Refuse anything but a tensor of `shape`, which is that of the argument called `of`."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.shape != shape:
+        raise ValueError(f"{name} must have the shape of {of}, {tuple(shape)}, got {tuple(tensor.shape)}")
+
+
+def check_count(name: str, value: int) -> int:
+    """A number of items: an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return value
+
+
+def check_positive(name: str, value: float | Tensor) -> float | Tensor:
+    """A temperature or a scale: a positive number. A tensor is taken as it is, its values are not looked at."""
+    if isinstance(value, Tensor):
+        if not value.is_floating_point():
+            raise ValueError(f"{name} must be a floating tensor or a number, got {value.dtype}")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat | torch.SymInt):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be positive and finite, got {value}")
+    return value
+
+
+def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    """One of a few words."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+    return value
+
+
+def _check_float(name: str, tensor: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+    if not tensor.is_floating_point():
+        raise ValueError(f"{name} must be floating point, got {tensor.dtype}; convert with {name}.float()")
+    if tensor.ndim == 0:
+        raise ValueError(f"{name} must have at least one dimension (..., n), got a scalar")
+    if tensor.shape[-1] == 0:
+        raise ValueError(f"{name} must have at least one item a list, got shape {tuple(tensor.shape)}")
+
+
+def _check_mask(mask: Tensor | None, scores: Tensor) -> None:
+    if mask is None:
+        return
+    check_shape("mask", mask, scores.shape)
+    if mask.dtype != torch.bool:
+        raise ValueError(f"mask must be boolean (True = real item), got {mask.dtype}")
+
+
+def _widen(scores: Tensor) -> Tensor:
+    return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
+
+
+def _values_are_free(tensor: Tensor) -> bool:
+    """Whether Python may look at a value: in eager mode on a CPU."""
+    return not torch.compiler.is_compiling() and tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    # A sum is finite only if every term is; it is several times cheaper than isfinite().all(). A sum that
+    # overflows though every term is finite only sends the caller to the exact check.
+    return bool(tensor.detach().sum().isfinite())
+
+
+def _reject(bad: Tensor, name: str, found: str) -> None:
+    if bool(bad.any()):
+        where = tuple(bad.nonzero()[0].tolist())
+        raise ValueError(f"{name} must not hold {found} at real items, found at index {where}")
+
+
+def _reject_on_device(bad: Tensor, name: str, found: str) -> None:
+    if bad.device.type != "meta":
+        torch._assert_async(~bad.any(), f"{name} must not hold {found} at real items")
+
+
+# --- arithmetic that is right for empty lists -------------------------------------------------------------------
+
+
+def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Quotient that is 0, with gradient 0, where the denominator is 0."""
+    zero = denominator == 0
+    return (numerator / denominator.masked_fill(zero, 1.0)).masked_fill(zero, 0.0)
+
+
+def list_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the real items of each list; 0 for an empty list."""
+    return safe_divide(values.masked_fill(~mask, 0.0).sum(-1), mask.sum(-1).to(values.dtype))
+
+
+def has_positive(labels: Tensor, mask: Tensor) -> Tensor:
+    """Lists with at least one real item of positive label; the others count 0 in every listwise loss."""
+    return ((labels > 0) & mask).any(-1)
+
+
+def reduce_lists(per_list: Tensor, *, weight: Tensor | None, reduction: Reduction) -> Tensor:
+    """One value a list -> what the caller asked for. A per-list weight makes the mean a weighted mean.
+
+    Item weights (``weight.ndim == per_list.ndim + 1``) were applied inside the loss already.
+    """
+    check_choice("reduction", reduction, ("mean", "sum", "none"))
+    of_lists = weight is not None and weight.ndim == per_list.ndim
+    if weight is not None and of_lists:
+        weight = weight.detach().to(per_list.dtype)
+        per_list = per_list * weight
+    if reduction == "none":
+        return per_list
+    if reduction == "sum":
+        return per_list.sum()
+    if weight is not None and of_lists:
+        return safe_divide(per_list.sum(), weight.sum())
+    return per_list.mean()
+
+
+def item_weight(weight: Tensor | None, scores: Tensor, mask: Tensor) -> Tensor | None:
+    """The weight if it is one of items ``(..., n)``, 0 where masked; None if it is one of lists or not given."""
+    if weight is None:
+        return None
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"weight must be a torch.Tensor, got {type(weight).__name__}")
+    if weight.shape == scores.shape:
+        weight = weight.detach().to(scores.dtype).masked_fill(~mask, 0.0)
+        check_values("weight", weight)
+        return weight
+    if weight.shape == scores.shape[:-1]:
+        check_values("weight", weight.detach())
+        return None
+    raise ValueError(
+        f"weight must have the shape of scores {tuple(scores.shape)} (items) or {tuple(scores.shape[:-1])} "
+        f"(lists), got {tuple(weight.shape)}"
+    )
+
+
+# --- labels -----------------------------------------------------------------------------------------------------
+
+
+def gains(labels: Tensor, mask: Tensor, *, kind: str = "exp2") -> Tensor:
+    """Gain of each item, up to one positive factor a list: 2^y - 1 ("exp2") or y ("linear"); 0 where masked.
+
+    Everything that uses gains divides by an ideal sum of gains, so a factor cancels. Dividing by 2^max(y) keeps
+    2^y finite for labels of any size (full-stage grades run into the hundreds); powers of two are exact.
+    """
+    if check_choice("gain", kind, ("exp2", "linear")) == "linear":
+        return labels.masked_fill(~mask, 0.0)
+    largest = labels.masked_fill(~mask, 0.0).amax(-1, keepdim=True).clamp(min=0)
+    return (torch.exp2(labels - largest) - torch.exp2(-largest)).masked_fill(~mask, 0.0)
+
+
+def discounts(n: int, like: Tensor, *, k: int | None = None) -> Tensor:
+    """1 / log2(1 + r) for the ranks r = 1..n, 0 beyond rank k."""
+    rank = torch.arange(1, n + 1, device=like.device, dtype=like.dtype)
+    discount = torch.log2(1 + rank).reciprocal()
+    return discount if k is None else discount * (rank <= k)
+
+
+def ideal_dcg(gain: Tensor, *, k: int | None = None) -> Tensor:
+    """The largest DCG that any order of the list reaches, counting the first k ranks."""
+    best = gain.sort(-1, descending=True).values
+    return (best * discounts(gain.shape[-1], gain, k=k)).sum(-1)
+
+
+def top_labels(labels: Tensor, k: int, mask: Tensor, *, positive_only: bool = True) -> Tensor:
+    """Membership in [0, 1] of each item in the ground truth: the k best labels.
+
+    Only labels > 0 count unless `positive_only` is False. Items tied at the boundary share the remaining places
+    equally, so the order of rows never matters.
+    """
+    check_count("k", k)
+    eligible = mask & (labels > 0) if positive_only else mask
+    values = labels.masked_fill(~eligible, -torch.inf)
+    if k >= labels.shape[-1]:
+        return eligible.to(labels.dtype)
+    boundary = kth_largest(values, k)[..., :1]
+    above = values > boundary
+    tied = (values == boundary) & eligible
+    places = k - above.sum(-1, keepdim=True)
+    share = safe_divide(places.to(labels.dtype), tied.sum(-1, keepdim=True).to(labels.dtype))
+    # More places than ties are left where a list of scores has fewer than k items and one of them is -inf.
+    return above.to(labels.dtype) + tied * share.clamp(max=1.0)
+
+
+# --- order ------------------------------------------------------------------------------------------------------
+
+
+def rank_order(scores: Tensor, mask: Tensor) -> Tensor:
+    """Indices of the items by descending score, ties by position, masked items last."""
+    # Sorting puts NaN last, behind even an item of score -inf.
+    return scores.detach().neg().masked_fill(~mask, torch.nan).argsort(dim=-1, stable=True)
+
+
+def kth_largest(values: Tensor, k: int) -> Tensor:
+    """The k-th and (k+1)-th largest value of each list, shape (..., 2), for k < n. Carries no gradient."""
+    values = values.detach()
+    if values.device.type == "cpu":
+        pair: Tensor = _select_cpu(values, k)
+        return pair
+    return values.topk(k + 1, sorted=True).values[..., k - 1 :]
+
+
+@torch.library.custom_op("rankfall::kth_largest", mutates_args=(), device_types="cpu")
+def _select_cpu(values: Tensor, k: int) -> Tensor:
+    # NumPy's selection takes a tenth of the time of torch.topk or kthvalue on a CPU. One pivot and a minimum
+    # cost a sixth of two pivots.
+    n = values.shape[-1]
+    parted = values.numpy().copy()
+    parted.partition(n - k - 1, axis=-1)
+    pair = torch.empty((*values.shape[:-1], 2), dtype=values.dtype)
+    pair.numpy()[..., 0] = parted[..., n - k :].min(-1)
+    pair.numpy()[..., 1] = parted[..., n - k - 1]
+    return pair
+
+
+@_select_cpu.register_fake
+def _(values: Tensor, k: int) -> Tensor:
+    return values.new_empty((*values.shape[:-1], 2))
+
+
+def any_order(values: Tensor) -> Tensor:
+    """Indices by descending value, ties in any order. Carries no gradient."""
+    values = values.detach()
+    return _order_cpu(values) if values.device.type == "cpu" else values.argsort(-1, descending=True)
+
+
+@torch.library.custom_op("rankfall::any_order", mutates_args=(), device_types="cpu")
+def _order_cpu(values: Tensor) -> Tensor:
+    # NumPy's vectorised sort takes a third of the time of torch.argsort on a CPU.
+    return torch.from_numpy((-values.numpy()).argsort(axis=-1))
+
+
+@_order_cpu.register_fake
+def _(values: Tensor) -> Tensor:
+    return torch.empty_like(values, dtype=torch.int64, memory_format=torch.contiguous_format)
+
+
+# --- noise ------------------------------------------------------------------------------------------------------
+
+
+def add_gumbel(scores: Tensor, samples: int, beta: float, generator: torch.Generator | None) -> Tensor:
+    """Draws of scores + beta * Gumbel noise, in a new first dimension."""
+    check_count("gumbel_samples", samples)
+    check_positive("beta", beta)
+    exponential = torch.empty((samples, *scores.shape), dtype=torch.float32, device=scores.device)
+    # Minus the logarithm of an exponential variable is a Gumbel variable; a draw of 0 would be infinite.
+    noise = -exponential.exponential_(generator=generator).clamp(min=torch.finfo(torch.float32).tiny).log()
+    return scores + (beta * noise).to(scores.dtype)

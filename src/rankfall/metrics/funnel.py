@@ -1,0 +1,150 @@
+"""What a cascade of stages keeps of the relevant items, and where it loses the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from rankfall._lists import (
+    check_choice,
+    check_count,
+    check_membership,
+    check_ranking,
+    check_shape,
+    rank_order,
+    safe_divide,
+)
+from rankfall.metrics.ranking import ndcg
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxtyping import Bool, Float
+
+
+@dataclass(frozen=True, eq=False)
+class FunnelResult:
+    """What :func:`funnel` measured; 0 in every measure of a list without a relevant item."""
+
+    survivors: Bool[Tensor, "*batch stages n"]
+    """The items that are left after each stage."""
+    joint_recall: Float[Tensor, "*batch"]
+    """Share of the relevant items that survive every stage."""
+    stage_recall: Float[Tensor, "*batch stages"]
+    """Recall of each stage alone, if it saw the whole list and kept its quota."""
+    stage_ndcg: Float[Tensor, "*batch stages"]
+    """NDCG of each stage alone over the whole list, with the membership as gain and no cutoff."""
+    lost: Float[Tensor, "*batch stages"]
+    """Share of the relevant items that each stage drops; these and `joint_recall` sum to 1."""
+    chance: Float[Tensor, "*batch"]
+    """Joint recall of a cascade that scores at random, in expectation."""
+    defined: Bool[Tensor, "*batch"]
+    """Lists with a relevant item."""
+
+
+def funnel(
+    stage_scores: Sequence[Float[Tensor, "*batch n"]],
+    relevant: Tensor,
+    *,
+    quotas: Sequence[int],
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    ties: Literal["random", "position"] = "random",
+    generator: torch.Generator | None = None,
+) -> FunnelResult:
+    r"""Run the lists through a cascade and measure what it keeps (LCR, eq. 1 and 2).
+
+    Stage t keeps the :math:`q_t` best by its own scores of what the stages before it kept. With the set
+    :math:`C_T` that comes out and the relevant items :math:`a`
+
+    .. math:: \text{joint recall} = \sum_{j \in C_T} a_j \Big/ \sum_j a_j
+
+    `stage_scores` holds one tensor ``(..., n)`` a stage, over the same items; `relevant` ``(..., n)`` is
+    boolean or a membership in [0, 1]; `quotas` is one number a stage. Equal scores are ordered at random,
+    anew in each stage, by `generator` (without one the seed is fixed, and results repeat), so that a constant
+    scorer gets `chance` on average; or by position. `stage_ndcg` needs no draw: it is the expected value over
+    the orders of ties.
+
+    The first stage drops item 2, which is relevant, the second keeps item 0 of the items 0 and 1:
+
+    >>> scores = [torch.tensor([2.0, 3.0, 1.0]), torch.tensor([2.0, 1.0, 3.0])]
+    >>> result = funnel(scores, torch.tensor([True, False, True]), quotas=[2, 1])
+    >>> result.joint_recall, result.lost, result.chance
+    (tensor(0.5000), tensor([0.5000, 0.0000]), tensor(0.3333))
+    """
+    check_choice("ties", ties, ("random", "position"))
+    scores, relevant, mask = _check(stage_scores, relevant, quotas, mask)
+    real, truth = mask.unsqueeze(-2).expand_as(scores), relevant.unsqueeze(-2).expand_as(scores)
+    order = rank_order(scores, real) if ties == "position" else _random_order(scores, real, generator)
+    alone, alive = [], [mask]
+    for stage, quota in enumerate(quotas):
+        alone.append(_first(order[..., stage, :], mask, quota))
+        alive.append(_first(order[..., stage, :], alive[-1], quota))
+
+    total = relevant.sum(-1, keepdim=True)
+    kept = torch.stack([(relevant * items).sum(-1) for items in alive], -1)
+    items = mask.sum(-1).double()
+    chance = safe_divide(items.clamp(max=min(quotas)), items)
+    defined = total.squeeze(-1) > 0
+    quality = ndcg(scores, truth, mask=real, gain="linear", ties="position" if ties == "position" else "average")
+    return FunnelResult(
+        survivors=torch.stack(alive[1:], -2),
+        joint_recall=safe_divide(kept[..., -1:], total).squeeze(-1).to(scores.dtype),
+        stage_recall=safe_divide((truth * torch.stack(alone, -2)).sum(-1), total).to(scores.dtype),
+        stage_ndcg=quality,
+        lost=safe_divide(kept[..., :-1] - kept[..., 1:], total).to(scores.dtype),
+        chance=chance.masked_fill(~defined, 0.0).to(scores.dtype),
+        defined=defined,
+    )
+
+
+def _check(
+    stage_scores: Sequence[Tensor], relevant: Tensor, quotas: Sequence[int], mask: Tensor | None
+) -> tuple[Float[Tensor, "*batch stages n"], Float[Tensor, "*batch n"], Bool[Tensor, "*batch n"]]:
+    """The stages' scores in one tensor, the relevant items in float64, and the mask."""
+    if len(stage_scores) == 0:
+        raise ValueError("stage_scores must hold the scores of at least one stage, got none")
+    if len(quotas) != len(stage_scores):
+        raise ValueError(f"quotas must have one number a stage, {len(stage_scores)}, got {len(quotas)}")
+    for stage, quota in enumerate(quotas):
+        check_count(f"quotas[{stage}]", quota)
+    first, truth, real = check_ranking(stage_scores[0], relevant, mask, names=("stage_scores[0]", "relevant"))
+    check_membership("relevant", truth)
+    checked = [first]
+    for stage, scores in enumerate(stage_scores[1:], 1):
+        name = f"stage_scores[{stage}]"
+        check_shape(name, scores, first.shape, of="stage_scores[0]")
+        checked.append(check_ranking(scores, relevant, mask, names=(name, "relevant"))[0])
+    dtype = torch.double if any(scores.dtype == torch.double for scores in checked) else torch.float
+    return torch.stack([scores.to(dtype) for scores in checked], -2), truth.double(), real
+
+
+def _first(order: Tensor, alive: Tensor, quota: int) -> Tensor:
+    """The first `quota` of the items that are alive, in the given order."""
+    in_order = alive.gather(-1, order)
+    kept = in_order & (in_order.cumsum(-1) <= quota)
+    return torch.zeros_like(alive).scatter(-1, order, kept)
+
+
+def _random_order(scores: Tensor, mask: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Indices of the items by descending score, ties at random, masked items last."""
+    if generator is None:
+        keys: Tensor = _repeatable_keys(scores)
+    else:
+        keys = torch.rand(scores.shape, generator=generator, device=scores.device, dtype=torch.double)
+    shuffle = keys.argsort(-1)
+    return shuffle.gather(-1, rank_order(scores.gather(-1, shuffle), mask.gather(-1, shuffle)))
+
+
+@torch.library.custom_op("rankfall::repeatable_keys", mutates_args=())
+def _repeatable_keys(like: Tensor) -> Tensor:
+    # An operator of its own, because torch.compile cannot make a generator inside a graph.
+    generator = torch.Generator(like.device).manual_seed(0)
+    return torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.double)
+
+
+@_repeatable_keys.register_fake
+def _(like: Tensor) -> Tensor:
+    return torch.empty(like.shape, device=like.device, dtype=torch.double)

@@ -1,0 +1,378 @@
+r"""Exact ranking metrics, one value a list.
+
+Arguments every metric shares:
+
+`scores` ``(..., n)`` and `labels` ``(..., n)``
+    A list of items in the last dimension, leading dimensions are batch; higher is better in both. Only the
+    order of the scores matters, so ±inf is a score like any other. Labels may be of any real type.
+`mask` ``(..., n)``
+    True for the real items of padded lists.
+`ties`
+    What equal scores mean. ``"average"``: the expected value over all orders of the tied items, in closed
+    form, so that the order of rows never matters and a constant scorer gets what a random one gets.
+    ``"position"``: the item that stands first ranks first.
+`empty`
+    The value of a list on which the metric is undefined: one without a relevant item, for :func:`opa` one
+    without a pair to compare. Pass ``float("nan")`` to leave such lists out of a ``nanmean``.
+
+A metric has the shape of the batch, the floating type of the scores (float32 at least) and no gradient; sums
+and products are taken in float64. An item is *relevant* if its label is positive.
+
+The chance level of any metric on any list is its value for constant scores:
+
+>>> labels = torch.tensor([1.0, 0.0, 0.0, 0.0])
+>>> precision(torch.zeros(4), labels, k=2)
+tensor(0.2500)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rankfall._lists import (
+    check_choice,
+    check_count,
+    check_ranking,
+    discounts,
+    gains,
+    has_positive,
+    ideal_dcg,
+    rank_order,
+    safe_divide,
+    top_labels,
+)
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+Ties = Literal["average", "position"]
+
+
+# --- the metrics --------------------------------------------------------------------------------------------
+
+
+def recall(
+    scores: Float[Tensor, "*batch n"],
+    labels: Float[Tensor, "*batch n"],
+    *,
+    m: int,
+    k: int,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    ties: Ties = "average",
+    positive_only: bool = True,
+    empty: float = 0.0,
+) -> Float[Tensor, "*batch"]:
+    r"""Recall\@m\@k: the share of the k best labels among the m best scores (ARF, eq. 4).
+
+    .. math:: \frac{\sum_j a_j [r_j \le m]}{\sum_j a_j}
+
+    where :math:`a` marks the `k` best labels; items tied at the boundary share the remaining places. Only
+    positive labels count unless `positive_only` is False, so a list with fewer than `k` relevant items is
+    divided by what it has.
+
+    Three items, two kept, one of the two relevant ones among them:
+
+    >>> recall(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 2.0]), m=2, k=2)
+    tensor(0.5000)
+    """
+    scores, labels, mask = check_ranking(scores, labels, mask)
+    truth = top_labels(labels, k, mask, positive_only=positive_only).double()
+    kept = _inclusion(scores, mask, check_count("m", m), ties)
+    size = truth.sum(-1)
+    return _finish((kept * truth).sum(-1) / size, size > 0, empty, scores)
+
+
+def ndcg(
+    scores: Float[Tensor, "*batch n"],
+    labels: Float[Tensor, "*batch n"],
+    *,
+    k: int | None = None,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    ties: Ties = "average",
+    gain: Literal["exp2", "linear"] = "exp2",
+    empty: float = 0.0,
+) -> Float[Tensor, "*batch"]:
+    r"""Normalised discounted cumulative gain of the first k ranks, or all (Järvelin and Kekäläinen 2002).
+
+    .. math:: \sum_{i: r_i \le k} \frac{G(y_i)}{\log_2(1 + r_i)}
+
+    divided by its largest value over all orders, with the gain :math:`G(y) = 2^y - 1` ("exp2") or :math:`y`
+    ("linear").
+
+    The only relevant item on rank 3 is discounted by log2(4) = 2:
+
+    >>> ndcg(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0.0, 0.0, 1.0]))
+    tensor(0.5000)
+    """
+    scores, labels, mask = check_ranking(scores, labels, mask)
+    k = None if k is None else check_count("k", k)
+    gain_ = gains(labels.double(), mask, kind=gain)
+    ranking = _rank(scores, gain_, mask, ties)
+    discount = _tie_mean(discounts(scores.shape[-1], gain_, k=k), ranking)
+    ideal = ideal_dcg(gain_, k=k)
+    return _finish((ranking.values * discount).sum(-1) / ideal, ideal > 0, empty, scores)
+
+
+def opa(
+    scores: Float[Tensor, "*batch n"],
+    labels: Float[Tensor, "*batch n"],
+    *,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    ties: Ties | Literal["correct"] = "average",
+    empty: float = 0.0,
+) -> Float[Tensor, "*batch"]:
+    r"""Ordered pair accuracy: the share of pairs of different labels in the right order (ARF, eq. 2).
+
+    .. math:: \frac{|\{(i, j): y_i > y_j, s_i > s_j\}|}{|\{(i, j): y_i > y_j\}|}
+
+    A pair of equal scores counts one half; with ``ties="correct"`` it counts one, as the :math:`s_i - s_j \ge
+    0` of the paper has it, which gives a constant scorer a perfect value. Pairs are counted by merging sorted
+    blocks: :math:`O(n \log^2 n)` time, memory linear in n.
+
+    The pairs are (2, 0), (2, 1) and (1, 0); only the last is in order:
+
+    >>> opa(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 2.0]))
+    tensor(0.3333)
+    """
+    check_choice("ties", ties, ("average", "position", "correct"))
+    scores, labels, mask = check_ranking(scores, labels, mask)
+    ranking = _rank(scores, labels, mask, "position" if ties == "position" else "average")
+    real = mask.gather(-1, ranking.order)
+    by_label = rank_order(ranking.values, real)  # stable: equal labels stay in the order of the scores
+    rank, label = ranking.start.gather(-1, by_label), ranking.values.gather(-1, by_label)
+    real = real.gather(-1, by_label)
+
+    position = _positions(scores)
+    same_label, same_both = _runs(label, real).end, _runs(rank, label, real).end
+    pairs = ((real.sum(-1, keepdim=True) - same_label) * real).sum(-1)
+    tied = ((ranking.end - position) * mask.gather(-1, ranking.order)).sum(-1)
+    tied = tied - ((same_both - position) * real).sum(-1)
+    ordered = pairs - tied - _inversions(rank)
+    share = 1.0 if ties == "correct" else 0.5
+    return _finish((ordered + share * tied.double()) / pairs, pairs > 0, empty, scores)
+
+
+def arp(
+    scores: Float[Tensor, "*batch n"],
+    labels: Float[Tensor, "*batch n"],
+    *,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    ties: Ties = "average",
+    empty: float = 0.0,
+) -> Float[Tensor, "*batch"]:
+    r"""Average relevance position, the mean rank weighted by label; lower is better (PIR, eq. 4).
+
+    .. math:: \frac{\sum_i y_i r_i}{\sum_i y_i}
+
+    (2 * 1 + 1 * 3) / 3:
+
+    >>> arp(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([2.0, 0.0, 1.0]))
+    tensor(1.6667)
+    """
+    scores, labels, mask = check_ranking(scores, labels, mask)
+    ranking = _rank(scores, labels.double(), mask, ties)
+    mean_rank = (ranking.start + 1 + ranking.end).double() / 2
+    total = ranking.values.sum(-1)
+    return _finish((ranking.values * mean_rank).sum(-1) / total, total > 0, empty, scores)
+
+
+def mrr(
+    scores: Float[Tensor, "*batch n"],
+    labels: Float[Tensor, "*batch n"],
+    *,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    ties: Ties = "average",
+    empty: float = 0.0,
+) -> Float[Tensor, "*batch"]:
+    r"""Reciprocal rank of the first relevant item (Voorhees 1999).
+
+    .. math:: 1 / \min \{r_i : y_i > 0\}
+
+    The mean over lists is the MRR.
+
+    >>> mrr(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0.0, 1.0, 1.0]))
+    tensor(0.5000)
+    """
+    scores, labels, mask = check_ranking(scores, labels, mask)
+    missed = _missed(_rank(scores, (labels > 0).double(), mask, ties))
+    first = -missed.diff(dim=-1, prepend=torch.ones_like(missed[..., :1]))
+    rank = _positions(scores) + 1
+    return _finish((first / rank).sum(-1), has_positive(labels, mask), empty, scores)
+
+
+def average_precision(
+    scores: Float[Tensor, "*batch n"],
+    labels: Float[Tensor, "*batch n"],
+    *,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    ties: Ties = "average",
+    empty: float = 0.0,
+) -> Float[Tensor, "*batch"]:
+    r"""Mean over the relevant items of the precision at their rank (McSherry and Najork 2008).
+
+    .. math:: \frac{1}{R} \sum_{i: y_i > 0} \frac{|\{j: y_j > 0, r_j \le r_i\}|}{r_i}
+
+    The mean over lists is the MAP. The paper is where the value under ties comes from.
+
+    Relevant items on the ranks 1 and 3, precision 1 and 2/3:
+
+    >>> average_precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]))
+    tensor(0.8333)
+    """
+    scores, labels, mask = check_ranking(scores, labels, mask)
+    ranking = _rank(scores, (labels > 0).double(), mask, ties)
+    before, tied = _relevant_counts(ranking)
+    size = ranking.end - ranking.start
+    # A rank inside a run of ties holds a relevant item with probability tied / size. If it does, each of the
+    # other ranks of the run holds one of the remaining tied - 1 with equal probability.
+    position = _positions(scores)
+    above = before + safe_divide((position - ranking.start) * (tied - 1), (size - 1).double())
+    expected = tied / size * (above + 1) / (position + 1)
+    relevant = ranking.values.sum(-1)
+    return _finish(expected.sum(-1) / relevant, relevant > 0, empty, scores)
+
+
+def precision(
+    scores: Float[Tensor, "*batch n"],
+    labels: Float[Tensor, "*batch n"],
+    *,
+    k: int,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    ties: Ties = "average",
+    empty: float = 0.0,
+) -> Float[Tensor, "*batch"]:
+    r"""Share of relevant items among the first k ranks.
+
+    .. math:: |\{i: y_i > 0, r_i \le k\}| / k
+
+    Ranks that a short list does not have count as not relevant, as in trec_eval.
+
+    >>> precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]), k=2)
+    tensor(0.5000)
+    """
+    scores, labels, mask = check_ranking(scores, labels, mask)
+    kept = _inclusion(scores, mask, check_count("k", k), ties)
+    return _finish((kept * (labels > 0)).sum(-1) / k, has_positive(labels, mask), empty, scores)
+
+
+def hit_rate(
+    scores: Float[Tensor, "*batch n"],
+    labels: Float[Tensor, "*batch n"],
+    *,
+    k: int,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    ties: Ties = "average",
+    empty: float = 0.0,
+) -> Float[Tensor, "*batch"]:
+    r"""Whether a relevant item is among the first k ranks; under ties, the probability that one is.
+
+    .. math:: [\min \{r_i : y_i > 0\} \le k]
+
+    One of three tied items is relevant, two are kept:
+
+    >>> hit_rate(torch.tensor([0.0, 0.0, 0.0]), torch.tensor([1.0, 0.0, 0.0]), k=2)
+    tensor(0.6667)
+    """
+    scores, labels, mask = check_ranking(scores, labels, mask)
+    missed = _missed(_rank(scores, (labels > 0).double(), mask, ties))
+    last = min(check_count("k", k), scores.shape[-1]) - 1
+    return _finish(1 - missed[..., last], has_positive(labels, mask), empty, scores)
+
+
+# --- lists in the order of their scores ---------------------------------------------------------------------
+
+
+class _Runs(NamedTuple):
+    """Of each place in a sorted list, the first place of its run of equal items and the first after it."""
+
+    start: Int[Tensor, "*batch n"]
+    end: Int[Tensor, "*batch n"]
+
+
+class _Ranking(NamedTuple):
+    """A list in the order of its scores: the items' indices, a value of each, and its run of ties."""
+
+    order: Int[Tensor, "*batch n"]
+    values: Float[Tensor, "*batch n"]
+    start: Int[Tensor, "*batch n"]
+    end: Int[Tensor, "*batch n"]
+
+
+def _rank(scores: Tensor, values: Tensor, mask: Tensor, ties: str) -> _Ranking:
+    """Sort the values by score, masked items last; with positional ties every run has one item."""
+    order = rank_order(scores, mask)
+    if check_choice("ties", ties, ("average", "position")) == "position":
+        position = _positions(scores).expand_as(order)
+        runs = _Runs(position, position + 1)
+    else:
+        runs = _runs(scores.gather(-1, order), mask.gather(-1, order))
+    return _Ranking(order, values.gather(-1, order), *runs)
+
+
+def _positions(like: Tensor) -> Tensor:
+    return torch.arange(like.shape[-1], device=like.device)
+
+
+def _runs(*keys: Tensor) -> _Runs:
+    """The runs of places on which all of the keys, sorted lists, are equal to their neighbours'."""
+    n = keys[0].shape[-1]
+    changes = torch.stack([key[..., 1:] != key[..., :-1] for key in keys]).any(0)
+    position = _positions(keys[0])
+    start = (position * pad(changes, (1, 0), value=True)).cummax(-1).values
+    end = torch.where(pad(changes, (0, 1), value=True), position + 1, n)
+    return _Runs(start, end.flip(-1).cummin(-1).values.flip(-1))
+
+
+def _tie_mean(by_rank: Tensor, ranking: _Ranking) -> Tensor:
+    """Each place's mean, over its run of ties, of a function of the rank ``(n,)``."""
+    before = pad(by_rank.cumsum(-1), (1, 0))
+    return (before[ranking.end] - before[ranking.start]) / (ranking.end - ranking.start)
+
+
+def _inclusion(scores: Tensor, mask: Tensor, m: int, ties: str) -> Tensor:
+    """Probability of each item to be among the m best scores."""
+    if check_choice("ties", ties, ("average", "position")) == "average":
+        return top_labels(scores, m, mask, positive_only=False).double()
+    first = rank_order(scores, mask)[..., :m]
+    return torch.zeros_like(scores, dtype=torch.double).scatter(-1, first, 1.0) * mask
+
+
+def _relevant_counts(ranking: _Ranking) -> tuple[Tensor, Tensor]:
+    """Of each place, how many relevant items stand before its run of ties, and how many in it."""
+    before = pad(ranking.values.cumsum(-1), (1, 0))
+    start = before.gather(-1, ranking.start)
+    return start, before.gather(-1, ranking.end) - start
+
+
+def _missed(ranking: _Ranking) -> Tensor:
+    """Probability, for each rank, that the ranks up to it hold no relevant item."""
+    # Go down the ranks without meeting a relevant item: all of the run's relevant items are then among its
+    # places that are left, and the next place holds one of them with the probability tied / left.
+    tied = _relevant_counts(ranking)[1]
+    left = ranking.end - _positions(tied)
+    return (1 - tied / left).clamp(min=0.0).cumprod(-1)
+
+
+def _inversions(ranks: Tensor) -> Tensor:
+    """Number of pairs of each list ``(..., n)`` of integers in [0, n) of which the first is the larger."""
+    n, width = ranks.shape[-1], 32
+    blocks = -(-n // width)
+    blocks = 1 << (blocks - 1).bit_length()
+    rows = pad(ranks, (0, blocks * width - n), value=n).reshape(*ranks.shape[:-1], blocks, width)
+    later = torch.ones(width, width, dtype=torch.bool, device=ranks.device).triu(1)
+    count = ((rows.unsqueeze(-1) > rows.unsqueeze(-2)) & later).sum((-1, -2, -3))
+    while blocks > 1:
+        rows = rows.sort(-1).values
+        left, right = rows[..., ::2, :].contiguous(), rows[..., 1::2, :].contiguous()
+        not_larger = torch.searchsorted(left, right, right=True)
+        count = count + (left.shape[-1] - not_larger).sum((-1, -2))
+        rows, blocks = torch.cat([left, right], -1), blocks // 2
+    return count
+
+
+def _finish(values: Tensor, defined: Tensor, empty: float, scores: Tensor) -> Tensor:
+    return values.masked_fill(~defined, empty).to(scores.dtype)

@@ -1,0 +1,380 @@
+"""One family: soft top-k through a threshold.
+
+Every operator here is ``p = phi((scores - b) / tau)`` with one threshold `b` a list. The operators differ in the
+function phi and in what fixes b:
+
+==============  ===================  ==============================================
+`dftopk`        logistic             midway between the k-th and (k+1)-th score
+`sigmoid_topk`  logistic             sum of p = k
+`lapsum_topk`   Laplace CDF          sum of p = k
+`sparse_topk`   clip(u, 0, 1)^(1|3)  sum of p = k
+==============  ===================  ==============================================
+
+So there is one solver and one backward. Scores are first moved so that the midpoint of the k-th and (k+1)-th lies
+at 0, and divided by tau; that changes no p, and keeps all digits where they matter, at the boundary.
+
+Whole-tensor `where`, `masked_fill` and comparisons cost ten to thirty times as much as arithmetic on a CPU (they do
+not vectorise), which is why indicators are made from `sign` below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rankfall._lists import check_count, check_positive, check_scores, kth_largest, safe_divide
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Bool, Float
+
+LOG_2 = 0.6931471805599453
+LOG_OF_ZERO = -100.0
+"""What the logarithm of an exact 0 counts in a cross entropy, as in `torch.nn.functional.binary_cross_entropy`."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A member of the family: functions of ``z = (scores - b) / tau`` or of ``p = phi(z)``."""
+
+    phi: Callable[[Tensor], Tensor]  # z -> p; may overwrite z
+    slope: Callable[[Tensor], Tensor]  # p -> dp/dz
+    log_phi: Callable[[Tensor], tuple[Tensor, Tensor]]  # z -> log p, log(1 - p)
+    share: Callable[[Tensor], Tensor]  # z -> dp/dz up to one factor a list, safe from underflow
+    inverse: Callable[[Tensor], Tensor]  # p -> z
+    step: Callable[[Tensor, int, Tensor, Tensor], tuple[Tensor, Tensor]]  # z, k, n, target -> sum of p, change of b
+    steps: int  # of the solver in float32
+    middle: float = 0.0  # where phi is 1/2
+    width: float = torch.inf  # if finite, phi is 0 below z = 0 and 1 above z = width
+    midpoint: bool = False  # b is the midpoint: nothing to solve
+
+
+def threshold_topk(kind: str, scores: Tensor, k: int, tau: float | Tensor, mask: Tensor | None) -> Tensor:
+    """Inclusion probabilities by a member of the family."""
+    u, edges, count, whole = _centre(scores, k, tau, mask)
+    p: Tensor = _Inclusion.apply(u, edges, count, k, kind)  # type: ignore[no-untyped-call]
+    if whole is not None:
+        p = p.masked_fill(whole, 1.0)
+    return p.to(scores.dtype)
+
+
+def log_threshold_topk(
+    kind: str, scores: Tensor, k: int, tau: float | Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Logarithms of p and 1 - p, exact where p itself would round to 0 or 1; log of 0 is `LOG_OF_ZERO`."""
+    u, edges, count, whole = _centre(scores, k, tau, mask)
+    z: Tensor = _Logits.apply(u, edges, count, k, kind)  # type: ignore[no-untyped-call]
+    if whole is not None:
+        z = z.masked_fill(whole, torch.inf)
+    log_p, log_not_p = KINDS[kind].log_phi(z)
+    return _finite(log_p), _finite(log_not_p)
+
+
+def _finite(log_p: Tensor) -> Tensor:
+    return log_p.masked_fill(log_p == -torch.inf, LOG_OF_ZERO)
+
+
+def _centre(
+    scores: Float[Tensor, "*batch n"],
+    k: int,
+    tau: float | Tensor,
+    mask: Bool[Tensor, "*batch n"] | None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Scores about the midpoint of the k-th and (k+1)-th in units of tau, and what the solver must know.
+
+    Returns u (-inf where masked), the k-th and (k+1)-th u, the number of real items of each list and the items of
+    lists that are kept whole (k >= n); the last two are None if every item is real and k < n.
+    """
+    check_count("k", k)
+    check_positive("tau", tau)
+    scores, mask = check_scores(scores, mask)
+    n = scores.shape[-1]
+    if mask is None and k < n:
+        edges = kth_largest(scores, k)
+        middle = edges.mean(-1, keepdim=True)
+        return (scores - middle).div_(tau), (edges - middle) / tau, None, None
+    if mask is None:
+        mask = torch.ones_like(scores, dtype=torch.bool)
+    count = mask.sum(-1, keepdim=True)
+    whole = count <= k
+    # For k >= n any boundary will do: nothing computed from it is used.
+    edges = kth_largest(scores.masked_fill(~mask, -torch.inf), min(k, n - 1)) if n > 1 else scores.new_zeros(2)
+    edges = edges.masked_fill(whole, 0.0)
+    middle = edges.mean(-1, keepdim=True)
+    u = ((scores - middle) / tau).masked_fill(~mask, -torch.inf)
+    return u, (edges - middle) / tau, count, whole & mask
+
+
+class _Inclusion(torch.autograd.Function):
+    """u -> p = phi(u - b(u)). The implicit function theorem gives db/du, so no solver step is recorded."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, edges: Tensor, count: Tensor | None, k: int, kind: str) -> Tensor:
+        member = KINDS[kind]
+        p = member.phi(u if member.midpoint else u - _threshold(member, u, edges, count, k))
+        ctx.kind = kind
+        ctx.save_for_backward(p, u, edges)
+        return p
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        # In place where possible: the allocator, not arithmetic, is what costs here.
+        kind = KINDS[ctx.kind]
+        p, u, edges = ctx.saved_tensors
+        slope = kind.slope(p)
+        through_z = grads[0] * slope
+        if kind.midpoint:
+            share = _edge_share(u, edges)
+            through_b = through_z.sum(-1, keepdim=True)
+        else:
+            share = slope
+            through_b = safe_divide(through_z.sum(-1, keepdim=True), slope.sum(-1, keepdim=True))
+        return through_z.addcmul_(share, through_b, value=-1), None, None, None, None
+
+
+class _Logits(torch.autograd.Function):
+    """u -> z = u - b(u), for those who need log p: there the slopes of p underflow while those of log p do not."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, edges: Tensor, count: Tensor | None, k: int, kind: str) -> Tensor:
+        member = KINDS[kind]
+        z = u.clone() if member.midpoint else u - _threshold(member, u, edges, count, k)
+        ctx.kind = kind
+        ctx.save_for_backward(z, u, edges)
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        kind = KINDS[ctx.kind]
+        z, u, edges = ctx.saved_tensors
+        share = _edge_share(u, edges) if kind.midpoint else _normalise(kind.share(z))
+        return grads[0] - share * grads[0].sum(-1, keepdim=True), None, None, None, None
+
+
+def _edge_share(u: Tensor, edges: Tensor) -> Tensor:
+    """db/du of the midpoint: half from the k-th item and half from the (k+1)-th; tied items divide it."""
+    kth, next_ = (_equal(u, edge) for edge in edges.split(1, dim=-1))
+    kth.mul_(0.5 / kth.sum(-1, keepdim=True).clamp_(min=1))
+    return kth.addcmul_(next_, 0.5 / next_.sum(-1, keepdim=True).clamp_(min=1))
+
+
+def _equal(u: Tensor, value: Tensor) -> Tensor:
+    # A comparison written straight into a float tensor is five times as fast as one into a boolean tensor.
+    return torch.eq(u.detach(), value.detach(), out=torch.empty_like(u))
+
+
+def _normalise(weights: Tensor) -> Tensor:
+    total = weights.sum(-1, keepdim=True)
+    return weights * safe_divide(torch.ones_like(total), total)
+
+
+def _threshold(kind: Kind, u: Tensor, edges: Tensor, count: Tensor | None, k: int) -> Tensor:
+    """The b at which phi(u - b) sums to k, by steps that never leave a bracket.
+
+    The number of steps is fixed, so nothing waits for a result.
+    """
+    n = torch.full_like(edges[..., :1], u.shape[-1]) if count is None else count.to(u.dtype)
+    target = kind.inverse((k / n).clamp(max=1 - torch.finfo(u.dtype).eps))
+    low, high = _bracket(kind, u, edges, target, masked=count is not None)
+    b = torch.clamp(torch.full_like(low, -kind.middle), min=low, max=high)
+    close = k * torch.finfo(u.dtype).eps
+    # Convergence is quadratic: two steps more double the digits twice.
+    for _ in range(kind.steps + 2 * (u.dtype == torch.float64)):
+        total, change = kind.step(u - b, k, n, target)
+        low = torch.where(total >= k, b, low)
+        high = torch.where(total <= k, b, high)
+        new = b + change
+        new = torch.where((new >= low) & (new <= high), new, (low + high) / 2)
+        # Where every p has rounded to 0 or 1 slopes are 0 and a step means nothing.
+        b = torch.where((total - k).abs() <= close, b, new)
+    return torch.where(n > k, b, 0.0)  # a list that is kept whole has no threshold
+
+
+def _bracket(kind: Kind, u: Tensor, edges: Tensor, target: Tensor, *, masked: bool) -> tuple[Tensor, Tensor]:
+    # All scores at the smallest (largest) one would need a smaller (larger) b.
+    smallest = u.masked_fill(u == -torch.inf, torch.inf) if masked else u
+    low = smallest.amin(-1, keepdim=True) - target
+    high = u.amax(-1, keepdim=True) - target
+    if kind.width < torch.inf:
+        # b at the (k+1)-th score keeps at most k, b at the k-th less the width of the ramp at least k.
+        low = torch.maximum(low, edges[..., :1] - kind.width)
+        high = torch.maximum(torch.minimum(high, edges[..., 1:]), low)
+    return low, high
+
+
+# --- the members ------------------------------------------------------------------------------------------------
+
+
+def _newton(
+    sums: Callable[[Tensor], tuple[Tensor, Tensor]],
+    inverse: Callable[[Tensor], Tensor],
+    slope: Callable[[Tensor], Tensor],
+) -> Callable[[Tensor, int, Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Newton's step on phi^-1 of the mean of p instead of on the sum of p.
+
+    That function of b is a straight line when all scores are equal and nearly one when they are close, so steps
+    neither overshoot nor crawl. `sums` gives the sum of p and the sum of dp/dz.
+    """
+
+    def step(z: Tensor, k: int, n: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        total, slopes = sums(z)
+        mean = total / n
+        return total, (inverse(mean) - target) * n * slope(mean) / slopes
+
+    return step
+
+
+def _nearness(z: Tensor) -> Tensor:
+    """exp(-|z|) relative to the item nearest to the threshold, so that it cannot underflow for all."""
+    distance = z.abs()
+    nearest = distance.amin(-1, keepdim=True).clamp(max=torch.finfo(z.dtype).max)
+    return torch.exp(nearest - distance)
+
+
+def _logistic_slope(p: Tensor) -> Tensor:
+    return torch.addcmul(p, p, p, value=-1)
+
+
+def _logistic_sums(z: Tensor) -> tuple[Tensor, Tensor]:
+    p = z.sigmoid_()
+    return p.sum(-1, keepdim=True), _logistic_slope(p).sum(-1, keepdim=True)
+
+
+def _log_logistic(z: Tensor) -> tuple[Tensor, Tensor]:
+    return F.logsigmoid(z), F.logsigmoid(-z)
+
+
+def _laplace(z: Tensor) -> Tensor:
+    # e^-|z| / 2 below 0 and 1 - e^-|z| / 2 above, without cancellation on either side
+    sign = z.sign()
+    return torch.addcmul((1 + sign) / 2, sign, z.abs_().neg_().exp_(), value=-0.5)
+
+
+def _laplace_slope(p: Tensor) -> Tensor:
+    return torch.minimum(p, 1 - p)
+
+
+def _laplace_step(z: Tensor, k: int, n: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The exact solution as long as no score lies between the old and the new b.
+
+    With A and B the sums of e^-|z| over the items above and below b, moving b by log x turns the sum of p into
+    above + (B/x - A x)/2, which is k at a root of a quadratic in x.
+    """
+    sign = z.sign()
+    tail = z.abs_().neg_().exp_()
+    above = (z.shape[-1] + sign.sum(-1, keepdim=True)) / 2
+    both, difference = tail.sum(-1, keepdim=True), sign.mul_(tail).sum(-1, keepdim=True)
+    product = (both + difference) * (both - difference)  # 4 A B
+    missing = 2 * (k - above)
+    root = torch.sqrt(missing * missing + product)
+    # Of the two forms of the root the one that does not subtract equal numbers.
+    few = (both - difference) / (root + missing)
+    many = (root - missing) / (both + difference)
+    return above - difference / 2, torch.log(torch.where(missing >= 0, few, many))
+
+
+def _log_laplace(z: Tensor) -> tuple[Tensor, Tensor]:
+    below = z < 0
+    distance = torch.where(below, -z, z)  # |z|, with slope 1 at 0 where abs() would have none
+    log_tail, log_rest = -distance - LOG_2, torch.log1p(-torch.exp(-distance) / 2)
+    return torch.where(below, log_tail, log_rest), torch.where(below, log_rest, log_tail)
+
+
+def _laplace_inverse(p: Tensor) -> Tensor:
+    return torch.where(p < 0.5, torch.log(2 * p), -torch.log(2 * (1 - p)))
+
+
+def _inside(p: Tensor) -> Tensor:
+    """1 where 0 < p < 1."""
+    return torch.addcmul(p, p, p, value=-1).sign_()
+
+
+def _clip(z: Tensor) -> Tensor:
+    return z.clamp(0, 1)
+
+
+def _clip_sums(z: Tensor) -> tuple[Tensor, Tensor]:
+    p = _clip(z)
+    return p.sum(-1, keepdim=True), _inside(p).sum(-1, keepdim=True)
+
+
+def _cube(z: Tensor) -> Tensor:
+    return _clip(z) ** 3
+
+
+def _cube_slope(p: Tensor) -> Tensor:
+    root = p.clamp(min=torch.finfo(p.dtype).tiny) ** (1 / 3)  # whose own slope is infinite at 0
+    return 3 * root * root * _inside(p)
+
+
+def _cube_sums(z: Tensor) -> tuple[Tensor, Tensor]:
+    root = _clip(z)
+    square = root * root
+    slopes = _inside(root).mul_(square)
+    return square.mul_(root).sum(-1, keepdim=True), 3 * slopes.sum(-1, keepdim=True)
+
+
+def _log_clip(power: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    def log_phi(z: Tensor) -> tuple[Tensor, Tensor]:
+        p = _clip(z) ** power
+        inside = (p > 0) & (p < 1)
+        between = torch.where(inside, p, 0.5)  # keeps the slopes of the logarithms finite at 0 and 1
+        zero = torch.zeros_like(p)
+        return (
+            torch.where(inside, torch.log(between), torch.where(p > 0, zero, -torch.inf)),
+            torch.where(inside, torch.log1p(-between), torch.where(p > 0, -torch.inf, zero)),
+        )
+
+    return log_phi
+
+
+_LOGISTIC = Kind(
+    phi=torch.sigmoid,
+    slope=_logistic_slope,
+    log_phi=_log_logistic,
+    share=lambda z: _nearness(z) * torch.sigmoid(z.abs()).square(),
+    inverse=torch.logit,
+    step=_newton(_logistic_sums, torch.logit, _logistic_slope),
+    steps=6,
+)
+
+KINDS = {
+    "midpoint": replace(_LOGISTIC, midpoint=True),
+    "logistic": _LOGISTIC,
+    "laplace": Kind(
+        phi=_laplace,
+        slope=_laplace_slope,
+        log_phi=_log_laplace,
+        share=_nearness,
+        inverse=_laplace_inverse,
+        step=_laplace_step,
+        steps=4,
+    ),
+    "clip": Kind(
+        phi=_clip,
+        slope=_inside,
+        log_phi=_log_clip(1),
+        share=lambda z: _inside(_clip(z)),
+        inverse=lambda p: p,
+        step=_newton(_clip_sums, lambda p: p, torch.ones_like),
+        steps=10,
+        middle=0.5,
+        width=1.0,
+    ),
+    "cube": Kind(
+        phi=_cube,
+        slope=_cube_slope,
+        log_phi=_log_clip(3),
+        share=lambda z: _cube_slope(_cube(z)),
+        inverse=lambda p: p ** (1 / 3),
+        step=_newton(_cube_sums, lambda p: p ** (1 / 3), _cube_slope),
+        steps=20,
+        middle=0.5 ** (1 / 3),
+        width=1.0,
+    ),
+}

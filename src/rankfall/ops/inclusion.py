@@ -1,0 +1,213 @@
+"""Every operator as an inclusion function, by name; and inclusion in log space."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rankfall._lists import check_choice, check_count, check_scores, safe_divide
+from rankfall.ops._rows import LOG_ZERO, SoftRows
+from rankfall.ops._threshold import LOG_OF_ZERO, log_threshold_topk
+from rankfall.ops.dftopk import dftopk
+from rankfall.ops.diff_sort import diff_sort
+from rankfall.ops.hard_topk import hard_topk
+from rankfall.ops.lapsum_topk import lapsum_topk
+from rankfall.ops.neural_sort import neural_rows, neural_sort
+from rankfall.ops.pirank_sort import pirank_sort
+from rankfall.ops.sigmoid_topk import sigmoid_topk
+from rankfall.ops.soft_sort import soft_sort, soft_sort_rows
+from rankfall.ops.sparse_topk import sparse_kind, sparse_topk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Bool, Float
+
+
+class SoftSort(Protocol):
+    """A soft permutation: scores (..., n) -> its first k rows (..., k, n)."""
+
+    def __call__(self, scores: Tensor, *, k: Any = ..., mask: Tensor | None = ...) -> Tensor: ...
+
+
+class TopK(Protocol):
+    """A soft top-k: scores (..., n) and k -> inclusion probabilities (..., n)."""
+
+    def __call__(self, scores: Tensor, k: int, *, mask: Tensor | None = None) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator with its options, made by `topk`. Calling it gives inclusion probabilities."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    normalised: bool = True
+
+    def __call__(
+        self, scores: Float[Tensor, "*batch n"], k: int, *, mask: Bool[Tensor, "*batch n"] | None = None
+    ) -> Float[Tensor, "*batch n"]:
+        """Inclusion probability of each item."""
+        if self.name in _SELECTIONS:
+            return _SELECTIONS[self.name](scores, k, mask=mask, **self.options)
+        check_count("k", k)
+        if self.name in _LAZY_ROWS and self.normalised:
+            rows = _LAZY_ROWS[self.name](scores, mask=mask, **self.options)
+            top = rows.probabilities(0, k).sum(-2)
+            p = safe_divide(top, top.detach() + rows.column_sums(k, scores.shape[-1]))
+            p = _whole(p, rows.mask, k, 1.0)
+        else:
+            p = _SORTS[self.name](scores, k=k, mask=mask, **self.options).sum(-2)
+            if self.normalised:  # columns of these sum to 1, but for what divide and conquer adds or cuts off
+                p = _whole(p / p.detach().clamp(min=1.0), check_scores(scores, mask)[1], k, 1.0)
+        return p.to(scores.dtype)
+
+    def log(
+        self, scores: Float[Tensor, "*batch n"], k: int, *, mask: Bool[Tensor, "*batch n"] | None = None
+    ) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "*batch n"]]:
+        """Logarithms of p and 1 - p, exact where p itself would round to 0 or 1; log of 0 is -100."""
+        if self.name in _THRESHOLDS:
+            options = dict(self.options)
+            kind = _THRESHOLDS[self.name](options.pop("p", 2))
+            return log_threshold_topk(kind, scores, k, options.pop("tau", 1.0), mask)
+        if self.name in _LAZY_ROWS and self.normalised:
+            check_count("k", k)
+            return _log_share(_LAZY_ROWS[self.name](scores, mask=mask, **self.options), k)
+        return _log_pair(self(scores, k, mask=mask))
+
+
+def topk(name: str, *, normalised: bool = True, **options: Any) -> Operator:
+    """Any operator as a function of scores and k that gives inclusion probabilities (..., n).
+
+    Args:
+        name: an operator by its function's name: "dftopk", "lapsum_topk", "neural_sort", ...
+        normalised: for the soft sorts, whose inclusion is the sum of the first k rows: divide by the sum over all
+            rows, without gradient, since their columns do not sum to 1 (LCRON, eq. 10, with the sum that its code
+            takes). Selections (dftopk, lapsum_topk, ...) have nothing to normalise.
+        options: the operator's own: tau, power, steepness, ...
+
+    >>> keep = topk("lapsum_topk", tau=0.5)
+    >>> keep(torch.tensor([1.0, 1.0, 1.0, 1.0]), 2)
+    tensor([0.5000, 0.5000, 0.5000, 0.5000])
+    """
+    functions: dict[str, Callable[..., Tensor]] = {**_SELECTIONS, **_SORTS}
+    check_choice("name", name, tuple(functions))
+    allowed = set(inspect.signature(functions[name]).parameters) - {"scores", "k", "mask"}
+    unknown = sorted(set(options) - allowed)
+    if unknown:
+        raise TypeError(f"{name} has no option {unknown[0]!r}; it takes {', '.join(sorted(allowed)) or 'none'}")
+    return Operator(name, options, normalised)
+
+
+def log_inclusion(operator: TopK, scores: Tensor, k: int, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Logarithms of the inclusion probability p and of 1 - p by any soft top-k, finite everywhere.
+
+    Operators made by `topk` do this in log space, so that no gradient dies where p rounds to 0 or 1. For any other
+    function the logarithm of what it returns is taken. The logarithm of an exact 0 counts -100, as in
+    `torch.nn.functional.binary_cross_entropy`.
+
+    >>> log_p, log_not_p = log_inclusion(topk("dftopk"), torch.tensor([300.0, -300.0]), 1)
+    >>> log_p, log_not_p
+    (tensor([   0., -300.]), tensor([-300.,    0.]))
+    """
+    if isinstance(operator, Operator):
+        return operator.log(scores, k, mask=mask)
+    return _log_pair(operator(scores, k, mask=mask))
+
+
+def log_rows(
+    sort: SoftSort,
+    scores: Float[Tensor, "*batch n"],
+    *,
+    k: int | None = None,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    tau: float | Tensor | None = None,
+) -> Float[Tensor, "*batch k n"]:
+    """Logarithm of the first k rows of any soft sort; `LOG_ZERO` where a row or column is void.
+
+    NeuralSort and SoftSort are computed in log space. `tau` None leaves the operator its own default.
+    """
+    options: dict[str, Any] = {} if tau is None else {"tau": tau}
+    inner = sort
+    while isinstance(inner, partial):
+        options = {**inner.keywords, **options}
+        inner = inner.func
+    name = next((name for name, function in _SORTS.items() if function is inner), None)
+    if name in _LAZY_ROWS and not options.get("gumbel_samples"):
+        count = scores.shape[-1] if k is None else check_count("k", k)
+        rows: Tensor = _LAZY_ROWS[name](scores, mask=mask, **options).logarithms(0, count)
+        return rows
+    if name == "pirank_sort" and k is None:
+        k = scores.shape[-1]
+    rows = inner(scores, k=k, mask=mask, **options)
+    tiny = torch.finfo(rows.dtype).tiny
+    return torch.where(rows == 0, LOG_ZERO, torch.log(rows.clamp(min=tiny)))
+
+
+def _log_share(rows: SoftRows, k: int) -> tuple[Tensor, Tensor]:
+    """Inclusion of a soft sort in log space: rows 1..k against all rows, which carry no gradient."""
+    log_top = torch.logsumexp(rows.logarithms(0, k), -2)
+    log_rest = rows.log_sum(k, rows.shape[-1])
+    log_all = torch.logaddexp(log_top.detach(), log_rest)
+    log_p = log_top - log_all
+    # d log(1 - p) = -dp / (1 - p) = -odds * d log p; a floor of 1 - p at the precision of p keeps it finite.
+    odds = torch.exp((log_top.detach() - log_rest).clamp(max=-torch.log(_eps(log_top))))
+    log_not_p = (log_rest - log_all) - odds * (log_top - log_top.detach())
+    return _whole(log_p, rows.mask, k, 0.0), _whole(log_not_p, rows.mask, k, LOG_OF_ZERO)
+
+
+def _eps(like: Tensor) -> Tensor:
+    return torch.tensor(torch.finfo(like.dtype).eps, dtype=like.dtype, device=like.device)
+
+
+def _whole(values: Tensor, mask: Tensor | None, k: int, value: float) -> Tensor:
+    """Real items of lists that are kept whole (k >= n) have a fixed value and no gradient."""
+    if mask is not None:
+        return values.masked_fill(mask & (mask.sum(-1, keepdim=True) <= k), value)
+    return values * 0 + value if k >= values.shape[-1] else values
+
+
+def _log_pair(p: Tensor) -> tuple[Tensor, Tensor]:
+    return _log(p), _log(1 - p)
+
+
+def _log(p: Tensor) -> Tensor:
+    positive = p > 0
+    return torch.where(positive, torch.log(torch.where(positive, p, 1.0)), LOG_OF_ZERO)
+
+
+_SELECTIONS: dict[str, Callable[..., Tensor]] = {
+    "dftopk": dftopk,
+    "lapsum_topk": lapsum_topk,
+    "sparse_topk": sparse_topk,
+    "sigmoid_topk": sigmoid_topk,
+    "hard_topk": hard_topk,
+}
+_SORTS: dict[str, Callable[..., Tensor]] = {
+    "neural_sort": neural_sort,
+    "soft_sort": soft_sort,
+    "diff_sort": diff_sort,
+    "pirank_sort": pirank_sort,
+}
+_THRESHOLDS: dict[str, Callable[[float], str]] = {
+    "dftopk": lambda p: "midpoint",
+    "lapsum_topk": lambda p: "laplace",
+    "sigmoid_topk": lambda p: "logistic",
+    "sparse_topk": sparse_kind,
+}
+
+
+def _neural(scores: Tensor, *, mask: Tensor | None, tau: float | Tensor = 1.0) -> SoftRows:
+    return neural_rows(scores, tau, mask)
+
+
+def _soft(scores: Tensor, *, mask: Tensor | None, tau: float | Tensor = 1.0, power: int = 1) -> SoftRows:
+    return soft_sort_rows(scores, tau, mask, power)
+
+
+_LAZY_ROWS: dict[str | None, Callable[..., SoftRows]] = {"neural_sort": _neural, "soft_sort": _soft}

@@ -1,0 +1,117 @@
+"""PiRank's divide and conquer."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rankfall._lists import check_count, check_positive, check_scores
+from rankfall.ops.neural_sort import neural_rows
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+
+def pirank_sort(
+    scores: Float[Tensor, "*batch n"],
+    *,
+    k: int,
+    tau: float | Tensor = 1.0,
+    depth: int | None = None,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+) -> Float[Tensor, "*batch k n"]:
+    r"""First k rows of a soft permutation by merging soft top-k lists in a tree (PIR, eq. 13-17).
+
+    The n items are the leaves of a tree of `depth` levels with about :math:`n^{1/depth}` children a node. Each node
+    sorts what its children kept with NeuralSort and keeps the first k; the rows compound on the way up. ``depth=1`` is
+    NeuralSort. Cost :math:`O(n^{1+1/d} + (d-1) k^2 n)` where every node sorted all its values; here a node computes
+    only the k rows it keeps.
+
+    The default depth is 1 up to 256 items, 2 up to 4,096 and 3 beyond (of the padded list: name the depth if results
+    must not depend on how far lists are padded). The tree of each list is laid out from its own number of real items.
+
+    >>> pirank_sort(torch.tensor([1.0, 4.0, 3.0, 2.0]), k=2, tau=0.01, depth=2).round()
+    tensor([[0., 1., 0., 0.],
+            [0., 0., 1., 0.]])
+    """
+    check_count("k", k)
+    check_positive("tau", tau)
+    wide, mask = check_scores(scores, mask)
+    n = wide.shape[-1]
+    depth = _default_depth(n) if depth is None else check_count("depth", depth)
+    if depth == 1:
+        return neural_rows(scores, tau, mask).probabilities(0, k).to(scores.dtype)
+    real = torch.ones_like(wide, dtype=torch.bool) if mask is None else mask
+    branches = _root(n, depth)
+    slot = _slots(real, branches, depth)  # where each item stands among the leaves
+    leaves = math.prod([branches] * depth)
+    spare = wide.new_zeros(*wide.shape[:-1], leaves + 1)  # masked items all go to one leaf past the end
+    values = spare.scatter(-1, slot, wide)[..., :-1]
+    filled = (spare > 0).scatter(-1, slot, real)[..., :-1]
+    with _full_precision(wide.device):
+        rows = _merge(values, filled, k, tau, branches, depth)
+    rows = F.pad(rows, (0, 1))  # the leaf past the end again
+    return rows.gather(-1, slot.unsqueeze(-2).expand(*rows.shape[:-1], n)).to(scores.dtype)
+
+
+def _full_precision(device: torch.device) -> AbstractContextManager[None]:
+    """Keeps autocast away from the matrix products below."""
+    if device.type == "meta":  # which autocast does not know
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+def _default_depth(n: int) -> int:
+    return 1 if n <= 256 else 2 if n <= 4096 else 3
+
+
+def _root(n: int, depth: int) -> int:
+    """The smallest number of children with room for n leaves."""
+    b: int = max(1, math.floor(n ** (1 / depth)) - 1)  # floating roots may be off by one
+    while math.prod([b] * depth) < n:
+        b += 1
+    return b
+
+
+def _slots(real: Tensor, branches: int, depth: int) -> Tensor:
+    """Leaf of each item: its position among the real items, written with the list's own number of children as base.
+
+    A short list in a wide tensor gets the tree it would have without padding, in a corner of the larger tree.
+    """
+    position = real.cumsum(-1) - 1
+    count = real.sum(-1, keepdim=True)
+    bases = torch.arange(1, branches + 1, device=real.device)
+    own = 1 + (bases**depth < count).sum(-1, keepdim=True)
+    slot, unit = torch.zeros_like(position), 1
+    for _ in range(depth):
+        slot = slot + unit * (position % own)
+        position, unit = position // own, unit * branches
+    return slot.masked_fill(~real, math.prod([branches] * depth))
+
+
+def _merge(values: Tensor, real: Tensor, k: int, tau: float | Tensor, branches: int, depth: int) -> Tensor:
+    """Rows (..., k, leaves) of the tree over the leaves' values."""
+    batch = values.shape[:-1]
+    # At each height: what a node holds (..., nodes, kept), and its rows over the leaves below (..., kept, width).
+    nodes, kept, width = values.shape[-1], 1, 1
+    values, real = values.unsqueeze(-1), real.unsqueeze(-1)
+    rows = real.to(values.dtype).unsqueeze(-1)
+    for _ in range(depth):
+        nodes = nodes // branches
+        joined = values.reshape(*batch, nodes, branches * kept)
+        joined_real = real.reshape(*batch, nodes, branches * kept)
+        keep = min(k, branches * kept)
+        q = neural_rows(joined, tau, joined_real).probabilities(0, keep)
+        values = torch.matmul(q, joined.unsqueeze(-1)).squeeze(-1)
+        below = rows.reshape(*batch, nodes, branches, kept, width)
+        parts = torch.matmul(q.unflatten(-1, (branches, kept)).transpose(-3, -2), below)  # one product a child
+        width = width * branches
+        rows = parts.transpose(-3, -2).reshape(*batch, nodes, keep, width)
+        real = torch.arange(keep, device=values.device) < joined_real.sum(-1, keepdim=True)
+        kept = keep
+    return F.pad(rows.squeeze(-3), (0, 0, 0, k - kept))

@@ -1,0 +1,812 @@
+"""Operators against brute force and against the properties that define them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from rankfall import ops
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+INF = float("inf")
+
+# Every operator in the settings that run different code; "at" is a k that makes sense for a list of six or seven items.
+SORTS: dict[str, dict[str, Any]] = {
+    "neural_sort": {"tau": 0.7},
+    "soft_sort": {"tau": 0.7},
+    "soft_sort/square": {"tau": 0.7, "power": 2},
+    "diff_sort": {},
+    "diff_sort/logistic": {"swap": "logistic", "steepness": 1.5},
+    "diff_sort/reciprocal": {"swap": "reciprocal", "steepness": 3.0},
+    "diff_sort/optimal": {"swap": "optimal", "steepness": 0.6},
+    "diff_sort/bitonic": {"network": "bitonic", "steepness": 2.0},
+    "pirank_sort": {"tau": 0.7, "depth": 2},
+    "pirank_sort/deep": {"tau": 0.7, "depth": 3},
+    "pirank_sort/flat": {"tau": 0.7, "depth": 1},
+}
+TOPKS: dict[str, dict[str, Any]] = {
+    "dftopk": {"tau": 0.7},
+    "lapsum_topk": {"tau": 0.7},
+    "sparse_topk": {"tau": 1.3},
+    "sparse_topk/cube": {"tau": 1.3, "p": 4 / 3},
+    "sigmoid_topk": {"tau": 0.7},
+}
+INCLUSIONS: dict[str, dict[str, Any]] = {
+    "topk/neural_sort": {"tau": 0.7},
+    "topk/soft_sort": {"tau": 0.7},
+    "topk/diff_sort": {"steepness": 2.0},
+    "topk/pirank_sort": {"tau": 0.7, "depth": 2},
+    "topk/dftopk": {"tau": 0.7},
+    "topk/sparse_topk": {"tau": 0.7},
+}
+SOFT_TOPKS = {**TOPKS, **INCLUSIONS}
+ALL = {**SORTS, **SOFT_TOPKS, "hard_topk": {}}
+
+# These promise that probabilities sum to k.
+EXACT = ["lapsum_topk", "sparse_topk", "sparse_topk/cube", "sigmoid_topk", "hard_topk"]
+
+
+def apply(name: str, scores: Tensor, *, k: int = 2, mask: Tensor | None = None, **changes: Any) -> Tensor:
+    options = {**ALL[name], **changes}
+    function, _, variant = name.partition("/")
+    if function == "topk":
+        return ops.topk(variant, **options)(scores, k, mask=mask)
+    options = {"k": k, **options} if name in SORTS else options
+    call: Callable[..., Tensor] = getattr(ops, function)
+    return call(scores, mask=mask, **options) if name in SORTS else call(scores, k, mask=mask, **options)
+
+
+def lists(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def masks(seed: int, *shape: int) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) < 0.7
+
+
+# --- brute force -----------------------------------------------------------------------------------------------------
+
+
+def softmax(values: list[float]) -> list[float]:
+    top = max(values)
+    exps = [math.exp(v - top) for v in values]
+    return [e / sum(exps) for e in exps]
+
+
+def loop_neural_sort(s: list[float], k: int, tau: float) -> list[list[float]]:
+    n = len(s)
+    spread = [sum(abs(a - b) for b in s) for a in s]
+    return [softmax([((n + 1 - 2 * i) * s[j] - spread[j]) / tau for j in range(n)]) for i in range(1, min(k, n) + 1)]
+
+
+def loop_soft_sort(s: list[float], k: int, tau: float, power: int = 1) -> list[list[float]]:
+    return [softmax([-(abs(v - x) ** power) / tau for x in s]) for v in sorted(s, reverse=True)[:k]]
+
+
+SWAPS: dict[str, Callable[[float], float]] = {
+    "logistic": lambda z: 1 / (1 + math.exp(-z)),
+    "cauchy": lambda z: math.atan(z) / math.pi + 0.5,
+    "reciprocal": lambda z: (z / (2 + abs(z)) + 1) / 2,
+    "optimal": lambda z: z + 0.5 if abs(z) <= 0.25 else (1 - 1 / (16 * z) if z > 0 else -1 / (16 * z)),
+}
+
+
+def loop_diff_sort(
+    s: list[float], k: int, steepness: float | None = None, network: str = "odd_even", swap: str = "cauchy"
+) -> list[list[float]]:
+    """Dense layer matrices, multiplied."""
+    n = len(s)
+    beta = 2 * n if steepness is None else steepness
+    size = n
+    if network == "bitonic":
+        while size & (size - 1):
+            size += 1
+    value: list[float] = list(s) + [-INF] * (size - n)
+    product = np.eye(size)
+    for comparators in odd_even(n) if network == "odd_even" else bitonic(size):
+        layer = np.eye(size)
+        for high, low in comparators:  # the larger value goes to wire `high`
+            a, b = value[high], value[low]
+            alpha = (1.0 if a >= b else 0.0) if -INF in (a, b) else SWAPS[swap](beta * (a - b))
+            layer[high, high] = layer[low, low] = alpha
+            layer[high, low] = layer[low, high] = 1 - alpha
+        value = [sum(w * v for w, v in zip(row, value, strict=True) if w > 0) for row in layer]
+        product = layer @ product
+    return [list(row[:n]) for row in product[: min(k, n)]]
+
+
+def odd_even(n: int) -> list[list[tuple[int, int]]]:
+    return [[(i, i + 1) for i in range(t % 2, n - 1, 2)] for t in range(n)]
+
+
+def bitonic(n: int) -> list[list[tuple[int, int]]]:
+    """The textbook loop over run length and distance."""
+    layers = []
+    run = 2
+    while run <= n:
+        distance = run // 2
+        while distance:
+            layer = []
+            for i in range(n):
+                j = i ^ distance
+                if j > i:
+                    layer.append((i, j) if i & run == 0 else (j, i))
+            layers.append(layer)
+            distance //= 2
+        run *= 2
+    return layers
+
+
+def loop_pirank_sort(s: list[float], k: int, tau: float, depth: int) -> list[list[float]]:
+    n = len(s)
+    branches = next(b for b in itertools.count(1) if b**depth >= n)
+
+    def node(items: list[int], level: int) -> tuple[list[float], list[dict[int, float]]]:
+        if level == 0:
+            return [s[i] for i in items], [{i: 1.0} for i in items]
+        size = branches ** (level - 1)
+        values, rows = [], []
+        for start in range(0, len(items), size):
+            v, r = node(items[start : start + size], level - 1)
+            values += v
+            rows += r
+        kept = loop_neural_sort(values, k, tau)
+        new_rows = []
+        for q in kept:
+            row = dict.fromkeys(items, 0.0)
+            for weight, below in zip(q, rows, strict=True):
+                for i, p in below.items():
+                    row[i] += weight * p
+            new_rows.append(row)
+        return [sum(a * b for a, b in zip(q, values, strict=True)) for q in kept], new_rows
+
+    return [[row[i] for i in range(n)] for row in node(list(range(n)), depth)[1]]
+
+
+def bisect(phi: Callable[[float], float], s: list[float], k: int, tau: float) -> list[float]:
+    low, high = min(s) / tau - 800, max(s) / tau + 800
+    for _ in range(200):
+        b = (low + high) / 2
+        if sum(phi(x / tau - b) for x in s) > k:
+            low = b
+        else:
+            high = b
+    return [phi(x / tau - (low + high) / 2) for x in s]
+
+
+def logistic(u: float) -> float:
+    return 1 / (1 + math.exp(-u)) if u > 0 else math.exp(u) / (1 + math.exp(u))
+
+
+def laplace(u: float) -> float:
+    return math.exp(u) / 2 if u < 0 else 1 - math.exp(-u) / 2
+
+
+def loop_topk(name: str, s: list[float], k: int, tau: float, p: float = 2) -> list[float]:
+    if k >= len(s):
+        return [1.0] * len(s)
+    if name == "dftopk":
+        ordered = sorted(s, reverse=True)
+        theta = (ordered[k - 1] + ordered[k]) / 2
+        return [logistic((x - theta) / tau) for x in s]
+    power = round(1 / (p - 1))
+    phi = {"lapsum_topk": laplace, "sigmoid_topk": logistic}.get(name, lambda u: min(max(u, 0.0), 1.0) ** power)
+    return bisect(phi, s, k, tau)
+
+
+def loop_operator(name: str, s: list[float], k: int, options: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """Any operator of the table on one list without padding, written out."""
+    function, _, variant = name.partition("/")
+    options = {"k": k, **options}
+    k = options.pop("k")
+    if function == "topk" and variant in ("neural_sort", "soft_sort"):
+        loop: Callable[..., list[list[float]]] = loop_neural_sort if variant == "neural_sort" else loop_soft_sort
+        rows = np.array(loop(s, len(s), **options))
+        return np.asarray(rows[:k].sum(0) / rows.sum(0))
+    if function == "topk" and variant == "diff_sort":
+        return np.asarray(np.array(loop_diff_sort(s, k, **options)).sum(0))
+    if function == "topk" and variant == "pirank_sort":
+        total = np.array(loop_pirank_sort(s, k, **options)).sum(0)
+        return np.asarray(total / np.maximum(total, 1)) if k < len(s) else np.ones(len(s))
+    if function == "topk":
+        return np.array(loop_topk(variant, s, k, **options))
+    if name in TOPKS:
+        return np.array(loop_topk(function, s, k, **options))
+    if function == "hard_topk":
+        order = sorted(range(len(s)), key=lambda i: (-s[i], i))[:k]
+        return np.array([float(i in order) for i in range(len(s))])
+    if function == "pirank_sort" and options["depth"] == 1:
+        return np.array(loop_neural_sort(s, k, options["tau"]))
+    loops: dict[str, Callable[..., list[list[float]]]] = {
+        "neural_sort": loop_neural_sort,
+        "soft_sort": loop_soft_sort,
+        "diff_sort": loop_diff_sort,
+        "pirank_sort": loop_pirank_sort,
+    }
+    return np.array(loops[function](s, k, **options))
+
+
+@pytest.mark.witness("brute force")
+@pytest.mark.parametrize("ties", [False, True], ids=["distinct", "ties"])
+@pytest.mark.parametrize("k", [1, 2, 5, 9])
+@pytest.mark.parametrize("name", ALL)
+def test_equals_the_formula_written_as_loops(name: str, k: int, ties: bool) -> None:
+    scores, mask = lists(k, 5, 7), masks(k + 1, 5, 7)
+    scores = scores.round() if ties else scores
+    mask[:, 3] = True
+    result = apply(name, scores, k=k, mask=mask)
+    for row, real, got in zip(scores, mask, result, strict=True):
+        expected = torch.from_numpy(loop_operator(name, row[real].tolist(), k, ALL[name]))
+        got_real = got[..., real]
+        if name in SORTS:
+            assert (got_real[expected.shape[0] :] == 0).all()
+            got_real = got_real[: expected.shape[0]]
+        torch.testing.assert_close(got_real, expected, rtol=1e-6, atol=1e-9)
+        assert (got[..., ~real] == 0).all()
+
+
+@pytest.mark.witness("bisection")
+@pytest.mark.parametrize("tau", [1e-3, 0.1, 1.0, 30.0])
+@pytest.mark.parametrize("kind", ["normal", "cauchy", "clusters", "ties", "constant"])
+@pytest.mark.parametrize("name", ["lapsum_topk", "sparse_topk", "sparse_topk/cube", "sigmoid_topk"])
+def test_solver_finds_the_threshold_that_bisection_finds(name: str, kind: str, tau: float) -> None:
+    noise = lists(3, 4, 40)
+    scores = {
+        "normal": noise,
+        "cauchy": noise / lists(4, 4, 40).abs().clamp(min=1e-3),
+        "clusters": (3 * noise).round() * 10 + 0.01 * lists(5, 4, 40),
+        "ties": noise.round(),
+        "constant": torch.zeros(4, 40, dtype=torch.float64),
+    }[kind]
+    options = {key: value for key, value in TOPKS[name].items() if key != "tau"}
+    for k in (1, 7, 20, 39):
+        got = apply(name, scores, k=k, tau=tau)
+        expected = torch.tensor([loop_topk(name.split("/")[0], row, k, tau, **options) for row in scores.tolist()])
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-7, check_dtype=False)
+        torch.testing.assert_close(got.sum(-1), torch.full((4,), float(k), dtype=torch.float64), rtol=1e-9, atol=0)
+
+
+@pytest.mark.witness("quadratic program", "sparse_topk")
+@pytest.mark.parametrize("p", [2, 4 / 3])
+def test_sparse_topk_solves_its_optimisation_problem(p: float) -> None:
+    scores, k, tau = lists(0, 6), 2, 0.8
+    s = scores.numpy() / tau
+
+    def objective(x: np.ndarray[Any, Any]) -> float:
+        return float(-s @ x + (np.abs(x) ** p).sum() / p)
+
+    answer = minimize(
+        objective,
+        np.full(6, k / 6),
+        bounds=[(0, 1)] * 6,
+        constraints={"type": "eq", "fun": lambda x: x.sum() - k},
+        method="SLSQP",
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    torch.testing.assert_close(ops.sparse_topk(scores, k, tau=tau, p=p), torch.from_numpy(answer.x), rtol=0, atol=2e-5)
+
+
+@pytest.mark.witness("hand", "lapsum_topk")
+def test_lapsum_of_two_scores_by_hand() -> None:
+    # k = 1 of two scores: b is their midpoint, so p = 1 - e^{-d/2}/2 and e^{-d/2}/2 with d = 2 log 2 apart
+    p = ops.lapsum_topk(torch.tensor([2 * math.log(2), 0.0]), 1)
+    torch.testing.assert_close(p, torch.tensor([0.75, 0.25]))
+
+
+@pytest.mark.witness("hand", "dftopk")
+def test_threshold_of_dftopk_sends_half_its_gradient_to_each_edge() -> None:
+    scores = torch.tensor([3.0, 1.0, 0.0, -4.0], dtype=torch.float64, requires_grad=True)
+    ops.dftopk(scores, 2)[0].backward()  # theta = 1/2, so p_0 = logistic(2.5)
+    slope = logistic(2.5) * logistic(-2.5)
+    torch.testing.assert_close(scores.grad, slope * torch.tensor([1.0, -0.5, -0.5, 0.0], dtype=torch.float64))
+
+
+@pytest.mark.witness("hand", "dftopk")
+def test_ties_at_the_edge_of_dftopk_divide_the_gradient() -> None:
+    scores = torch.tensor([5.0, 1.0, 1.0, 1.0], dtype=torch.float64, requires_grad=True)
+    ops.dftopk(scores, 2)[0].backward()
+    slope = logistic(4.0) * logistic(-4.0)
+    third = -1 / 3
+    torch.testing.assert_close(scores.grad, slope * torch.tensor([1.0, third, third, third], dtype=torch.float64))
+
+
+# --- gradients -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.witness("gradcheck")
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("name", [*SORTS, *TOPKS])
+def test_gradient_is_that_of_finite_differences(name: str, padded: bool) -> None:
+    scores = lists(7, 3, 6).requires_grad_()
+    mask = masks(8, 3, 6) if padded else None
+    assert torch.autograd.gradcheck(lambda s: apply(name, s, k=2, mask=mask), (scores,), atol=1e-6)
+
+
+@pytest.mark.witness("gradcheck")
+@pytest.mark.parametrize("name", [*TOPKS, "neural_sort", "soft_sort", "diff_sort/reciprocal"])
+def test_second_derivatives_are_right(name: str) -> None:
+    scores = lists(9, 2, 5).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda s: apply(name, s, k=2), (scores,), atol=1e-5)
+
+
+@pytest.mark.witness("gradcheck")
+@pytest.mark.parametrize("name", [*(n for n in SORTS if not n.startswith("diff")), *TOPKS])
+def test_temperature_may_be_a_tensor_with_gradient(name: str) -> None:
+    scores, mask = lists(10, 2, 6), torch.tensor([[True] * 6, [True, False, True, True, True, True]])
+    tau = torch.tensor([[0.8], [1.7]], dtype=torch.float64, requires_grad=True)
+    wide = tau if name in TOPKS else tau[:, :1]
+
+    def function(tau: Tensor) -> Tensor:
+        if name in SORTS:
+            return torch.stack([apply(name, scores[i], tau=tau[i, 0], mask=mask[i]) for i in range(2)])
+        return apply(name, scores, tau=tau, mask=mask)
+
+    assert torch.autograd.gradcheck(function, (wide,), atol=1e-6)
+
+
+@pytest.mark.witness("gradcheck", "log_inclusion")
+@pytest.mark.parametrize(
+    "operator", ["dftopk", "lapsum_topk", "sigmoid_topk", "sparse_topk", "diff_sort", "pirank_sort"]
+)
+def test_log_inclusion_has_the_gradient_of_its_values(operator: str) -> None:
+    scores, mask = lists(11, 3, 6).requires_grad_(), masks(12, 3, 6)
+
+    def function(s: Tensor) -> Tensor:
+        log_p, log_not_p = ops.log_inclusion(ops.topk(operator), s, 2, mask=mask)
+        real = mask & (mask.sum(-1, keepdim=True) > 2)
+        return torch.stack([log_p, log_not_p]).masked_fill(~real, 0.0).clamp(min=-50)
+
+    assert torch.autograd.gradcheck(function, (scores,), atol=1e-6)
+
+
+@pytest.mark.witness("hand", "log_inclusion")
+@pytest.mark.parametrize("operator", ["neural_sort", "soft_sort"])
+def test_log_inclusion_of_a_soft_sort_differentiates_one_minus_p(operator: str) -> None:
+    # All rows carry no gradient in the denominator, so d log(1-p) = -dp / (1-p) with the dp of the inclusion itself.
+    scores = lists(13, 5).requires_grad_()
+    keep = ops.topk(operator, tau=0.9)
+    log_p, log_not_p = ops.log_inclusion(keep, scores, 2)
+    p = keep(scores, 2)
+    for j in range(5):
+        (dp,) = torch.autograd.grad(p[j], scores, retain_graph=True)
+        (dlog,) = torch.autograd.grad(log_p[j], scores, retain_graph=True)
+        (dlog_not,) = torch.autograd.grad(log_not_p[j], scores, retain_graph=True)
+        torch.testing.assert_close(dlog, dp / p[j])
+        torch.testing.assert_close(dlog_not, -dp / (1 - p[j]))
+
+
+@pytest.mark.parametrize("operator", ["dftopk", "lapsum_topk", "sigmoid_topk", "neural_sort", "soft_sort"])
+def test_log_inclusion_is_the_logarithm_of_inclusion(operator: str) -> None:
+    scores, mask = lists(14, 4, 7), masks(15, 4, 7)
+    keep = ops.topk(operator, tau=0.8)
+    p = keep(scores, 2, mask=mask)
+    log_p, log_not_p = ops.log_inclusion(keep, scores, 2, mask=mask)
+    decided = mask & (mask.sum(-1, keepdim=True) > 2)
+    torch.testing.assert_close(log_p[decided], p[decided].log())
+    torch.testing.assert_close(log_not_p[decided], (1 - p[decided]).log())
+
+
+@pytest.mark.parametrize("operator", ["dftopk", "lapsum_topk", "sigmoid_topk"])
+def test_log_inclusion_stays_exact_and_alive_where_p_rounds_to_zero(operator: str) -> None:
+    scores = torch.tensor([1e4, 1.0, 0.0, -1e4], requires_grad=True)
+    log_p, log_not_p = ops.log_inclusion(ops.topk(operator), scores, 1)
+    assert log_p[3].item() == pytest.approx(-15000, rel=1e-3)  # the threshold is near 5000
+    assert log_not_p[0].item() == pytest.approx(-5000, rel=1e-3)
+    (grad,) = torch.autograd.grad(log_p[3], scores)
+    assert grad[3].item() == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.witness("hand", "hard_topk")
+def test_gradient_of_hard_topk_passes_straight_through() -> None:
+    scores, mask = lists(16, 2, 5).requires_grad_(), masks(17, 2, 5)
+    weights = lists(18, 2, 5)
+    (ops.hard_topk(scores, 2, mask=mask) * weights).sum().backward()
+    torch.testing.assert_close(scores.grad, weights * mask)
+
+
+@pytest.mark.witness("brute force", "neural_sort")
+def test_tied_scores_get_the_gradient_of_the_textbook() -> None:
+    scores = torch.tensor([1.0, 2.0, 2.0, 0.5, 2.0], dtype=torch.float64)
+    weights = lists(19, 5, 5)
+
+    def textbook(s: Tensor) -> Tensor:
+        n = len(s)
+        spread = (s.unsqueeze(0) - s.unsqueeze(1)).abs().sum(0)
+        scale = n + 1 - 2 * torch.arange(1, n + 1, dtype=s.dtype)
+        return torch.softmax(scale[:, None] * s - spread, -1)
+
+    gradients = []
+    for function in (textbook, ops.neural_sort):
+        s = scores.clone().requires_grad_()
+        (function(s) * weights).sum().backward()
+        gradients.append(s.grad)
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+# --- properties ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.witness("mask equivalence")
+@pytest.mark.parametrize("garbage", [0.0, 1e30, float("nan"), -INF], ids=str)
+@pytest.mark.parametrize("name", ALL)
+def test_padding_changes_nothing_wherever_it_stands(name: str, garbage: float) -> None:
+    scores, mask = lists(20, 6, 9), masks(21, 6, 9)
+    mask[0] = True
+    padded = scores.masked_fill(~mask, garbage).requires_grad_()
+    result = apply(name, padded, k=3, mask=mask)
+    weights = lists(22, *result.shape)
+    (result * weights).sum().backward()
+    assert padded.grad is not None
+    assert (padded.grad[~mask] == 0).all()
+    for i, real in enumerate(mask):
+        if not real.any():
+            continue
+        alone = scores[i][real].clone().requires_grad_()
+        expected = apply(name, alone, k=3)
+        torch.testing.assert_close(result[i][..., real], expected, rtol=1e-9, atol=1e-12)
+        (expected * weights[i][..., real]).sum().backward()
+        torch.testing.assert_close(padded.grad[i][real], alone.grad, rtol=1e-8, atol=1e-11)
+
+
+@pytest.mark.witness("mask equivalence")
+@pytest.mark.parametrize("name", ALL)
+def test_a_score_of_minus_infinity_counts_as_masked(name: str) -> None:
+    scores, mask = lists(23, 4, 6), masks(24, 4, 6)
+    torch.testing.assert_close(
+        apply(name, scores.masked_fill(~mask, -INF)), apply(name, scores, mask=mask), rtol=0, atol=0
+    )
+
+
+@pytest.mark.witness("permutation")
+@pytest.mark.parametrize("name", [name for name in ALL if "diff_sort" not in name and "pirank" not in name])
+def test_items_may_come_in_any_order(name: str) -> None:
+    scores, mask = lists(25, 4, 8), masks(26, 4, 8)
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(27))
+    torch.testing.assert_close(
+        apply(name, scores[:, order], mask=mask[:, order]), apply(name, scores, mask=mask)[..., order]
+    )
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_adding_a_constant_to_the_scores_changes_nothing(name: str) -> None:
+    scores = lists(28, 4, 8)
+    torch.testing.assert_close(apply(name, scores + 5.0), apply(name, scores), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", [*TOPKS, "topk/neural_sort", "topk/soft_sort"])
+def test_a_larger_score_never_has_a_smaller_probability(name: str) -> None:
+    scores = lists(29, 20, 9)
+    ranked = apply(name, scores, k=4).gather(-1, scores.argsort(-1, descending=True))
+    assert (ranked.diff(dim=-1) <= 1e-12).all()
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_probabilities_sum_to_k(name: str) -> None:
+    scores, mask = lists(30, 20, 9), masks(31, 20, 9)
+    total = apply(name, scores, k=4, mask=mask).sum(-1)
+    torch.testing.assert_close(total, mask.sum(-1).clamp(max=4).double())
+
+
+@pytest.mark.parametrize("name", SORTS)
+def test_rows_are_distributions(name: str) -> None:
+    mask = masks(32, 10, 9)
+    rows = apply(name, lists(33, 10, 9), k=3, mask=mask)
+    exists = torch.arange(rows.shape[-2]) < mask.sum(-1, keepdim=True)
+    torch.testing.assert_close(rows.sum(-1), exists.double())
+    assert (rows >= 0).all()
+
+
+@pytest.mark.parametrize("name", ["diff_sort", "diff_sort/bitonic", "diff_sort/optimal", "diff_sort/logistic"])
+def test_diff_sort_is_doubly_stochastic(name: str) -> None:
+    mask = masks(34, 10, 9)
+    rows = apply(name, lists(35, 10, 9), k=9, mask=mask)
+    torch.testing.assert_close(rows.sum(-2), mask.double())
+
+
+LIMITS: dict[str, dict[str, Any]] = {
+    **{name: {"tau": 1e-3} for name in ALL if "diff_sort" not in name and name != "hard_topk"},
+    "diff_sort": {"steepness": 1e7},
+    "diff_sort/bitonic": {"steepness": 1e7},
+    "diff_sort/logistic": {"steepness": 1e5},
+    "diff_sort/reciprocal": {"steepness": 1e7},
+    "diff_sort/optimal": {"steepness": 1e7},
+    "topk/diff_sort": {"steepness": 1e7},
+    "hard_topk": {},
+}
+
+
+@pytest.mark.witness("limit")
+@pytest.mark.parametrize("name", ALL)
+def test_low_temperature_gives_the_hard_result(name: str) -> None:
+    scores = torch.stack([torch.randperm(8, generator=torch.Generator().manual_seed(i)) for i in range(5)]).double()
+    result = apply(name, scores, k=3, **LIMITS[name])
+    order = scores.argsort(-1, descending=True)
+    if name in SORTS:
+        expected = torch.nn.functional.one_hot(order[:, : result.shape[-2]], 8).double()
+    else:
+        expected = (scores >= 5).double()
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-3)
+
+
+EXTREMES: dict[str, Tensor] = {
+    "huge": torch.tensor([1e4, -1e4, 3.0, 1e4 - 1, 0.0, -5.0]),
+    "tiny": torch.tensor([1e-30, -1e-30, 0.0, 2e-30, -0.0, 1e-38]),
+    "ties": torch.full((6,), 2.5),
+    "zeros": torch.zeros(6),
+    "one apart": torch.tensor([1e4, 0.0, 0.0, 0.0, 0.0, 0.0]),
+}
+
+
+@pytest.mark.witness("extremes")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", EXTREMES)
+@pytest.mark.parametrize("name", ALL)
+def test_extreme_scores_stay_finite(name: str, kind: str, dtype: torch.dtype) -> None:
+    for k, tau in ((1, 1.0), (3, 1e-3), (6, 1.0), (50, 1.0)):
+        scores = EXTREMES[kind].to(dtype).clone().requires_grad_()
+        changes: dict[str, Any] = {"tau": tau} if "tau" in ALL[name] else {}
+        result = apply(name, scores, k=k, **changes)
+        result.float().square().sum().backward()
+        assert result.dtype == dtype
+        assert result.isfinite().all()
+        assert scores.grad is not None
+        assert scores.grad.isfinite().all()
+
+
+@pytest.mark.witness("extremes")
+@pytest.mark.parametrize("name", ALL)
+def test_lists_without_items_or_with_one(name: str) -> None:
+    scores = lists(36, 2, 4).requires_grad_()
+    mask = torch.tensor([[False] * 4, [False, False, True, False]])
+    result = apply(name, scores, k=2, mask=mask)
+    result.sum().backward()
+    assert (result[0] == 0).all()
+    alone = result[1] if name not in SORTS else result[1].sum(-2)
+    torch.testing.assert_close(alone, mask[1].double())
+    assert scores.grad is not None
+    if name != "hard_topk":
+        assert (scores.grad == 0).all()
+    single = lists(37, 1).requires_grad_()
+    apply(name, single, k=1).sum().backward()
+    assert single.grad is not None
+    assert single.grad.isfinite().all()
+
+
+@pytest.mark.witness("extremes")
+@pytest.mark.parametrize("name", [*SOFT_TOPKS, "hard_topk"])
+@pytest.mark.parametrize("k", [4, 7])
+def test_everything_is_kept_when_there_are_places_for_all(name: str, k: int) -> None:
+    scores = lists(38, 3, 4, dtype=torch.float32).requires_grad_()
+    p = apply(name, scores, k=k)
+    torch.testing.assert_close(p, torch.ones(3, 4), rtol=0, atol=1e-6)
+    if "diff" not in name and "pirank" not in name and name != "hard_topk":
+        p.square().sum().backward()
+        assert scores.grad is not None
+        assert (scores.grad == 0).all()
+
+
+@pytest.mark.witness("shapes and types")
+@pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5), (2, 1, 3, 5)], ids=str)
+@pytest.mark.parametrize("name", ALL)
+def test_leading_dimensions_are_batch(name: str, shape: tuple[int, ...]) -> None:
+    scores, mask = lists(39, *shape), masks(40, *shape)
+    result = apply(name, scores, mask=mask)
+    flat = apply(name, scores.reshape(-1, 5), mask=mask.reshape(-1, 5))
+    torch.testing.assert_close(result.reshape(flat.shape), flat, rtol=0, atol=0)
+    assert result.shape[: len(shape) - 1] == shape[:-1]
+
+
+@pytest.mark.witness("shapes and types")
+@pytest.mark.parametrize("name", ALL)
+def test_strides_do_not_matter(name: str) -> None:
+    base = lists(41, 6, 4)
+    transposed = base.t()
+    torch.testing.assert_close(apply(name, transposed), apply(name, transposed.contiguous()))
+    expanded = base[:1].expand(3, 4).requires_grad_()
+    result = apply(name, expanded)
+    torch.testing.assert_close(result, apply(name, base[:1].repeat(3, 1)))
+    result.sum().backward()
+
+
+@pytest.mark.witness("shapes and types")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", ALL)
+def test_lower_precision_is_the_same_rounded(name: str, dtype: torch.dtype) -> None:
+    scores = lists(42, 4, 20).to(dtype)
+    result = apply(name, scores, k=3)
+    assert result.dtype == dtype
+    expected = apply(name, scores.double(), k=3)
+    tolerance = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
+    torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=tolerance / 4)
+
+
+@pytest.mark.witness("shapes and types")
+@pytest.mark.parametrize("name", ALL)
+def test_autocast_does_not_reach_inside(name: str) -> None:
+    scores = lists(43, 4, 20, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = apply(name, scores, k=3)
+    torch.testing.assert_close(inside.float(), apply(name, scores, k=3), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_list_influences_another(name: str) -> None:
+    scores = lists(44, 2, 6).requires_grad_()
+    result = apply(name, scores)
+    (grad,) = torch.autograd.grad(result[0].square().sum(), scores)
+    assert (grad[1] == 0).all()
+    with torch.no_grad():
+        changed = scores.clone()
+        changed[1] = 1e4 * lists(45, 6)
+        torch.testing.assert_close(apply(name, changed)[0], result[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_backward_can_run_twice_and_nothing_is_overwritten(name: str) -> None:
+    scores, mask = lists(46, 3, 6).requires_grad_(), masks(47, 3, 6)
+    before = scores.detach().clone()
+    loss = apply(name, scores, mask=mask).square().sum()
+    (first,) = torch.autograd.grad(loss, scores, retain_graph=True)
+    (second,) = torch.autograd.grad(loss, scores)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    torch.testing.assert_close(scores.detach(), before, rtol=0, atol=0)
+
+
+@pytest.mark.witness("compile")
+@pytest.mark.parametrize("name", ALL)
+def test_compiles_without_a_break(name: str) -> None:
+    torch._dynamo.reset()
+    scores, mask = lists(48, 3, 6, dtype=torch.float32), masks(49, 3, 6)
+    compiled = torch.compile(partial(apply, name), fullgraph=True, backend="aot_eager")
+    for given in (None, mask):
+        eager_scores, compiled_scores = scores.clone().requires_grad_(), scores.clone().requires_grad_()
+        eager, traced = apply(name, eager_scores, mask=given), compiled(compiled_scores, mask=given)
+        eager.square().sum().backward()
+        traced.square().sum().backward()
+        torch.testing.assert_close(traced, eager)
+        torch.testing.assert_close(compiled_scores.grad, eager_scores.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.witness("compile")
+@pytest.mark.parametrize("name", ["dftopk", "lapsum_topk", "neural_sort"])
+def test_compiles_to_native_code(name: str) -> None:
+    torch._dynamo.reset()
+    scores = lists(50, 3, 6, dtype=torch.float32)
+    compiled = torch.compile(partial(apply, name), fullgraph=True)
+    a, b = scores.clone().requires_grad_(), scores.clone().requires_grad_()
+    eager, traced = apply(name, a), compiled(b)
+    eager.square().sum().backward()
+    traced.square().sum().backward()
+    torch.testing.assert_close(traced, eager)
+    torch.testing.assert_close(b.grad, a.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.witness("meta device")
+@pytest.mark.parametrize("name", ALL)
+def test_runs_on_a_device_without_data(name: str) -> None:
+    scores = torch.empty(3, 6, device="meta", requires_grad=True)
+    mask = torch.empty(3, 6, device="meta", dtype=torch.bool)
+    for given in (None, mask):
+        result = apply(name, scores, mask=given)
+        result.sum().backward()
+        assert result.shape == apply(name, lists(51, 3, 6)).shape
+
+
+@pytest.mark.parametrize("name", [*TOPKS, "hard_topk"])
+def test_a_long_list_passes(name: str) -> None:
+    scores = lists(52, 100_000, dtype=torch.float32).requires_grad_()
+    p = apply(name, scores, k=100)
+    p.square().sum().backward()
+    if name in EXACT:
+        assert p.sum().item() == pytest.approx(100, rel=1e-3)
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all()
+
+
+def test_neural_sort_of_a_long_list_needs_no_square_matrix() -> None:
+    scores = lists(53, 100_000, dtype=torch.float32).requires_grad_()
+    rows = ops.neural_sort(scores, tau=1e-3, k=10)
+    rows.square().sum().backward()
+    assert rows.argmax(-1).tolist() == scores.topk(10).indices.tolist()
+
+
+def test_gumbel_samples_are_repeatable_and_centred_on_the_plackett_luce_order() -> None:
+    scores = torch.tensor([1.0, 0.0, -1.0])
+    rows, again = (
+        ops.neural_sort(scores, tau=1e-4, k=1, gumbel_samples=4000, generator=torch.Generator().manual_seed(0))
+        for _ in range(2)
+    )
+    assert rows.shape == (4000, 1, 3)
+    torch.testing.assert_close(rows, again, rtol=0, atol=0)
+    # Gumbel-max: the item that comes first is drawn from the softmax of the scores.
+    torch.testing.assert_close(rows.mean(0)[0], scores.softmax(-1), rtol=0, atol=0.03)
+
+
+def test_log_rows_is_the_logarithm_of_the_rows() -> None:
+    scores, mask = lists(54, 3, 6), masks(55, 3, 6)
+    for sort in (ops.neural_sort, ops.soft_sort, ops.diff_sort, partial(ops.pirank_sort, depth=2)):
+        rows = sort(scores, k=4, mask=mask)
+        log = ops.log_rows(sort, scores, k=4, mask=mask)
+        torch.testing.assert_close(log.exp(), rows)
+        assert (log[rows == 0] == ops.LOG_ZERO).all()
+
+
+def test_own_function_serves_as_a_soft_topk() -> None:
+    def own(scores: Tensor, k: int, *, mask: Tensor | None = None) -> Tensor:
+        return torch.tensor([0.0, 0.25, 1.0])
+
+    log_p, log_not_p = ops.log_inclusion(own, torch.zeros(3), 1)
+    torch.testing.assert_close(log_p, torch.tensor([-100.0, math.log(0.25), 0.0]))
+    torch.testing.assert_close(log_not_p, torch.tensor([0.0, math.log(0.75), -100.0]))
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+GOOD = torch.zeros(2, 4)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    ("argument", "change"),
+    [
+        ("scores", {"scores": torch.zeros(2, 4, dtype=torch.int64)}),
+        ("scores", {"scores": torch.tensor(1.0)}),
+        ("scores", {"scores": torch.zeros(2, 0)}),
+        ("scores", {"scores": [1.0, 2.0]}),
+        ("scores", {"scores": torch.tensor([[0.0, float("nan"), 1.0, 2.0]])}),
+        ("scores", {"scores": torch.tensor([[0.0, INF, 1.0, 2.0]])}),
+        ("mask", {"mask": torch.ones(2, 4)}),
+        ("mask", {"mask": torch.ones(4, dtype=torch.bool)}),
+        ("mask", {"mask": [True]}),
+        ("k", {"k": 0}),
+        ("k", {"k": 1.5}),
+        ("tau", {"tau": 0.0}),
+        ("tau", {"tau": -1.0}),
+        ("tau", {"tau": float("nan")}),
+        ("tau", {"tau": "warm"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(map(repr, value.values())))[:20],
+)
+def test_bad_input_is_refused_by_name(name: str, argument: str, change: dict[str, Any]) -> None:
+    if argument == "tau" and "tau" not in ALL[name]:
+        argument, change = "steepness", {"steepness": change["tau"]}
+        if "diff_sort" not in name:
+            return
+    options = {"scores": GOOD, **change}
+    with pytest.raises((ValueError, TypeError), match=rf"\b{argument}\b"):
+        apply(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ops.topk("bubble_sort"), "name must be one of 'dftopk'"),
+        (lambda: ops.topk("dftopk", temperature=1.0), "dftopk has no option 'temperature'; it takes tau"),
+        (lambda: ops.soft_sort(GOOD, power=3), "power must be 1 or 2, got 3"),
+        (lambda: ops.sparse_topk(GOOD, 1, p=3), "p must be 2 or 4/3, got 3"),
+        (lambda: ops.diff_sort(GOOD, network="bubble"), "network must be one of 'odd_even', 'bitonic'"),
+        (lambda: ops.diff_sort(GOOD, swap="gauss"), "swap must be one of 'logistic'"),
+        (lambda: ops.pirank_sort(GOOD, k=1, depth=0), "depth must be at least 1, got 0"),
+    ],
+)
+def test_unknown_options_are_refused_with_what_is_allowed(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()
+
+
+def test_nan_inside_a_compiled_function_is_an_error_too() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda s: ops.dftopk(s, 1), fullgraph=True, backend="aot_eager")
+    compiled(torch.zeros(3))
+    with pytest.raises(RuntimeError, match="scores must not hold NaN"):
+        compiled(torch.tensor([0.0, float("nan"), 1.0]))
