@@ -720,6 +720,16 @@ def test_neural_sort_of_a_long_list_needs_no_square_matrix() -> None:
     assert rows.argmax(-1).tolist() == scores.topk(10).indices.tolist()
 
 
+@pytest.mark.witness("brute force", "topk")
+@pytest.mark.parametrize("tau", [0.02, 0.5, 50.0])
+def test_inclusion_by_neural_sort_leaves_out_nothing_that_counts(tau: float) -> None:
+    # Long lists sum only a band of the matrix; here is the whole matrix.
+    scores, mask = lists(56, 3, 400), masks(57, 3, 400)
+    rows = ops.neural_sort(scores, tau=tau, mask=mask)
+    expected = rows[..., :20, :].sum(-2) / rows.sum(-2).where(mask, 1.0)
+    torch.testing.assert_close(ops.topk("neural_sort", tau=tau)(scores, 20, mask=mask), expected)
+
+
 def test_gumbel_samples_are_repeatable_and_centred_on_the_plackett_luce_order() -> None:
     scores = torch.tensor([1.0, 0.0, -1.0])
     rows, again = (

@@ -31,6 +31,8 @@ _CHUNK = 1 << 20  # values drawn at once by the bootstrap: 8 MB of indices, and 
 class TestResult:
     """The outcome of a test of the difference between two means."""
 
+    __test__ = False  # pytest takes a class of this name for tests
+
     statistic: float
     """Student's t: the difference over its standard error."""
     p_value: float

@@ -23,11 +23,15 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class SoftRows:
-    """`logits(start, stop)` gives the rows ``start .. stop - 1`` (counted from 0) before the softmax."""
+    """`logits(start, stop)` gives the rows ``start .. stop - 1`` (counted from 0) before the softmax.
+
+    `rest(start)`, if there is one, is a faster way to the sum of all rows from `start` on.
+    """
 
     logits: Callable[[int, int], Tensor]
     shape: torch.Size
     mask: Tensor | None
+    rest: Callable[[int], Tensor] | None = None
 
     def probabilities(self, start: int, stop: int) -> Tensor:
         """Rows (..., stop - start, n). Masked columns and ranks that a list does not have are 0."""
@@ -44,24 +48,26 @@ class SoftRows:
         rows = torch.log_softmax(self._masked_logits(start, stop), -1)
         return rows.masked_fill(self._void(start, stop), LOG_ZERO)
 
-    def log_sum(self, start: int, stop: int) -> Tensor:
-        """Logarithm of the sum of some rows (..., n), a few at a time and without gradient."""
+    def log_rest(self, start: int) -> Tensor:
+        """Logarithm of the sum of all rows from `start` on, (..., n), a few at a time and without gradient."""
         with torch.no_grad():
             total = self._filled(LOG_ZERO)
-            for first, last in self._chunks(start, stop):
+            for first, last in self._chunks(start):
                 total = torch.logaddexp(total, torch.logsumexp(self.logarithms(first, last), -2))
         return total
 
-    def column_sums(self, start: int, stop: int) -> Tensor:
-        """Sum of some rows (..., n), a few at a time and without gradient."""
+    def sum_rest(self, start: int) -> Tensor:
+        """Sum of all rows from `start` on, (..., n), a few at a time and without gradient."""
         with torch.no_grad():
+            if self.rest is not None:
+                return self.rest(start)
             total = self._filled(0.0)
-            for first, last in self._chunks(start, stop):
+            for first, last in self._chunks(start):
                 total = total + self.probabilities(first, last).sum(-2)
         return total
 
-    def _chunks(self, start: int, stop: int) -> list[tuple[int, int]]:
-        stop = min(stop, self.shape[-1])
+    def _chunks(self, start: int) -> list[tuple[int, int]]:
+        stop = self.shape[-1]
         step = max(1, CHUNK // max(1, self.shape.numel()))
         return [(first, min(first + step, stop)) for first in range(start, stop, step)]
 

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from rankfall._lists import check_count, check_positive, check_scores, kth_largest, safe_divide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from jaxtyping import Bool, Float
 
@@ -56,22 +56,20 @@ class Kind:
 
 def threshold_topk(kind: str, scores: Tensor, k: int, tau: float | Tensor, mask: Tensor | None) -> Tensor:
     """Inclusion probabilities by a member of the family."""
-    u, edges, count, whole = _centre(scores, k, tau, mask)
-    p: Tensor = _Inclusion.apply(u, edges, count, k, kind)  # type: ignore[no-untyped-call]
-    if whole is not None:
-        p = p.masked_fill(whole, 1.0)
-    return p.to(scores.dtype)
+    lists = _centre(scores, k, tau, mask)
+    p: Tensor = _Inclusion.apply(*lists[:-1], k, kind)  # type: ignore[no-untyped-call]
+    whole = lists[-1]
+    return (p if whole is None else p.masked_fill(whole, 1.0)).to(scores.dtype)
 
 
 def log_threshold_topk(
     kind: str, scores: Tensor, k: int, tau: float | Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Logarithms of p and 1 - p, exact where p itself would round to 0 or 1; log of 0 is `LOG_OF_ZERO`."""
-    u, edges, count, whole = _centre(scores, k, tau, mask)
-    z: Tensor = _Logits.apply(u, edges, count, k, kind)  # type: ignore[no-untyped-call]
-    if whole is not None:
-        z = z.masked_fill(whole, torch.inf)
-    log_p, log_not_p = KINDS[kind].log_phi(z)
+    lists = _centre(scores, k, tau, mask)
+    z: Tensor = _Logits.apply(*lists[:-1], k, kind)  # type: ignore[no-untyped-call]
+    whole = lists[-1]
+    log_p, log_not_p = KINDS[kind].log_phi(z if whole is None else z.masked_fill(whole, torch.inf))
     return _finite(log_p), _finite(log_not_p)
 
 
@@ -84,67 +82,98 @@ def _centre(
     k: int,
     tau: float | Tensor,
     mask: Bool[Tensor, "*batch n"] | None,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Scores about the midpoint of the k-th and (k+1)-th in units of tau, and what the solver must know.
+) -> tuple[Tensor, float, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """What the functions below need to know of the lists.
 
-    Returns u (-inf where masked), the k-th and (k+1)-th u, the number of real items of each list and the items of
-    lists that are kept whole (k >= n); the last two are None if every item is real and k < n.
+    Returns the scores and a number to divide them by, their k-th and (k+1)-th, the mask, the number of real items and
+    the items of lists that are kept whole (k >= n). The last three are None if every item is real and k < n.
     """
     check_count("k", k)
     check_positive("tau", tau)
     scores, mask = check_scores(scores, mask)
+    if isinstance(tau, Tensor):  # which may have a gradient of its own
+        scores, tau = scores / tau, 1.0
     n = scores.shape[-1]
     if mask is None and k < n:
-        edges = kth_largest(scores, k)
-        middle = edges.mean(-1, keepdim=True)
-        return (scores - middle).div_(tau), (edges - middle) / tau, None, None
+        return scores, tau, kth_largest(scores, k), None, None, None
     if mask is None:
         mask = torch.ones_like(scores, dtype=torch.bool)
     count = mask.sum(-1, keepdim=True)
     whole = count <= k
     # For k >= n any boundary will do: nothing computed from it is used.
     edges = kth_largest(scores.masked_fill(~mask, -torch.inf), min(k, n - 1)) if n > 1 else scores.new_zeros(2)
-    edges = edges.masked_fill(whole, 0.0)
+    return scores, tau, edges.masked_fill(whole, 0.0), mask, count, whole & mask
+
+
+def _from_midpoint(scores: Tensor, tau: float, edges: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Scores and edges as distances from the midpoint of the edges in units of tau; -inf where masked."""
     middle = edges.mean(-1, keepdim=True)
-    u = ((scores - middle) / tau).masked_fill(~mask, -torch.inf)
-    return u, (edges - middle) / tau, count, whole & mask
+    u = (scores - middle).div_(tau)
+    if mask is not None:
+        u.masked_fill_(~mask, -torch.inf)
+    return u, (edges - middle).div_(tau)
+
+
+# In the two functions below the implicit function theorem gives db/du, so no step of the solver is recorded. They work
+# in place where they can: allocating memory costs more than the arithmetic.
 
 
 class _Inclusion(torch.autograd.Function):
-    """u -> p = phi(u - b(u)). The implicit function theorem gives db/du, so no solver step is recorded."""
+    """scores -> p = phi(u - b(u))."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, edges: Tensor, count: Tensor | None, k: int, kind: str) -> Tensor:
+    def forward(
+        ctx: Any,
+        scores: Tensor,
+        tau: float,
+        edges: Tensor,
+        mask: Tensor | None,
+        count: Tensor | None,
+        k: int,
+        kind: str,
+    ) -> Tensor:
         member = KINDS[kind]
+        u, edges = _from_midpoint(scores, tau, edges, mask)
         p = member.phi(u if member.midpoint else u - _threshold(member, u, edges, count, k))
-        ctx.kind = kind
+        ctx.kind, ctx.tau = kind, tau
         ctx.save_for_backward(p, u, edges)
         return p
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        # In place where possible: the allocator, not arithmetic, is what costs here.
         kind = KINDS[ctx.kind]
         p, u, edges = ctx.saved_tensors
         slope = kind.slope(p)
-        through_z = grads[0] * slope
         if kind.midpoint:
-            share = _edge_share(u, edges)
-            through_b = through_z.sum(-1, keepdim=True)
+            through = slope.mul_(grads[0])
+            through_b = through.sum(-1, keepdim=True)
+            for share in _edge_shares(u, edges):
+                through = through.addcmul_(share, through_b, value=-0.5)
         else:
-            share = slope
-            through_b = safe_divide(through_z.sum(-1, keepdim=True), slope.sum(-1, keepdim=True))
-        return through_z.addcmul_(share, through_b, value=-1), None, None, None, None
+            through = grads[0] * slope
+            through_b = safe_divide(through.sum(-1, keepdim=True), slope.sum(-1, keepdim=True))
+            through = through.addcmul_(slope, through_b, value=-1)
+        return through.div_(ctx.tau), None, None, None, None, None, None
 
 
 class _Logits(torch.autograd.Function):
-    """u -> z = u - b(u), for those who need log p: there the slopes of p underflow while those of log p do not."""
+    """scores -> z = u - b(u), for log p: where the slopes of p underflow, those of log p do not."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, edges: Tensor, count: Tensor | None, k: int, kind: str) -> Tensor:
+    def forward(
+        ctx: Any,
+        scores: Tensor,
+        tau: float,
+        edges: Tensor,
+        mask: Tensor | None,
+        count: Tensor | None,
+        k: int,
+        kind: str,
+    ) -> Tensor:
         member = KINDS[kind]
+        u, edges = _from_midpoint(scores, tau, edges, mask)
         z = u.clone() if member.midpoint else u - _threshold(member, u, edges, count, k)
-        ctx.kind = kind
+        ctx.kind, ctx.tau = kind, tau
         ctx.save_for_backward(z, u, edges)
         return z
 
@@ -152,25 +181,24 @@ class _Logits(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         kind = KINDS[ctx.kind]
         z, u, edges = ctx.saved_tensors
-        share = _edge_share(u, edges) if kind.midpoint else _normalise(kind.share(z))
-        return grads[0] - share * grads[0].sum(-1, keepdim=True), None, None, None, None
+        total = grads[0].sum(-1, keepdim=True)
+        if kind.midpoint:
+            through = grads[0]
+            for share in _edge_shares(u, edges):
+                through = through - share * (total / 2)
+        else:
+            weights = kind.share(z)
+            through = grads[0] - weights * safe_divide(total, weights.sum(-1, keepdim=True))
+        return through / ctx.tau, None, None, None, None, None, None
 
 
-def _edge_share(u: Tensor, edges: Tensor) -> Tensor:
-    """db/du of the midpoint: half from the k-th item and half from the (k+1)-th; tied items divide it."""
-    kth, next_ = (_equal(u, edge) for edge in edges.split(1, dim=-1))
-    kth.mul_(0.5 / kth.sum(-1, keepdim=True).clamp_(min=1))
-    return kth.addcmul_(next_, 0.5 / next_.sum(-1, keepdim=True).clamp_(min=1))
-
-
-def _equal(u: Tensor, value: Tensor) -> Tensor:
-    # A comparison written straight into a float tensor is five times as fast as one into a boolean tensor.
-    return torch.eq(u.detach(), value.detach(), out=torch.empty_like(u))
-
-
-def _normalise(weights: Tensor) -> Tensor:
-    total = weights.sum(-1, keepdim=True)
-    return weights * safe_divide(torch.ones_like(total), total)
+def _edge_shares(u: Tensor, edges: Tensor) -> Iterator[Tensor]:
+    """The k-th item and then the (k+1)-th, as weights that sum to 1: tied items divide it."""
+    u, edges = u.detach(), edges.detach()
+    for edge in edges.split(1, dim=-1):
+        # A comparison written straight into a float tensor is five times as fast as one into a boolean tensor.
+        share = torch.eq(u, edge, out=torch.empty_like(u))
+        yield share.div_(share.sum(-1, keepdim=True).clamp_(min=1))
 
 
 def _threshold(kind: Kind, u: Tensor, edges: Tensor, count: Tensor | None, k: int) -> Tensor:

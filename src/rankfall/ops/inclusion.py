@@ -59,7 +59,7 @@ class Operator:
         if self.name in _LAZY_ROWS and self.normalised:
             rows = _LAZY_ROWS[self.name](scores, mask=mask, **self.options)
             top = rows.probabilities(0, k).sum(-2)
-            p = safe_divide(top, top.detach() + rows.column_sums(k, scores.shape[-1]))
+            p = safe_divide(top, top.detach() + rows.sum_rest(k))
             p = _whole(p, rows.mask, k, 1.0)
         else:
             p = _SORTS[self.name](scores, k=k, mask=mask, **self.options).sum(-2)
@@ -152,7 +152,7 @@ def log_rows(
 def _log_share(rows: SoftRows, k: int) -> tuple[Tensor, Tensor]:
     """Inclusion of a soft sort in log space: rows 1..k against all rows, which carry no gradient."""
     log_top = torch.logsumexp(rows.logarithms(0, k), -2)
-    log_rest = rows.log_sum(k, rows.shape[-1])
+    log_rest = rows.log_rest(k)
     log_all = torch.logaddexp(log_top.detach(), log_rest)
     log_p = log_top - log_all
     # d log(1 - p) = -dp / (1 - p) = -odds * d log p; a floor of 1 - p at the precision of p keeps it finite.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rankfall._lists import add_gumbel, any_order, check_count, check_positive, check_scores
-from rankfall.ops._rows import SoftRows
+from rankfall.ops._rows import CHUNK, SoftRows
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -75,7 +76,11 @@ def neural_rows(scores: Tensor, tau: float | Tensor, mask: Tensor | None) -> Sof
         double_rank = 2 * torch.arange(start + 1, stop + 1, device=s.device, dtype=s.dtype).unsqueeze(-1)
         return torch.addcmul(base.unsqueeze(-2), s.unsqueeze(-2), double_rank, value=-1)
 
-    return SoftRows(logits, scores.shape, mask)
+    def rest(start: int) -> Tensor:
+        ranked = (s if mask is None else s.masked_fill(~mask, -torch.inf)).gather(-1, order)
+        return torch.empty_like(s).scatter(-1, order, _column_sums(ranked, start))
+
+    return SoftRows(logits, scores.shape, mask, rest if s.device.type == "cpu" else None)
 
 
 class _RankedSums(torch.autograd.Function):
@@ -115,3 +120,59 @@ def _tie_bounds(v: Tensor) -> tuple[Tensor, Tensor]:
     first = position.where(starts, 0).cummax(-1).values
     last = position.where(ends, n - 1).flip(-1).cummin(-1).values.flip(-1)
     return first, last
+
+
+@torch.library.custom_op("rankfall::neural_column_sums", mutates_args=(), device_types="cpu")
+def _column_sums(ranked: Tensor, start: int) -> Tensor:
+    """Sums over the rows from `start` on of the soft permutation of lists in descending order, padded with -inf.
+
+    In descending order row i peaks at item i and falls off to both sides, faster and faster since logits are concave
+    in the score. Items too far from the peak for their probability to count are left out: a band of the matrix
+    remains. How wide it is depends on the data, which is why this is for CPUs only.
+    """
+    n = ranked.shape[-1]
+    v = ranked.reshape(-1, n)
+    count = (v > -torch.inf).sum(-1, keepdim=True)
+    v = v.masked_fill(v == -torch.inf, 0.0)
+    position = torch.arange(n)
+    rank = (position + 1).to(v.dtype)
+    base = (2 * rank + 1) * v - 2 * v.cumsum(-1)
+    peak = base - 2 * rank * v
+    width = _band(v, base, peak, count)
+    exists = position < count
+    base, peak = base.masked_fill(~exists, -torch.inf), peak.masked_fill(~exists, torch.inf)
+    total = torch.zeros_like(v)
+    rows = max(1, min(width // 2, 64))
+    lists = max(1, CHUNK // (4 * rows * min(n, rows + 2 * width)))
+    for first in range(start, n, rows):
+        last = min(first + rows, n)
+        columns = slice(max(0, first - width), min(n, last + width))
+        for group in torch.arange(len(v)).split(lists):
+            few = slice(int(group[0]), int(group[-1]) + 1)
+            logits = torch.addcmul(base[few, None, columns], v[few, None, columns], rank[first:last, None], value=-2)
+            share = logits.sub_(peak[few, first:last, None]).exp_()
+            share.div_(share.sum(-1, keepdim=True).clamp_(min=1))  # at least 1, the peak; 0 where there is no such rank
+            total[few, columns] += share.sum(-2)
+    return total.reshape(ranked.shape)
+
+
+@_column_sums.register_fake
+def _(ranked: Tensor, start: int) -> Tensor:
+    return torch.empty_like(ranked, memory_format=torch.contiguous_format)
+
+
+def _band(v: Tensor, base: Tensor, peak: Tensor, count: Tensor) -> int:
+    """How far from the peak the probability has fallen below the rounding error of a sum of n terms, in every row."""
+    n = v.shape[-1]
+    enough = math.log(n) - math.log(torch.finfo(v.dtype).eps)
+    rank = torch.arange(1, n + 1, dtype=v.dtype)
+    exists = torch.arange(n) < count
+    width = 8
+    while width < n:
+        fall_right = peak[:, :-width] - (base[:, width:] - 2 * rank[:-width] * v[:, width:])
+        fall_left = peak[:, width:] - (base[:, :-width] - 2 * rank[width:] * v[:, :-width])
+        fall = torch.minimum(fall_right, fall_left).masked_fill(~exists[:, width:], torch.inf)
+        if float(fall.min()) > enough:
+            return width
+        width += max(1, width // 4)
+    return n

@@ -1,0 +1,91 @@
+"""Losses that read a list of scores as a distribution over items or over orders."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rankfall._lists import (
+    Reduction,
+    check_lists,
+    has_positive,
+    item_weight,
+    rank_order,
+    reduce_lists,
+)
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+
+def softmax_loss(
+    scores: Float[Tensor, "*batch n"],
+    labels: Float[Tensor, "*batch n"],
+    *,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    weight: Tensor | None = None,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    r"""Softmax cross entropy, ListNet's top-one form (Cao et al. 2007; LLK 7).
+
+    .. math:: -\sum_i y_i \log \frac{e^{s_i}}{\sum_j e^{s_j}}
+
+    The labels are used as they are; divide them by their sum for a distribution.
+
+    Three equal scores give every item a third, so the cost of a relevant one is log 3:
+
+    >>> softmax_loss(torch.tensor([5.0, 5.0, 5.0]), torch.tensor([0.0, 1.0, 0.0]))
+    tensor(1.0986)
+    """
+    scores, labels, mask = check_lists(scores, labels, mask)
+    of_items = item_weight(weight, scores, mask)
+    target = labels if of_items is None else labels * of_items
+    # The smallest finite number, not -inf: 0 * -inf is NaN, and a list may be all padding.
+    log_share = F.log_softmax(scores.masked_fill(~mask, torch.finfo(scores.dtype).min), -1)
+    per_list = -(target * log_share).sum(-1).masked_fill(~has_positive(labels, mask), 0.0)
+    return reduce_lists(per_list, weight=weight, reduction=reduction)
+
+
+def listmle_loss(
+    scores: Float[Tensor, "*batch n"],
+    labels: Float[Tensor, "*batch n"],
+    *,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    weight: Tensor | None = None,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    r"""ListMLE: likelihood of the order of the labels under Plackett and Luce's model (Xia et al. 2008).
+
+    .. math:: \sum_i \Big(\log \sum_{j \ge i} e^{s_{\pi(j)}} - s_{\pi(i)}\Big)
+
+    where :math:`\pi` puts the labels in descending order, equal ones by position. An item weight is the weight of
+    the step that places the item.
+
+    Equal scores make all 3! orders equally likely, so any costs log 6:
+
+    >>> listmle_loss(torch.tensor([0.0, 0.0, 0.0]), torch.tensor([2.0, 1.0, 0.0]))
+    tensor(1.7918)
+    """
+    scores, labels, mask = check_lists(scores, labels, mask)
+    of_items = item_weight(weight, scores, mask)
+    order = rank_order(labels, mask)
+    step_weight = (mask.to(scores.dtype) if of_items is None else of_items).gather(-1, order)
+    ordered = _padded_far_below(scores, mask).gather(-1, order)
+    remaining = ordered.flip(-1).logcumsumexp(-1).flip(-1)
+    per_list = (step_weight * (remaining - ordered)).sum(-1).masked_fill(~has_positive(labels, mask), 0.0)
+    return reduce_lists(per_list, weight=weight, reduction=reduction)
+
+
+def _padded_far_below(scores: Tensor, mask: Tensor) -> Tensor:
+    """Scores less the list's highest, with masked items so far below the lowest that their exponentials vanish.
+
+    The differences are what matters, and a common offset would cost them digits. logcumsumexp has no finite gradient
+    at -inf, and the smallest finite number would swallow the scores beside it.
+    """
+    fixed = scores.detach()
+    highest = fixed.masked_fill(~mask, -torch.inf).amax(-1, keepdim=True)
+    lowest = fixed.masked_fill(~mask, torch.inf).amin(-1, keepdim=True)
+    return torch.where(mask, scores - highest, (lowest - highest).clamp(max=0.0) - 1000.0)

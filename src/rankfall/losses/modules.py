@@ -1,0 +1,260 @@
+"""The losses as modules: options at construction, tensors at the call. And the two that train a weight."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rankfall._lists import Reduction, check_choice, check_lists, has_positive, item_weight, reduce_lists
+from rankfall.losses.approx import approx_ndcg_loss
+from rankfall.losses.listwise import listmle_loss, softmax_loss
+from rankfall.losses.pairwise import lambda_loss, lambda_recall_loss, lambdarank_loss, ranknet_loss
+from rankfall.losses.pointwise import bce_loss, grade_softmax_loss, mse_loss
+from rankfall.losses.relaxed import (
+    pirank_arp_loss,
+    pirank_ndcg_loss,
+    relax_loss,
+    sort_cross_entropy_loss,
+    topk_bce_loss,
+)
+from rankfall.ops import neural_sort
+from rankfall.ops import topk as make_topk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Bool, Float
+
+    from rankfall.ops import SoftSort, TopK
+
+
+class _Loss(nn.Module):
+    """A loss function with its options fixed."""
+
+    function: ClassVar[Callable[..., Tensor]]
+    __signature__: ClassVar[inspect.Signature]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        given_at_call = ("mask", "weight")
+        parameters = inspect.signature(cls.function).parameters.values()
+        cls.__signature__ = inspect.Signature(
+            [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in given_at_call]
+        )
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        allowed = self.__signature__.parameters
+        for name in options:
+            if name not in allowed:
+                raise TypeError(f"{type(self).__name__} has no option {name!r}, allowed are: {', '.join(allowed)}")
+        for name, parameter in allowed.items():
+            if parameter.default is parameter.empty and name not in options:
+                raise TypeError(f"{type(self).__name__} needs the option {name!r}")
+        self.options = options
+
+    def forward(
+        self,
+        scores: Float[Tensor, "*batch n"],
+        labels: Float[Tensor, "*batch n"],
+        *,
+        mask: Bool[Tensor, "*batch n"] | None = None,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        return type(self).function(scores, labels, mask=mask, weight=weight, **self.options)
+
+    def extra_repr(self) -> str:
+        return _show(self.options)
+
+
+def _show(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={getattr(value, '__name__', repr(value))}" for name, value in options.items())
+
+
+class MSELoss(_Loss):
+    """Module of :func:`mse_loss`."""
+
+    function = staticmethod(mse_loss)
+
+
+class BCELoss(_Loss):
+    """Module of :func:`bce_loss`."""
+
+    function = staticmethod(bce_loss)
+
+
+class GradeSoftmaxLoss(_Loss):
+    """Module of :func:`grade_softmax_loss`."""
+
+    function = staticmethod(grade_softmax_loss)
+
+
+class SoftmaxLoss(_Loss):
+    """Module of :func:`softmax_loss`."""
+
+    function = staticmethod(softmax_loss)
+
+
+class ListMLELoss(_Loss):
+    """Module of :func:`listmle_loss`."""
+
+    function = staticmethod(listmle_loss)
+
+
+class RankNetLoss(_Loss):
+    """Module of :func:`ranknet_loss`."""
+
+    function = staticmethod(ranknet_loss)
+
+
+class LambdaRankLoss(_Loss):
+    """Module of :func:`lambdarank_loss`."""
+
+    function = staticmethod(lambdarank_loss)
+
+
+class LambdaLoss(_Loss):
+    """Module of :func:`lambda_loss`."""
+
+    function = staticmethod(lambda_loss)
+
+
+class LambdaRecallLoss(_Loss):
+    """Module of :func:`lambda_recall_loss`."""
+
+    function = staticmethod(lambda_recall_loss)
+
+
+class ApproxNDCGLoss(_Loss):
+    """Module of :func:`approx_ndcg_loss`."""
+
+    function = staticmethod(approx_ndcg_loss)
+
+
+class PiRankNDCGLoss(_Loss):
+    """Module of :func:`pirank_ndcg_loss`."""
+
+    function = staticmethod(pirank_ndcg_loss)
+
+
+class PiRankARPLoss(_Loss):
+    """Module of :func:`pirank_arp_loss`."""
+
+    function = staticmethod(pirank_arp_loss)
+
+
+class SortCrossEntropyLoss(_Loss):
+    """Module of :func:`sort_cross_entropy_loss`."""
+
+    function = staticmethod(sort_cross_entropy_loss)
+
+
+class RelaxLoss(_Loss):
+    """Module of :func:`relax_loss`."""
+
+    function = staticmethod(relax_loss)
+
+
+class TopKBCELoss(_Loss):
+    """Module of :func:`topk_bce_loss`."""
+
+    function = staticmethod(topk_bce_loss)
+
+
+class _AdaptiveLoss(nn.Module):
+    """A loss of the recall plus one of the whole order, balanced by a trained weight."""
+
+    def __init__(self, recall: _Loss, order: _Loss, reduction: Reduction) -> None:
+        super().__init__()
+        check_choice("reduction", reduction, ("mean", "sum", "none"))
+        self.recall = recall
+        self.order = order
+        self.reduction = reduction
+        self.alpha = nn.Parameter(torch.ones(()))
+
+    def forward(
+        self,
+        scores: Float[Tensor, "*batch n"],
+        labels: Float[Tensor, "*batch n"],
+        *,
+        mask: Bool[Tensor, "*batch n"] | None = None,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        scores, labels, mask = check_lists(scores, labels, mask)
+        of_items = item_weight(weight, scores, mask)
+        recall = self.recall(scores, labels, mask=mask, weight=of_items)
+        order = self.order(scores, labels, mask=mask, weight=of_items)
+        balanced = order / (2 * self.alpha.square()) + self.alpha.abs().log()
+        # A list that says nothing about the order must not pull alpha to 0 by its logarithm.
+        per_list = recall + balanced.masked_fill(~has_positive(labels, mask), 0.0)
+        return reduce_lists(per_list, weight=weight, reduction=self.reduction)
+
+
+class ARFLoss(_AdaptiveLoss):
+    r"""ARF: :func:`relax_loss` and :func:`sort_cross_entropy_loss` under a trained balance (ARF 13).
+
+    .. math:: L_{Relax} + \frac{1}{2 \alpha^2} L_{Global} + \log |\alpha|
+
+    :math:`\alpha` starts at 1 and is a parameter: hand it to the optimiser with the model's. The options are those of
+    the two losses. A list without a relevant item counts 0, its logarithm too.
+
+    Two equal scores: the recall costs log 2, the order half of log 2:
+
+    >>> loss = ARFLoss(m=1, k=1)
+    >>> loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0])).detach()
+    tensor(1.0397)
+    """
+
+    def __init__(
+        self,
+        *,
+        m: int,
+        k: int,
+        tau: float | Tensor | None = None,
+        sort: SoftSort = neural_sort,
+        label_tau: float | Tensor | None = None,
+        positive_only: bool = True,
+        reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__(
+            RelaxLoss(m=m, k=k, tau=tau, sort=sort, positive_only=positive_only, reduction="none"),
+            SortCrossEntropyLoss(tau=tau, sort=sort, label_tau=label_tau, reduction="none"),
+            reduction,
+        )
+
+
+class ARFv2Loss(_AdaptiveLoss):
+    r"""ARF-v2: ARF with :func:`topk_bce_loss` in the place of :func:`relax_loss` (LCR, baseline).
+
+    .. math:: L_{single} + \frac{1}{2 \alpha^2} L_{Global} + \log |\alpha|
+
+    topk: inclusion function, default NeuralSort at `tau`, as published.
+
+    Two equal scores: inclusion costs log 2, the order half of log 2:
+
+    >>> loss = ARFv2Loss(k=1)
+    >>> loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0])).detach()
+    tensor(1.0397)
+    """
+
+    def __init__(
+        self,
+        *,
+        k: int,
+        topk: TopK | None = None,
+        tau: float | Tensor | None = None,
+        sort: SoftSort = neural_sort,
+        label_tau: float | Tensor | None = None,
+        positive_only: bool = True,
+        reduction: Reduction = "mean",
+    ) -> None:
+        if topk is None:
+            topk = make_topk("neural_sort") if tau is None else make_topk("neural_sort", tau=tau)
+        super().__init__(
+            TopKBCELoss(k=k, topk=topk, positive_only=positive_only, reduction="none"),
+            SortCrossEntropyLoss(tau=tau, sort=sort, label_tau=label_tau, reduction="none"),
+            reduction,
+        )

@@ -1,0 +1,313 @@
+"""Losses over pairs of items of one list.
+
+All of them are one sum. A pair costs :math:`\\log(1 + e^{-\\sigma (s_w - s_l)})`, *w* being the item of the better
+label, times how much better its label is, times a weight that depends on the two ranks. Once the list stands in
+rank order that last weight is the same matrix for every list, and each unordered pair is met once, in the
+upper triangle.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rankfall._lists import (
+    Reduction,
+    check_choice,
+    check_count,
+    check_lists,
+    check_positive,
+    discounts,
+    gains,
+    has_positive,
+    ideal_dcg,
+    item_weight,
+    rank_order,
+    reduce_lists,
+    safe_divide,
+    top_labels,
+)
+from rankfall.losses._rows import row_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Bool, Float
+
+    # The weight of rank i against the lower rank j, for rows start..stop and columns start..n; 0 unless i < j.
+    RankWeight = Callable[[int, int], Tensor]
+
+
+# --- the sum over pairs -----------------------------------------------------------------------------------------
+
+
+def _pair_sum(
+    scores: Tensor,
+    grades: Tensor,
+    mask: Tensor,
+    *,
+    weight: Tensor | None,
+    rank_weight: RankWeight,
+    rows: int | None = None,
+    advantage: Callable[[Tensor, Tensor], Tensor] = torch.sub,
+) -> Tensor:
+    """Sum over each list's pairs of |advantage of grades| * rank weight * log(1 + exp(loser's - winner's score)).
+
+    Only the first `rows` ranks are taken as the upper item of a pair: all that a truncated weight can reach. The
+    gradient is found along with the value, a block of pairs at a time, so no pair is kept or visited twice.
+    """
+    n = scores.shape[-1]
+    order = rank_order(scores, mask)
+    ordered = scores.gather(-1, order)
+    levels = ordered.detach()
+    grades, real = grades.gather(-1, order), mask.gather(-1, order)
+    weight = None if weight is None else weight.gather(-1, order)
+    total, slope = torch.zeros_like(levels[..., 0]), torch.zeros_like(levels)
+    for start, stop in row_blocks(n if rows is None else min(rows, n), levels.numel()):
+        gap = F.relu(_differences(torch.sub, levels, start, stop))
+        ahead = _differences(advantage, grades, start, stop)
+        lower_wins = ahead < 0
+        size = ahead.abs() * rank_weight(start, stop)
+        size *= real[..., None, start:]  # masked items rank last, so a pair is real if its lower item is
+        if weight is not None:
+            size *= torch.where(lower_wins, weight[..., None, start:], weight[..., start:stop, None])
+        # In rank order no real pair has a negative gap: e^-gap cannot overflow, and where the lower item is the
+        # winner the cost is log(1 + e^gap) = gap + log(1 + e^-gap).
+        power = torch.exp(-gap)
+        wrong = lower_wins.to(power.dtype)
+        total += (size * torch.addcmul(torch.log1p(power), wrong, gap)).sum((-2, -1))
+        step = size * (wrong - power / (1 + power))
+        slope[..., start:stop] += step.sum(-1)
+        slope[..., start:] -= step.sum(-2)
+    value: Tensor = _WithSlope.apply(ordered, total, slope)  # type: ignore[no-untyped-call]
+    return value
+
+
+class _WithSlope(torch.autograd.Function):
+    """A value of each list whose gradient is known already."""
+
+    @staticmethod
+    def forward(scores: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        # Whoever wants a graph of the backward pass would silently get a second derivative of 0.
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError("pairwise losses can be differentiated once, not twice: leave out create_graph=True")
+        (slope,) = ctx.saved_tensors
+        return gradient[..., None] * slope, None, None
+
+
+def _differences(function: Callable[[Tensor, Tensor], Tensor], values: Tensor, start: int, stop: int) -> Tensor:
+    return function(values[..., start:stop, None], values[..., None, start:])
+
+
+def _any_rank(scores: Tensor) -> RankWeight:
+    ranks = torch.arange(scores.shape[-1], device=scores.device)
+    return lambda start, stop: _differences(torch.lt, ranks, start, stop)
+
+
+def _discount_difference(discount: Tensor) -> RankWeight:
+    # Discounts fall with the rank, so what is negative stands below the diagonal.
+    return lambda start, stop: F.relu(_differences(torch.sub, discount, start, stop))
+
+
+def _distance_discount(discount: Tensor, k: int | None, version: str) -> RankWeight:
+    """LambdaLoss's delta: the discount lost between distance d and d + 1, with either truncation at k."""
+    n = discount.shape[0] - 1
+    # lost[d] for the distance d = j - i of two ranks; an item has none to itself.
+    lost = F.pad(discount[: n - 1] - discount[1:n], (1, 0))
+    row_factor = column_factor = torch.ones_like(lost)
+    if k is not None:
+        beyond = torch.arange(1, n + 1, device=discount.device) > k
+        if version == "sound":
+            # The larger of the two ranks is the column's.
+            column_factor = torch.where(beyond, 1 / (1 - discount[:n]), 1.0)
+        else:
+            row_factor = (~beyond).to(lost.dtype)
+
+    def weights(start: int, stop: int) -> Tensor:
+        # Row i is lost[j - i]: the same numbers, each row one place further right.
+        shifted = F.pad(lost[: n - start], (stop - start - 1, 0)).unfold(0, n - start, 1).flip(0)
+        return shifted * row_factor[start:stop, None] * column_factor[start:]
+
+    return weights
+
+
+def _mixed(mix: float, first: RankWeight, second: RankWeight) -> RankWeight:
+    return lambda start, stop: (1 - mix) * first(start, stop) + mix * second(start, stop)
+
+
+# --- the losses -------------------------------------------------------------------------------------------------
+
+
+def ranknet_loss(
+    scores: Float[Tensor, "*batch n"],
+    labels: Float[Tensor, "*batch n"],
+    *,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    weight: Tensor | None = None,
+    sigma: float = 1.0,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    r"""RankNet: the logistic loss of every pair with different labels (Burges et al. 2005; LLK 6).
+
+    .. math:: \frac{1}{|\{y_i > y_j\}|} \sum_{y_i > y_j} \log(1 + e^{-\sigma (s_i - s_j)})
+
+    The mean over the pairs; 0 for a list whose labels are all equal. Ten thousand items need no more memory than
+    a few hundred: pairs are visited in blocks.
+
+    One pair, in the wrong order by 1, costs log(1 + e):
+
+    >>> ranknet_loss(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]))
+    tensor(1.3133)
+    """
+    scores, labels, mask = check_lists(scores, labels, mask)
+    total = _pair_sum(
+        scores * check_positive("sigma", sigma),
+        labels,
+        mask,
+        weight=item_weight(weight, scores, mask),
+        rank_weight=_any_rank(scores),
+        advantage=lambda winner, loser: torch.sign(winner - loser),
+    )
+    per_list = safe_divide(total, _pairs(labels, mask)).masked_fill(~has_positive(labels, mask), 0.0)
+    return reduce_lists(per_list, weight=weight, reduction=reduction)
+
+
+def _pairs(labels: Tensor, mask: Tensor) -> Tensor:
+    """Number of pairs of real items with different labels."""
+    ascending = labels.masked_fill(~mask, torch.inf).sort(-1).values
+    below = torch.searchsorted(ascending, labels.contiguous())
+    return below.masked_fill(~mask, 0).sum(-1).to(labels.dtype)
+
+
+def lambdarank_loss(
+    scores: Float[Tensor, "*batch n"],
+    labels: Float[Tensor, "*batch n"],
+    *,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    weight: Tensor | None = None,
+    k: int | None = None,
+    sigma: float = 1.0,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    r"""LambdaRank: RankNet's pairs weighted by the NDCG that swapping them changes (Burges 2010; LLK 11, 12).
+
+    .. math:: \frac{1}{\text{ideal DCG@}k} \sum_{y_i > y_j}
+              |G_i - G_j| \Big|\frac{1}{D(r_i)} - \frac{1}{D(r_j)}\Big| \log(1 + e^{-\sigma (s_i - s_j)})
+
+    With `k` the discounts :math:`1/D` are 0 beyond rank k, and only k ranks' pairs are computed. The weight carries
+    no gradient.
+
+    The wrong order loses 1 - 1/log2(3) of an ideal DCG of 1, times log(1 + e):
+
+    >>> lambdarank_loss(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]))
+    tensor(0.4847)
+    """
+    return lambda_loss(scores, labels, mask=mask, weight=weight, k=k, mix=1.0, sigma=sigma, reduction=reduction)
+
+
+def lambda_loss(
+    scores: Float[Tensor, "*batch n"],
+    labels: Float[Tensor, "*batch n"],
+    *,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    weight: Tensor | None = None,
+    k: int | None = None,
+    version: Literal["sound", "heuristic"] = "sound",
+    mix: float = 0.0,
+    sigma: float = 1.0,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    r"""LambdaLoss, and LambdaLoss@K in both versions (Wang et al. 2018; LLK 13, 15-17).
+
+    .. math:: \frac{1}{\text{ideal DCG@}k} \sum_{y_i > y_j} |G_i - G_j| \delta_{ij} \log(1 + e^{-\sigma (s_i - s_j)}),
+              \quad \delta_{ij} = \frac{1}{D(|r_i - r_j|)} - \frac{1}{D(|r_i - r_j| + 1)}
+
+    k: cut-off K of NDCG@K, or None for the whole list.
+    version: what K does to :math:`\delta`. "sound" (LLK 16, 17) multiplies it by
+      :math:`1 / (1 - 1/D(\max(r_i, r_j)))` where either rank is beyond K, which makes the loss a bound of
+      NDCG@K; "heuristic" (LLK 15) drops the pairs with both ranks beyond K.
+    mix: share of LambdaRank's weight in place of :math:`\delta`, from 0 to 1 (the "smooth fraction" of FS-LTR).
+
+    The wrong order: distance 1 loses 1 - 1/log2(3) of an ideal DCG of 1, times log(1 + e); with k = 1 the lower
+    item is beyond the cut, and its factor makes the weight exactly 1:
+
+    >>> lambda_loss(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]))
+    tensor(0.4847)
+    >>> lambda_loss(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]), k=1)
+    tensor(1.3133)
+    """
+    scores, labels, mask = check_lists(scores, labels, mask)
+    check_choice("version", version, ("sound", "heuristic"))
+    _check_share("mix", mix)
+    if k is not None:
+        check_count("k", k)
+    n = scores.shape[-1]
+    gain = gains(labels, mask)
+    by_distance = _distance_discount(discounts(n + 1, scores), k, version)
+    by_swap = _discount_difference(discounts(n, scores, k=k))
+    rank_weight = by_distance if mix == 0 else by_swap if mix == 1 else _mixed(mix, by_distance, by_swap)
+    total = _pair_sum(
+        scores * check_positive("sigma", sigma),
+        gain,
+        mask,
+        weight=item_weight(weight, scores, mask),
+        rank_weight=rank_weight,
+        rows=None if version == "sound" and mix < 1 else k,
+    )
+    per_list = safe_divide(total, ideal_dcg(gain, k=k)).masked_fill(~has_positive(labels, mask), 0.0)
+    return reduce_lists(per_list, weight=weight, reduction=reduction)
+
+
+def lambda_recall_loss(
+    scores: Float[Tensor, "*batch n"],
+    labels: Float[Tensor, "*batch n"],
+    *,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    weight: Tensor | None = None,
+    m: int,
+    k: int,
+    positive_only: bool = True,
+    sigma: float = 1.0,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    r"""Lambda weights of recall: pairs whose swap changes Recall@m@k (ARF 6, 7).
+
+    .. math:: \frac{1}{k} \sum_{y_i > y_j} |a_i - a_j| \, \big|[r_i \le m] - [r_j \le m]\big|
+              \log(1 + e^{-\sigma (s_i - s_j)})
+
+    m: number of items kept by score. k: number of relevant items; :math:`a` is membership in the k best labels.
+
+    The relevant item is outside the one kept, behind it by 1:
+
+    >>> lambda_recall_loss(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]), m=1, k=1)
+    tensor(1.3133)
+    """
+    scores, labels, mask = check_lists(scores, labels, mask)
+    kept = torch.arange(scores.shape[-1], device=scores.device) < check_count("m", m)
+    total = _pair_sum(
+        scores * check_positive("sigma", sigma),
+        top_labels(labels, k, mask, positive_only=positive_only),
+        mask,
+        weight=item_weight(weight, scores, mask),
+        rank_weight=_discount_difference(kept.to(scores.dtype)),
+        rows=m,
+    )
+    return reduce_lists(total / k, weight=weight, reduction=reduction)
+
+
+def _check_share(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat | torch.SymInt):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} must lie in [0, 1], got {value}")

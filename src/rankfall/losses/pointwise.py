@@ -1,0 +1,133 @@
+"""Losses that look at one item at a time. A list of negatives has an ordinary value here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rankfall._lists import (
+    Reduction,
+    check_lists,
+    check_none,
+    check_values,
+    item_weight,
+    list_mean,
+    reduce_lists,
+)
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+
+def mse_loss(
+    scores: Float[Tensor, "*batch n"],
+    labels: Float[Tensor, "*batch n"],
+    *,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    weight: Tensor | None = None,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    r"""Squared error, mean over the items of a list.
+
+    .. math:: \frac{1}{n} \sum_i (s_i - y_i)^2
+
+    >>> mse_loss(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0]))
+    tensor(2.)
+    """
+    scores, labels, mask = check_lists(scores, labels, mask)
+    return _mean_over_items((scores - labels).square(), scores, mask, weight, reduction)
+
+
+def bce_loss(
+    scores: Float[Tensor, "*batch n"],
+    labels: Float[Tensor, "*batch n"],
+    *,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    weight: Tensor | None = None,
+    threshold: float | None = 0.0,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    r"""Binary cross entropy of the scores as logits, mean over the items of a list.
+
+    .. math:: -\frac{1}{n} \sum_i t_i \log \sigma(s_i) + (1 - t_i) \log(1 - \sigma(s_i))
+
+    threshold: labels above it are targets of 1, others of 0. With None the labels are the targets themselves and
+      must lie in [0, 1].
+
+    A score of 0 says one half, which costs log 2 whatever the target:
+
+    >>> bce_loss(torch.tensor([0.0, 0.0]), torch.tensor([3.0, 0.0]))
+    tensor(0.6931)
+    """
+    scores, labels, mask = check_lists(scores, labels, mask)
+    if threshold is None:
+        check_none("labels", (labels < 0) | (labels > 1), "values outside [0, 1] with threshold=None")
+        target = labels
+    else:
+        target = (labels > threshold).to(scores.dtype)
+    costs = F.binary_cross_entropy_with_logits(scores, target, reduction="none")
+    return _mean_over_items(costs, scores, mask, weight, reduction)
+
+
+def grade_softmax_loss(
+    logits: Float[Tensor, "*batch n grades"],
+    labels: Float[Tensor, "*batch n"],
+    *,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    weight: Tensor | None = None,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    r"""Classification into label grades, mean over the items of a list (baseline "Softmax" of ARF).
+
+    .. math:: -\frac{1}{n} \sum_i \log \frac{e^{z_{i, y_i}}}{\sum_g e^{z_{ig}}}
+
+    logits: one number a grade of each item, shape ``(..., n, grades)``. labels: whole numbers from 0 to grades - 1.
+    Rank items by their :func:`expected_grade`.
+
+    Logits that tell nothing about four grades cost log 4:
+
+    >>> grade_softmax_loss(torch.zeros(2, 4), torch.tensor([3.0, 0.0]))
+    tensor(1.3863)
+    """
+    logits = _check_logits(logits)
+    _, labels, mask = check_lists(torch.zeros_like(logits[..., 0]), labels, mask)
+    logits = logits.masked_fill(~mask[..., None], 0.0)
+    check_values("logits", logits)
+    grades = logits.shape[-1]
+    check_none("labels", labels != labels.floor(), "fractions: a grade is a whole number")
+    check_none("labels", (labels < 0) | (labels >= grades), f"values outside 0..{grades - 1}, the {grades} grades")
+    costs = -F.log_softmax(logits, -1).gather(-1, labels.long()[..., None]).squeeze(-1)
+    return _mean_over_items(costs, labels, mask, weight, reduction)
+
+
+def expected_grade(logits: Float[Tensor, "*batch n grades"]) -> Float[Tensor, "*batch n"]:
+    r"""Score of each item under :func:`grade_softmax_loss`: the mean of its distribution over grades.
+
+    .. math:: \sum_g g \, \text{softmax}(z_i)_g
+
+    >>> expected_grade(torch.zeros(2, 5))
+    tensor([2., 2.])
+    """
+    share = _check_logits(logits).softmax(-1)
+    return (share * torch.arange(share.shape[-1], device=share.device)).sum(-1)
+
+
+def _check_logits(logits: Tensor) -> Tensor:
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"logits must be a torch.Tensor, got {type(logits).__name__}")
+    if not logits.is_floating_point():
+        raise ValueError(f"logits must be floating point, got {logits.dtype}; convert with logits.float()")
+    if logits.ndim < 2 or logits.shape[-1] == 0:
+        raise ValueError(f"logits must have the shape (..., n, grades), got {tuple(logits.shape)}")
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+
+
+def _mean_over_items(
+    costs: Tensor, scores: Tensor, mask: Tensor, weight: Tensor | None, reduction: Reduction
+) -> Tensor:
+    of_items = item_weight(weight, scores, mask)
+    per_list = list_mean(costs if of_items is None else costs * of_items, mask)
+    return reduce_lists(per_list, weight=weight, reduction=reduction)
