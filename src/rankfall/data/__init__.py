@@ -1,0 +1,14 @@
+"""What comes in: ranking files and the prepared data they become.
+
+:func:`prepare_letor` turns ranking text into a directory, :meth:`RankingData.load` opens it::
+
+    data = rf.data.RankingData.load("mslr")
+    train = data["train"]
+    scaling = data.scaling(["train"])  # fitted on the training split alone
+    features = scaling(train.features[train.offsets[0] : train.offsets[1]])  # the first list
+"""
+
+from rankfall.data.lists import Moments, RankingData, RankingSplit, Scaling
+from rankfall.data.prepare import Recipe, prepare_letor
+
+__all__ = ["Moments", "RankingData", "RankingSplit", "Recipe", "Scaling", "prepare_letor"]
