@@ -671,8 +671,9 @@ def test_weights_may_be_negative(name: str) -> None:
 def test_a_second_derivative_is_refused(name: str) -> None:
     scores, labels = random_lists(3, 6, seed=29)
     scores.requires_grad_()
+    (gradient,) = torch.autograd.grad(call(name, scores, labels), scores, create_graph=True)
     with pytest.raises(RuntimeError, match="differentiated once"):
-        torch.autograd.grad(call(name, scores, labels), scores, create_graph=True)
+        gradient.sum().backward()
 
 
 @every_loss
@@ -1270,3 +1271,12 @@ def test_adaptive_losses_mask_weigh_and_reduce(name: str, make: Any) -> None:
     assert [n for n, _ in make().named_parameters()] == ["alpha"]
     with pytest.raises(ValueError, match=r"^weight must"):
         make()(scores, labels, mask=mask, weight=torch.ones(6))
+
+
+@pytest.mark.parametrize("name", ["ranknet_loss", "lambda_loss", "approx_ndcg_loss", "softmax_loss"])
+def test_one_graph_serves_lists_of_many_lengths(name: str) -> None:
+    torch._dynamo.reset()
+    compiled: Callable[..., Tensor] = torch.compile(getattr(losses, name), fullgraph=True, backend="aot_eager")
+    for n in range(6, 18):  # more lengths than the compiler would make graphs for
+        scores, labels = random_lists(2, n, seed=n)
+        torch.testing.assert_close(compiled(scores, labels), getattr(losses, name)(scores, labels))

@@ -276,6 +276,17 @@ def test_solver_finds_the_threshold_that_bisection_finds(name: str, kind: str, t
         torch.testing.assert_close(got.sum(-1), torch.full((4,), float(k), dtype=torch.float64), rtol=1e-9, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["lapsum_topk", "sparse_topk", "sparse_topk/cube", "sigmoid_topk"])
+def test_two_clusters_far_apart_still_sum_to_k(name: str, dtype: torch.dtype) -> None:
+    # Only part of the list is near the threshold: the mean of p says little about where to move it.
+    for high, low, gap in itertools.product((1, 10, 1000), (1, 10, 10_000), (1, 20, 50, 1000)):
+        scores = torch.cat([torch.zeros(high), torch.full((low,), -float(gap))]).to(dtype)
+        for k in {1, high - 1, high, high + 1, high + low - 1} - {0, high + low}:
+            total = apply(name, scores, k=k, tau=1.0).double().sum().item()
+            assert total == pytest.approx(k, rel=2e-6)
+
+
 @pytest.mark.witness("quadratic program", "sparse_topk")
 @pytest.mark.parametrize("p", [2, 4 / 3])
 def test_sparse_topk_solves_its_optimisation_problem(p: float) -> None:
@@ -355,9 +366,7 @@ def test_temperature_may_be_a_tensor_with_gradient(name: str) -> None:
 
 
 @pytest.mark.witness("gradcheck", "log_inclusion")
-@pytest.mark.parametrize(
-    "operator", ["dftopk", "lapsum_topk", "sigmoid_topk", "sparse_topk", "diff_sort", "pirank_sort"]
-)
+@pytest.mark.parametrize("operator", ["dftopk", "lapsum_topk", "sigmoid_topk", "sparse_topk", "diff_sort"])
 def test_log_inclusion_has_the_gradient_of_its_values(operator: str) -> None:
     scores, mask = lists(11, 3, 6).requires_grad_(), masks(12, 3, 6)
 
@@ -751,6 +760,42 @@ def test_log_rows_is_the_logarithm_of_the_rows() -> None:
         assert (log[rows == 0] == ops.LOG_ZERO).all()
 
 
+@pytest.mark.parametrize("name", [*(n for n in SORTS if not n.startswith("diff")), *TOPKS, "topk/neural_sort"])
+def test_each_list_may_have_its_own_temperature(name: str) -> None:
+    scores, tau = lists(58, 3, 6), torch.tensor([[0.3], [1.0], [4.0]], dtype=torch.float64)
+    alone = torch.stack([apply(name, scores[i], tau=float(tau[i])) for i in range(3)])
+    torch.testing.assert_close(apply(name, scores, tau=tau), alone)
+
+
+def test_inclusion_with_noise_is_the_mean_over_draws() -> None:
+    scores, mask = lists(59, 2, 6), masks(60, 2, 6)
+    seed = torch.Generator().manual_seed
+    noisy = ops.topk("neural_sort", gumbel_samples=3, beta=0.5, generator=seed(1), normalised=False)(
+        scores, 2, mask=mask
+    )
+    rows = ops.neural_sort(scores, k=2, mask=mask, gumbel_samples=3, beta=0.5, generator=seed(1))
+    torch.testing.assert_close(noisy, rows.sum(-2).mean(0))
+
+
+def test_a_tree_of_one_level_includes_what_neural_sort_includes() -> None:
+    scores = lists(61, 3, 7)
+    torch.testing.assert_close(ops.topk("pirank_sort", depth=1)(scores, 2), ops.topk("neural_sort")(scores, 2))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_empty_batch_passes(name: str) -> None:
+    assert apply(name, torch.zeros(0, 5)).shape[0] == 0
+
+
+@pytest.mark.parametrize("name", [*TOPKS, "neural_sort", "soft_sort", "topk/neural_sort", "hard_topk"])
+def test_functional_gradient_is_the_same(name: str) -> None:
+    scores = lists(62, 2, 5)
+    functional = torch.func.grad(lambda s: apply(name, s).square().sum())(scores)
+    ordinary = scores.clone().requires_grad_()
+    apply(name, ordinary).square().sum().backward()
+    torch.testing.assert_close(functional, ordinary.grad)
+
+
 def test_own_function_serves_as_a_soft_topk() -> None:
     def own(scores: Tensor, k: int, *, mask: Tensor | None = None) -> Tensor:
         return torch.tensor([0.0, 0.25, 1.0])
@@ -783,6 +828,8 @@ GOOD = torch.zeros(2, 4)
         ("tau", {"tau": 0.0}),
         ("tau", {"tau": -1.0}),
         ("tau", {"tau": float("nan")}),
+        ("tau", {"tau": torch.tensor(0.0)}),
+        ("tau", {"tau": torch.tensor(-1.0)}),
         ("tau", {"tau": "warm"}),
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(map(repr, value.values())))[:20],

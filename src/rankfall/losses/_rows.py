@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ KEPT = 2**22
 
 def row_blocks(rows: int, width: int) -> list[tuple[int, int]]:
     """Consecutive ranges (start, stop) of the rows of a matrix with `width` pairs in each row."""
+    if torch.compiler.is_compiling():
+        return [(0, rows)]  # which the compiler blocks better, and in one graph for lists of any length
     step = max(1, BLOCK // max(1, width))
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
@@ -26,7 +29,7 @@ def row_blocks(rows: int, width: int) -> list[tuple[int, int]]:
 def map_rows(function: Callable[[int, int], Tensor], rows: int, width: int) -> list[Tensor]:
     """`function(start, stop)` of each block of rows, under autograd."""
     blocks = row_blocks(rows, width)
-    if rows * width <= KEPT:
+    if len(blocks) == 1 or rows * width <= KEPT:
         return [function(*block) for block in blocks]
     return [
         cast("Tensor", checkpoint(function, *block, use_reentrant=False, preserve_rng_state=False)) for block in blocks

@@ -95,15 +95,29 @@ class _WithSlope(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[2])
+        ctx.save_for_backward(inputs[0], inputs[2])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        # Whoever wants a graph of the backward pass would silently get a second derivative of 0.
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            raise RuntimeError("pairwise losses can be differentiated once, not twice: leave out create_graph=True")
-        (slope,) = ctx.saved_tensors
-        return gradient[..., None] * slope, None, None
+        scores, slope = ctx.saved_tensors
+        result: Tensor = _Once.apply(gradient[..., None] * slope, scores)  # type: ignore[no-untyped-call]
+        return result, None, None
+
+
+class _Once(torch.autograd.Function):
+    """Ties a gradient to the scores it depends on: a second derivative is an error instead of a silent 0."""
+
+    @staticmethod
+    def forward(gradient: Tensor, scores: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        raise RuntimeError("pairwise losses can be differentiated once, not twice")
 
 
 def _differences(function: Callable[[Tensor, Tensor], Tensor], values: Tensor, start: int, stop: int) -> Tensor:
@@ -126,8 +140,9 @@ def _distance_discount(discount: Tensor, k: int | None, version: str) -> RankWei
     # lost[d] for the distance d = j - i of two ranks; an item has none to itself.
     lost = F.pad(discount[: n - 1] - discount[1:n], (1, 0))
     row_factor = column_factor = torch.ones_like(lost)
+    ranks = torch.arange(1, n + 1, device=discount.device)
     if k is not None:
-        beyond = torch.arange(1, n + 1, device=discount.device) > k
+        beyond = ranks > k
         if version == "sound":
             # The larger of the two ranks is the column's.
             column_factor = torch.where(beyond, 1 / (1 - discount[:n]), 1.0)
@@ -135,8 +150,11 @@ def _distance_discount(discount: Tensor, k: int | None, version: str) -> RankWei
             row_factor = (~beyond).to(lost.dtype)
 
     def weights(start: int, stop: int) -> Tensor:
-        # Row i is lost[j - i]: the same numbers, each row one place further right.
-        shifted = F.pad(lost[: n - start], (stop - start - 1, 0)).unfold(0, n - start, 1).flip(0)
+        if torch.compiler.is_compiling():  # which would make a graph of its own for each length of a window
+            shifted = lost[_differences(torch.sub, -ranks, start, stop).clamp(min=0)]
+        else:
+            # Row i is lost[j - i]: the same numbers, each row one place further right.
+            shifted = F.pad(lost[: n - start], (stop - start - 1, 0)).unfold(0, n - start, 1).flip(0)
         return shifted * row_factor[start:stop, None] * column_factor[start:]
 
     return weights

@@ -224,7 +224,10 @@ def _rows(
 ) -> Float[Tensor, "*batch k n"]:
     """Rows of any soft sort, at its own temperature if none is given."""
     options: dict[str, Any] = {} if tau is None else {"tau": tau}
-    return sort(scores, k=k, mask=mask, **options)
+    rows = sort(scores, k=k, mask=mask, **options)
+    if rows.shape[:-2] != scores.shape[:-1]:
+        raise ValueError(f"sort must give one soft permutation a list, got shape {tuple(rows.shape)} of its draws")
+    return rows
 
 
 def _floored(logarithm: Tensor) -> Tensor:

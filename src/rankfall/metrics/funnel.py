@@ -14,6 +14,7 @@ from rankfall._lists import (
     check_membership,
     check_ranking,
     check_shape,
+    operator,
     rank_order,
     safe_divide,
 )
@@ -104,6 +105,8 @@ def _check(
     stage_scores: Sequence[Tensor], relevant: Tensor, quotas: Sequence[int], mask: Tensor | None
 ) -> tuple[Float[Tensor, "*batch stages n"], Float[Tensor, "*batch n"], Bool[Tensor, "*batch n"]]:
     """The stages' scores in one tensor, the relevant items in float64, and the mask."""
+    if isinstance(quotas, int):
+        raise TypeError(f"quotas must be a sequence with one number a stage, got {quotas!r}")
     if len(stage_scores) == 0:
         raise ValueError("stage_scores must hold the scores of at least one stage, got none")
     if len(quotas) != len(stage_scores):
@@ -131,20 +134,19 @@ def _first(order: Tensor, alive: Tensor, quota: int) -> Tensor:
 def _random_order(scores: Tensor, mask: Tensor, generator: torch.Generator | None) -> Tensor:
     """Indices of the items by descending score, ties at random, masked items last."""
     if generator is None:
-        keys: Tensor = _repeatable_keys(scores)
+        keys: Tensor = torch.ops.rankfall.repeatable_keys(scores.detach())
     else:
         keys = torch.rand(scores.shape, generator=generator, device=scores.device, dtype=torch.double)
     shuffle = keys.argsort(-1)
     return shuffle.gather(-1, rank_order(scores.gather(-1, shuffle), mask.gather(-1, shuffle)))
 
 
-@torch.library.custom_op("rankfall::repeatable_keys", mutates_args=())
+@operator(
+    "repeatable_keys(Tensor like) -> Tensor",
+    like=lambda like: torch.empty(like.shape, device=like.device, dtype=torch.double),
+    device="default",
+)
 def _repeatable_keys(like: Tensor) -> Tensor:
     # An operator of its own, because torch.compile cannot make a generator inside a graph.
     generator = torch.Generator(like.device).manual_seed(0)
     return torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.double)
-
-
-@_repeatable_keys.register_fake
-def _(like: Tensor) -> Tensor:
-    return torch.empty(like.shape, device=like.device, dtype=torch.double)

@@ -123,31 +123,25 @@ class _Inclusion(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        scores: Tensor,
-        tau: float,
-        edges: Tensor,
-        mask: Tensor | None,
-        count: Tensor | None,
-        k: int,
-        kind: str,
+        scores: Tensor, tau: float, edges: Tensor, mask: Tensor | None, count: Tensor | None, k: int, kind: str
     ) -> Tensor:
         member = KINDS[kind]
         u, edges = _from_midpoint(scores, tau, edges, mask)
-        p = member.phi(u if member.midpoint else u - _threshold(member, u, edges, count, k))
-        ctx.kind, ctx.tau = kind, tau
-        ctx.save_for_backward(p, u, edges)
-        return p
+        return member.phi(u if member.midpoint else u.sub_(_threshold(member, u, edges, count, k)))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _remember(ctx, inputs, output)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         kind = KINDS[ctx.kind]
-        p, u, edges = ctx.saved_tensors
+        p, scores, edges, mask = ctx.saved_tensors
         slope = kind.slope(p)
         if kind.midpoint:
             through = slope.mul_(grads[0])
             through_b = through.sum(-1, keepdim=True)
-            for share in _edge_shares(u, edges):
+            for share in _edge_shares(scores, edges, mask):
                 through = through.addcmul_(share, through_b, value=-0.5)
         else:
             through = grads[0] * slope
@@ -161,30 +155,24 @@ class _Logits(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        scores: Tensor,
-        tau: float,
-        edges: Tensor,
-        mask: Tensor | None,
-        count: Tensor | None,
-        k: int,
-        kind: str,
+        scores: Tensor, tau: float, edges: Tensor, mask: Tensor | None, count: Tensor | None, k: int, kind: str
     ) -> Tensor:
         member = KINDS[kind]
         u, edges = _from_midpoint(scores, tau, edges, mask)
-        z = u.clone() if member.midpoint else u - _threshold(member, u, edges, count, k)
-        ctx.kind, ctx.tau = kind, tau
-        ctx.save_for_backward(z, u, edges)
-        return z
+        return u if member.midpoint else u.sub_(_threshold(member, u, edges, count, k))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _remember(ctx, inputs, output)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         kind = KINDS[ctx.kind]
-        z, u, edges = ctx.saved_tensors
+        z, scores, edges, mask = ctx.saved_tensors
         total = grads[0].sum(-1, keepdim=True)
         if kind.midpoint:
             through = grads[0]
-            for share in _edge_shares(u, edges):
+            for share in _edge_shares(scores, edges, mask):
                 through = through - share * (total / 2)
         else:
             weights = kind.share(z)
@@ -192,12 +180,20 @@ class _Logits(torch.autograd.Function):
         return through / ctx.tau, None, None, None, None, None, None
 
 
-def _edge_shares(u: Tensor, edges: Tensor) -> Iterator[Tensor]:
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    scores, tau, edges, mask, _, _, kind = inputs
+    ctx.kind, ctx.tau = kind, tau
+    ctx.save_for_backward(output, scores, edges, mask)
+
+
+def _edge_shares(scores: Tensor, edges: Tensor, mask: Tensor | None) -> Iterator[Tensor]:
     """The k-th item and then the (k+1)-th, as weights that sum to 1: tied items divide it."""
-    u, edges = u.detach(), edges.detach()
+    scores = scores.detach()
     for edge in edges.split(1, dim=-1):
         # A comparison written straight into a float tensor is five times as fast as one into a boolean tensor.
-        share = torch.eq(u, edge, out=torch.empty_like(u))
+        share = torch.eq(scores, edge, out=torch.empty_like(scores))
+        if mask is not None:
+            share.masked_fill_(~mask, 0.0)
         yield share.div_(share.sum(-1, keepdim=True).clamp_(min=1))
 
 
@@ -224,10 +220,10 @@ def _threshold(kind: Kind, u: Tensor, edges: Tensor, count: Tensor | None, k: in
 
 
 def _bracket(kind: Kind, u: Tensor, edges: Tensor, target: Tensor, *, masked: bool) -> tuple[Tensor, Tensor]:
-    # All scores at the smallest (largest) one would need a smaller (larger) b.
+    # All scores at the smallest (largest) one would need a smaller (larger) b; 1 is room for rounding.
     smallest = u.masked_fill(u == -torch.inf, torch.inf) if masked else u
-    low = smallest.amin(-1, keepdim=True) - target
-    high = u.amax(-1, keepdim=True) - target
+    low = smallest.amin(-1, keepdim=True) - target - 1
+    high = u.amax(-1, keepdim=True) - target + 1
     if kind.width < torch.inf:
         # b at the (k+1)-th score keeps at most k, b at the k-th less the width of the ramp at least k.
         low = torch.maximum(low, edges[..., :1] - kind.width)
@@ -268,9 +264,11 @@ def _logistic_slope(p: Tensor) -> Tensor:
     return torch.addcmul(p, p, p, value=-1)
 
 
-def _logistic_sums(z: Tensor) -> tuple[Tensor, Tensor]:
+def _logistic_step(z: Tensor, k: int, n: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    sign = z.sign()
     p = z.sigmoid_()
-    return p.sum(-1, keepdim=True), _logistic_slope(p).sum(-1, keepdim=True)
+    slopes = _logistic_slope(p).sum(-1, keepdim=True)
+    return _tail_step(k, sign, torch.minimum(p, 1 - p), slopes)
 
 
 def _log_logistic(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -288,22 +286,27 @@ def _laplace_slope(p: Tensor) -> Tensor:
 
 
 def _laplace_step(z: Tensor, k: int, n: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The exact solution as long as no score lies between the old and the new b.
-
-    With A and B the sums of e^-|z| over the items above and below b, moving b by log x turns the sum of p into
-    above + (B/x - A x)/2, which is k at a root of a quadratic in x.
-    """
     sign = z.sign()
-    tail = z.abs_().neg_().exp_()
-    above = (z.shape[-1] + sign.sum(-1, keepdim=True)) / 2
-    both, difference = tail.sum(-1, keepdim=True), sign.mul_(tail).sum(-1, keepdim=True)
-    product = (both + difference) * (both - difference)  # 4 A B
-    missing = 2 * (k - above)
-    root = torch.sqrt(missing * missing + product)
+    return _tail_step(k, sign, z.abs_().neg_().exp_().div_(2), None)
+
+
+def _tail_step(k: int, sign: Tensor, tail: Tensor, slopes: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The sum of p, and the change of b that would make it k if tails were exponential.
+
+    `tail` is p below b and 1 - p above; let its sums be B and A there. With a rate r, moving b by log(x) / r turns the
+    sum of p into above + B/x - A x, which is k at a root of a quadratic in x. For Laplace r is 1 and this is exact as
+    long as no score lies between the old and the new b. For the logistic r is what makes the slope right, so that
+    steps are Newton's near the solution and still good far from it.
+    """
+    above = (sign.shape[-1] + sign.sum(-1, keepdim=True)) / 2
+    both, difference = tail.sum(-1, keepdim=True), sign.mul_(tail).sum(-1, keepdim=True)  # A + B, A - B
+    missing = k - above
+    root = torch.sqrt(missing * missing + (both + difference) * (both - difference))
     # Of the two forms of the root the one that does not subtract equal numbers.
     few = (both - difference) / (root + missing)
     many = (root - missing) / (both + difference)
-    return above - difference / 2, torch.log(torch.where(missing >= 0, few, many))
+    change = torch.log(torch.where(missing >= 0, few, many))
+    return above - difference, change if slopes is None else change * both / slopes
 
 
 def _log_laplace(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -367,7 +370,7 @@ _LOGISTIC = Kind(
     log_phi=_log_logistic,
     share=lambda z: _nearness(z) * torch.sigmoid(z.abs()).square(),
     inverse=torch.logit,
-    step=_newton(_logistic_sums, torch.logit, _logistic_slope),
+    step=_logistic_step,
     steps=6,
 )
 

@@ -41,8 +41,12 @@ def hard_topk(
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, kept: Tensor) -> Tensor:
+    def forward(scores: Tensor, kept: Tensor) -> Tensor:
         return kept.to(scores.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

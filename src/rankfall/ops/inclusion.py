@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from rankfall._lists import check_choice, check_count, check_scores, safe_divide
+from rankfall._lists import add_gumbel, check_choice, check_count, check_scores, safe_divide
 from rankfall.ops._rows import LOG_ZERO, SoftRows
 from rankfall.ops._threshold import LOG_OF_ZERO, log_threshold_topk
 from rankfall.ops.dftopk import dftopk
@@ -46,26 +46,35 @@ class Operator:
     """An operator with its options, made by `topk`. Calling it gives inclusion probabilities."""
 
     name: str
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
     normalised: bool = True
 
     def __call__(
         self, scores: Float[Tensor, "*batch n"], k: int, *, mask: Bool[Tensor, "*batch n"] | None = None
     ) -> Float[Tensor, "*batch n"]:
-        """Inclusion probability of each item."""
+        """Inclusion probability of each item; with Gumbel noise the mean over the draws."""
         if self.name in _SELECTIONS:
             return _SELECTIONS[self.name](scores, k, mask=mask, **self.options)
         check_count("k", k)
-        if self.name in _LAZY_ROWS and self.normalised:
-            rows = _LAZY_ROWS[self.name](scores, mask=mask, **self.options)
+        wide, mask = check_scores(scores, mask)
+        noise = {key: self.options[key] for key in _NOISE if key in self.options}
+        if noise.get("gumbel_samples"):
+            wide = add_gumbel(wide, noise["gumbel_samples"], noise.get("beta", 1.0), noise.get("generator"))
+            mask = None if mask is None else mask.expand(wide.shape)
+        p = self._of_rows(wide, k, mask)
+        return (p.mean(0) if noise.get("gumbel_samples") else p).to(scores.dtype)
+
+    def _of_rows(self, scores: Tensor, k: int, mask: Tensor | None) -> Tensor:
+        """The sum of the first k rows of a soft sort, as a share of all rows if normalised."""
+        if self.normalised and self._lazy:
+            rows = self._rows(scores, mask)
             top = rows.probabilities(0, k).sum(-2)
-            p = safe_divide(top, top.detach() + rows.sum_rest(k))
-            p = _whole(p, rows.mask, k, 1.0)
-        else:
-            p = _SORTS[self.name](scores, k=k, mask=mask, **self.options).sum(-2)
-            if self.normalised:  # columns of these sum to 1, but for what divide and conquer adds or cuts off
-                p = _whole(p / p.detach().clamp(min=1.0), check_scores(scores, mask)[1], k, 1.0)
-        return p.to(scores.dtype)
+            return _whole(safe_divide(top, top.detach() + rows.sum_rest(k)), mask, k, 1.0)
+        options = {key: value for key, value in self.options.items() if key not in _NOISE}
+        p = _SORTS[self.name](scores, k=k, mask=mask, **options).sum(-2)
+        # Columns of DiffSort sum to 1. Those of a tree do not, and all its rows would cost what the tree saves, so what
+        # exceeds 1 is cut off.
+        return _whole(p / p.detach().clamp(min=1.0), mask, k, 1.0) if self.normalised else p
 
     def log(
         self, scores: Float[Tensor, "*batch n"], k: int, *, mask: Bool[Tensor, "*batch n"] | None = None
@@ -75,21 +84,30 @@ class Operator:
             options = dict(self.options)
             kind = _THRESHOLDS[self.name](options.pop("p", 2))
             return log_threshold_topk(kind, scores, k, options.pop("tau", 1.0), mask)
-        if self.name in _LAZY_ROWS and self.normalised:
+        if self.normalised and self._lazy and not self.options.get("gumbel_samples"):
             check_count("k", k)
-            return _log_share(_LAZY_ROWS[self.name](scores, mask=mask, **self.options), k)
+            return _log_share(self._rows(scores, mask), k)
         return _log_pair(self(scores, k, mask=mask))
+
+    @property
+    def _lazy(self) -> bool:
+        """Whether rows are computed when asked for, so that all of them can be summed."""
+        return self.name in _LAZY_ROWS or (self.name == "pirank_sort" and self.options.get("depth") in (None, 1))
+
+    def _rows(self, scores: Tensor, mask: Tensor | None) -> SoftRows:
+        name = "neural_sort" if self.name == "pirank_sort" else self.name  # a tree of one level
+        options = {key: value for key, value in self.options.items() if key not in (*_NOISE, "depth")}
+        return _LAZY_ROWS[name](scores, mask=mask, **options)
 
 
 def topk(name: str, *, normalised: bool = True, **options: Any) -> Operator:
     """Any operator as a function of scores and k that gives inclusion probabilities (..., n).
 
-    Args:
-        name: an operator by its function's name: "dftopk", "lapsum_topk", "neural_sort", ...
-        normalised: for the soft sorts, whose inclusion is the sum of the first k rows: divide by the sum over all
-            rows, without gradient, since their columns do not sum to 1 (LCRON, eq. 10, with the sum that its code
-            takes). Selections (dftopk, lapsum_topk, ...) have nothing to normalise.
-        options: the operator's own: tau, power, steepness, ...
+    `name` is an operator by its function's name: "dftopk", "lapsum_topk", "neural_sort", ...; `options` are the
+    operator's own: tau, power, steepness, ... The inclusion of a soft sort is the sum of its first k rows. If
+    `normalised` it is divided by the sum over all rows, without gradient, since their columns do not sum to 1 (LCRON,
+    eq. 10, with the sum that its code takes); the gradient is then not the derivative of the value, and can be large
+    where tau is small against the spread of the scores. Selections (dftopk, ...) have nothing to normalise.
 
     >>> keep = topk("lapsum_topk", tau=0.5)
     >>> keep(torch.tensor([1.0, 1.0, 1.0, 1.0]), 2)
@@ -145,6 +163,8 @@ def log_rows(
     if name == "pirank_sort" and k is None:
         k = scores.shape[-1]
     rows = inner(scores, k=k, mask=mask, **options)
+    if rows.shape[:-2] != scores.shape[:-1]:
+        raise ValueError(f"sort must give one soft permutation a list, got shape {tuple(rows.shape)} of its draws")
     tiny = torch.finfo(rows.dtype).tiny
     return torch.where(rows == 0, LOG_ZERO, torch.log(rows.clamp(min=tiny)))
 
@@ -181,6 +201,7 @@ def _log(p: Tensor) -> Tensor:
     return torch.where(positive, torch.log(torch.where(positive, p, 1.0)), LOG_OF_ZERO)
 
 
+_NOISE = ("gumbel_samples", "beta", "generator")
 _SELECTIONS: dict[str, Callable[..., Tensor]] = {
     "dftopk": dftopk,
     "lapsum_topk": lapsum_topk,

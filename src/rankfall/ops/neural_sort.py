@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rankfall._lists import add_gumbel, any_order, check_count, check_positive, check_scores
+from rankfall._lists import add_gumbel, any_order, check_count, check_positive, check_scores, operator
 from rankfall.ops._rows import CHUNK, SoftRows
 
 if TYPE_CHECKING:
@@ -42,11 +42,13 @@ def neural_sort(
             [0., 0., 1.],
             [1., 0., 0.]])
     """
+    noisy = scores
     if gumbel_samples:
-        scores = add_gumbel(scores, gumbel_samples, beta, generator)
-        mask = None if mask is None else mask.expand(scores.shape)
-    rows = neural_rows(scores, tau, mask)
-    count = scores.shape[-1] if k is None else check_count("k", k)
+        noisy, mask = check_scores(scores, mask)
+        noisy = add_gumbel(noisy, gumbel_samples, beta, generator)
+        mask = None if mask is None else mask.expand(noisy.shape)
+    rows = neural_rows(noisy, tau, mask)
+    count = rows.shape[-1] if k is None else check_count("k", k)
     return rows.probabilities(0, count).to(scores.dtype)
 
 
@@ -78,7 +80,7 @@ def neural_rows(scores: Tensor, tau: float | Tensor, mask: Tensor | None) -> Sof
 
     def rest(start: int) -> Tensor:
         ranked = (s if mask is None else s.masked_fill(~mask, -torch.inf)).gather(-1, order)
-        return torch.empty_like(s).scatter(-1, order, _column_sums(ranked, start))
+        return torch.empty_like(s).scatter(-1, order, torch.ops.rankfall.neural_column_sums(ranked, start))
 
     return SoftRows(logits, scores.shape, mask, rest if s.device.type == "cpu" else None)
 
@@ -87,21 +89,24 @@ class _RankedSums(torch.autograd.Function):
     """s -> (2 r - 1) s - 2 (sum of the scores before), with |x|' = 0 at 0: tied items get equal gradients."""
 
     @staticmethod
-    def forward(ctx: Any, s: Tensor, order: Tensor, mask: Tensor | None) -> Tensor:
-        if mask is not None:
-            s = s.masked_fill(~mask, -torch.inf)
+    def forward(s: Tensor, order: Tensor, mask: Tensor | None) -> Tensor:
         v = s.gather(-1, order)
-        ctx.save_for_backward(v, order)
-        if mask is not None:  # masked items stand last, so that nothing is added before any other item
-            v = v.masked_fill(v == -torch.inf, 0.0)
+        if mask is not None:  # masked items stand last; as 0 they add nothing
+            v = v.masked_fill(~mask.gather(-1, order), 0.0)
         odd = torch.arange(1, 2 * v.shape[-1], 2, device=v.device, dtype=v.dtype)
         # exclusive prefix sums: those that include the item itself, less it
         base = (odd + 2) * v - 2 * v.cumsum(-1)
         return torch.empty_like(base).scatter_(-1, order, base)
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        v, order = ctx.saved_tensors
+        s, order, mask = ctx.saved_tensors
+        s = s.detach()
+        v = (s if mask is None else s.masked_fill(~mask, -torch.inf)).gather(-1, order)
         g = grads[0].gather(-1, order)
         first, last = _tie_bounds(v)
         until = g.cumsum(-1)
@@ -122,7 +127,10 @@ def _tie_bounds(v: Tensor) -> tuple[Tensor, Tensor]:
     return first, last
 
 
-@torch.library.custom_op("rankfall::neural_column_sums", mutates_args=(), device_types="cpu")
+@operator(
+    "neural_column_sums(Tensor ranked, int start) -> Tensor",
+    like=lambda ranked, start: torch.empty_like(ranked, memory_format=torch.contiguous_format),
+)
 def _column_sums(ranked: Tensor, start: int) -> Tensor:
     """Sums over the rows from `start` on of the soft permutation of lists in descending order, padded with -inf.
 
@@ -147,18 +155,12 @@ def _column_sums(ranked: Tensor, start: int) -> Tensor:
     for first in range(start, n, rows):
         last = min(first + rows, n)
         columns = slice(max(0, first - width), min(n, last + width))
-        for group in torch.arange(len(v)).split(lists):
-            few = slice(int(group[0]), int(group[-1]) + 1)
+        for few in (slice(one, one + lists) for one in range(0, len(v), lists)):
             logits = torch.addcmul(base[few, None, columns], v[few, None, columns], rank[first:last, None], value=-2)
             share = logits.sub_(peak[few, first:last, None]).exp_()
             share.div_(share.sum(-1, keepdim=True).clamp_(min=1))  # at least 1, the peak; 0 where there is no such rank
             total[few, columns] += share.sum(-2)
     return total.reshape(ranked.shape)
-
-
-@_column_sums.register_fake
-def _(ranked: Tensor, start: int) -> Tensor:
-    return torch.empty_like(ranked, memory_format=torch.contiguous_format)
 
 
 def _band(v: Tensor, base: Tensor, peak: Tensor, count: Tensor) -> int:
@@ -167,7 +169,7 @@ def _band(v: Tensor, base: Tensor, peak: Tensor, count: Tensor) -> int:
     enough = math.log(n) - math.log(torch.finfo(v.dtype).eps)
     rank = torch.arange(1, n + 1, dtype=v.dtype)
     exists = torch.arange(n) < count
-    width = 8
+    width = 8 if len(v) else n
     while width < n:
         fall_right = peak[:, :-width] - (base[:, width:] - 2 * rank[:-width] * v[:, width:])
         fall_left = peak[:, width:] - (base[:, :-width] - 2 * rank[width:] * v[:, :-width])

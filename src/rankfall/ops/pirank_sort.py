@@ -29,11 +29,11 @@ def pirank_sort(
 
     The n items are the leaves of a tree of `depth` levels with about :math:`n^{1/depth}` children a node. Each node
     sorts what its children kept with NeuralSort and keeps the first k; the rows compound on the way up. ``depth=1`` is
-    NeuralSort. Cost :math:`O(n^{1+1/d} + (d-1) k^2 n)` where every node sorted all its values; here a node computes
-    only the k rows it keeps.
+    NeuralSort. The paper's cost is :math:`O(n^{1+1/d} + (d-1) k^2 n)`; here nodes compute only the k rows they keep, so
+    that growth with n is about linear at any depth.
 
-    The default depth is 1 up to 256 items, 2 up to 4,096 and 3 beyond (of the padded list: name the depth if results
-    must not depend on how far lists are padded). The tree of each list is laid out from its own number of real items.
+    The default depth is the one that costs least, 1: where nodes compute only the rows they keep, more levels save
+    nothing. The tree of each list is laid out from its own number of real items.
 
     >>> pirank_sort(torch.tensor([1.0, 4.0, 3.0, 2.0]), k=2, tau=0.01, depth=2).round()
     tensor([[0., 1., 0., 0.],
@@ -43,9 +43,10 @@ def pirank_sort(
     check_positive("tau", tau)
     wide, mask = check_scores(scores, mask)
     n = wide.shape[-1]
-    depth = _default_depth(n) if depth is None else check_count("depth", depth)
+    depth = 1 if depth is None else check_count("depth", depth)
     if depth == 1:
         return neural_rows(scores, tau, mask).probabilities(0, k).to(scores.dtype)
+    wide = wide / tau  # once for all levels: what a node keeps are means of scores
     real = torch.ones_like(wide, dtype=torch.bool) if mask is None else mask
     branches = _root(n, depth)
     slot = _slots(real, branches, depth)  # where each item stands among the leaves
@@ -54,7 +55,7 @@ def pirank_sort(
     values = spare.scatter(-1, slot, wide)[..., :-1]
     filled = (spare > 0).scatter(-1, slot, real)[..., :-1]
     with _full_precision(wide.device):
-        rows = _merge(values, filled, k, tau, branches, depth)
+        rows = _merge(values, filled, k, branches, depth)
     rows = F.pad(rows, (0, 1))  # the leaf past the end again
     return rows.gather(-1, slot.unsqueeze(-2).expand(*rows.shape[:-1], n)).to(scores.dtype)
 
@@ -64,10 +65,6 @@ def _full_precision(device: torch.device) -> AbstractContextManager[None]:
     if device.type == "meta":  # which autocast does not know
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
-
-
-def _default_depth(n: int) -> int:
-    return 1 if n <= 256 else 2 if n <= 4096 else 3
 
 
 def _root(n: int, depth: int) -> int:
@@ -94,7 +91,7 @@ def _slots(real: Tensor, branches: int, depth: int) -> Tensor:
     return slot.masked_fill(~real, math.prod([branches] * depth))
 
 
-def _merge(values: Tensor, real: Tensor, k: int, tau: float | Tensor, branches: int, depth: int) -> Tensor:
+def _merge(values: Tensor, real: Tensor, k: int, branches: int, depth: int) -> Tensor:
     """Rows (..., k, leaves) of the tree over the leaves' values."""
     batch = values.shape[:-1]
     # At each height: what a node holds (..., nodes, kept), and its rows over the leaves below (..., kept, width).
@@ -106,7 +103,7 @@ def _merge(values: Tensor, real: Tensor, k: int, tau: float | Tensor, branches: 
         joined = values.reshape(*batch, nodes, branches * kept)
         joined_real = real.reshape(*batch, nodes, branches * kept)
         keep = min(k, branches * kept)
-        q = neural_rows(joined, tau, joined_real).probabilities(0, keep)
+        q = neural_rows(joined, 1.0, joined_real).probabilities(0, keep)
         values = torch.matmul(q, joined.unsqueeze(-1)).squeeze(-1)
         below = rows.reshape(*batch, nodes, branches, kept, width)
         parts = torch.matmul(q.unflatten(-1, (branches, kept)).transpose(-3, -2), below)  # one product a child

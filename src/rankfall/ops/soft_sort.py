@@ -41,9 +41,10 @@ def soft_sort(
 def soft_sort_rows(scores: Tensor, tau: float | Tensor, mask: Tensor | None, power: int = 1) -> SoftRows:
     """The rows of SoftSort before they are asked for."""
     check_positive("tau", tau)
-    if power not in (1, 2):
+    if isinstance(power, bool) or power not in (1, 2):
         raise ValueError(f"power must be 1 or 2, got {power}")
     scores, mask = check_scores(scores, mask)
+    scores = scores / (tau if power == 1 else tau**0.5)
     filled = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
     order = filled.detach().argsort(-1, descending=True)
     ranked = scores.gather(-1, order)
@@ -52,7 +53,7 @@ def soft_sort_rows(scores: Tensor, tau: float | Tensor, mask: Tensor | None, pow
         # Rows past the last item exist only where a mask makes them void; any score will do there.
         heads = ranked[..., start:stop] if stop <= scores.shape[-1] else _extend(ranked, stop)[..., start:stop]
         distance = (heads.unsqueeze(-1) - scores.unsqueeze(-2)).abs()
-        return -(distance if power == 1 else distance.square()) / tau
+        return -distance if power == 1 else -distance.square()
 
     return SoftRows(logits, scores.shape, mask)
 

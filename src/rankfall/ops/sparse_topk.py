@@ -38,6 +38,6 @@ def sparse_kind(p: float) -> str:
     """The member of the threshold family with this norm."""
     if p == 2:
         return "clip"
-    if abs(p - 4 / 3) < 1e-6:
+    if isinstance(p, float) and abs(p - 4 / 3) < 1e-6:
         return "cube"
     raise ValueError(f"p must be 2 or 4/3, got {p}")
