@@ -141,10 +141,11 @@ class RankingData:
         return cls(path, manifest, splits)
 
     def __getitem__(self, name: str) -> RankingSplit:
-        """The split of that name."""
-        if name not in self.splits:
-            raise ValueError(f"split: {self.path} has no split {name!r}; it has {', '.join(self.splits)}")
-        return self.splits[name]
+        """The split of that name; ``name:2/5`` is the second of five parts of its lists, in their order."""
+        whole, colon, part = name.partition(":")
+        if whole not in self.splits:
+            raise ValueError(f"split: {self.path} has no split {whole!r}; it has {', '.join(self.splits)}")
+        return _part(self.splits[whole], part) if colon else self.splits[whole]
 
     def __iter__(self) -> Iterator[str]:
         """The names of the splits."""
@@ -208,6 +209,27 @@ def _load_split(directory: Path, name: str, manifest: dict[str, Any]) -> Ranking
         qids=_load_strings(directory / "qids.arrow", lists),
         docids=_load_strings(directory / "docids.arrow", rows) if about["docids"] else None,
         moments=Moments.from_array(_load_array(directory / "moments.npy", (3, columns))),
+    )
+
+
+def _part(split: RankingSplit, part: str) -> RankingSplit:
+    """One of so many parts of a split, with as many lists as the others or one more."""
+    number, _, count = part.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count) <= len(split)):
+        raise ValueError(
+            f"split: {split.name}:{part} names no part of {split.name!r}; its {len(split)} lists have the parts "
+            f"{split.name}:1/n to {split.name}:n/n"
+        )
+    first, last = (len(split) * i // int(count) for i in (int(number) - 1, int(number)))
+    rows = slice(split.offsets[first], split.offsets[last])
+    return RankingSplit(
+        name=f"{split.name}:{part}",
+        features=split.features[rows],
+        labels=split.labels[rows],
+        offsets=split.offsets[first : last + 1] - split.offsets[first],
+        qids=split.qids[first:last],
+        docids=None if split.docids is None else split.docids[rows],
+        moments=Moments.of(split.features[rows]),
     )
 
 

@@ -1,0 +1,50 @@
+# Every target does its own set-up: `make demo` and `make test` work in a fresh clone.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test bench docs lint experiments clean
+
+setup: .venv/.dev
+
+# pip finds the CPU build of torch where it is offered; the stamps make sure each set-up runs once a change.
+.venv/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+.venv/.dev: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+demo: .venv/.installed
+	$(BIN)/rankfall demo --out demo
+
+lint: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src tests
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/pytest -n 2
+
+bench: .venv/.installed
+	$(BIN)/rankfall bench ops
+	$(BIN)/rankfall bench losses
+
+docs: .venv/.dev
+	$(BIN)/pytest --collect-only --quiet --correctness=docs/correctness.md
+
+# Hours, not minutes, on small machines. Needs RANKFALL_DATA, a directory with mq2007, mslr_sample and clueweb09.
+experiments: .venv/.dev
+	test -n "$(RANKFALL_DATA)" || { echo "set RANKFALL_DATA to the directory of the data sets"; exit 1; }
+	test -d prepared/mq2007 || $(BIN)/rankfall prepare letor --out prepared/mq2007 \
+	  $(foreach part,S1 S2 S3 S4 S5,$(part)=$(RANKFALL_DATA)/mq2007/features46_$(part).txt.gz)
+	test -d prepared/mslr_sample || $(BIN)/rankfall prepare letor --out prepared/mslr_sample \
+	  all=$(RANKFALL_DATA)/mslr_sample/mslr_sample.txt.gz
+	test -d prepared/clueweb09 || $(BIN)/rankfall prepare letor --out prepared/clueweb09 \
+	  $(foreach part,1 2 3 4 5,$(RANKFALL_DATA)/clueweb09/fold$(part).txt.gz)
+	$(foreach name,mq2007 mslr_sample clueweb09,$(BIN)/rankfall compare experiments/$(name).yaml --out runs/$(name) --jobs 2;)
+
+clean:
+	rm -rf .venv demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,221 @@
+"""What is measured: forward and backward of each function, ours and the textbook's, and the floors.
+
+A *floor* is what the cheapest honest implementation could cost: one pass (sigmoid), one selection (topk), one
+sort.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rankfall import losses, metrics, ops
+from rankfall.benchmarks import textbook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rankfall.benchmarks.measure import Step
+
+FLOORS = ("torch.sigmoid", "torch.topk", "torch.sort")
+TAU = 0.1  # of operators that compare scores one by one
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Lists of n items of which k count."""
+
+    lists: int
+    n: int
+    k: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function of scores, labels and k, and how many numbers it keeps alive for the backward pass."""
+
+    run: Callable[[Tensor, Tensor, int], Tensor]
+    floats: Callable[[Shape], float]
+
+    def bytes(self, shape: Shape) -> float:
+        """About how much memory one forward and backward pass takes."""
+        return FLOAT_BYTES * self.floats(shape)
+
+
+def linear(shape: Shape) -> float:
+    """A few numbers an item."""
+    return 10 * shape.lists * shape.n
+
+
+def rows(shape: Shape) -> float:
+    """A few numbers an item and kept row."""
+    return 4 * shape.lists * shape.n * shape.k
+
+
+def square(matrices: int) -> Callable[[Shape], float]:
+    """As many n x n matrices."""
+    return lambda shape: matrices * shape.lists * shape.n**2
+
+
+def dense_layers(shape: Shape) -> float:
+    """Two n x n matrices for each of n layers of a sorting network."""
+    return 2 * shape.lists * shape.n**3
+
+
+def odd_even_rows(shape: Shape) -> float:
+    """The kept rows after each of n layers, and their gradients."""
+    return 2 * shape.n * shape.lists * shape.n * shape.k
+
+
+def bitonic_rows(shape: Shape) -> float:
+    """The same for a network of log2(n) (log2(n) + 1) / 2 layers."""
+    depth = math.ceil(math.log2(shape.n))
+    return depth * (depth + 1) * shape.lists * (1 << depth) * shape.k
+
+
+def list_tau(scores: Tensor) -> float:
+    """NeuralSort's logits grow with n, so its temperature has to."""
+    return scores.shape[-1] / 20
+
+
+def _rows_of(
+    sort: Callable[..., Tensor],
+    *,
+    scaled: bool = False,
+    floats: Callable[[Shape], float] = rows,
+    **options: object,
+) -> Case:
+    def run(scores: Tensor, labels: Tensor, k: int) -> Tensor:
+        tau = {"tau": list_tau(scores)} if scaled else {}
+        return sort(scores, k=k, **tau, **options).sum(-2)
+
+    return Case(run, floats)
+
+
+def _inclusion(topk: Callable[..., Tensor], **options: object) -> Case:
+    return Case(lambda scores, labels, k: topk(scores, k, tau=TAU, **options), linear)
+
+
+def _square_sort(sort: Callable[..., Tensor], matrices: int, *, scaled: bool = False, **options: object) -> Case:
+    def run(scores: Tensor, labels: Tensor, k: int) -> Tensor:
+        tau = {"tau": list_tau(scores)} if scaled else {}
+        return sort(scores, **tau, **options)[..., :k, :].sum(-2)
+
+    return Case(run, square(matrices))
+
+
+def _normalised_neural_sort(scores: Tensor, labels: Tensor, k: int) -> Tensor:
+    return ops.topk("neural_sort", tau=list_tau(scores))(scores, k)
+
+
+def _dense_diff_sort(scores: Tensor, labels: Tensor, k: int) -> Tensor:
+    return textbook.diff_sort(scores, steepness=2 * scores.shape[-1])[..., :k, :].sum(-2)
+
+
+FLOOR_CASES = {
+    "torch.sigmoid": Case(lambda scores, labels, k: torch.sigmoid(scores), linear),
+    "torch.topk": Case(lambda scores, labels, k: scores.topk(k, -1).values, linear),
+    "torch.sort": Case(lambda scores, labels, k: scores.sort(-1).values, linear),
+}
+
+OPERATORS = {
+    "dftopk": _inclusion(ops.dftopk),
+    "lapsum_topk": _inclusion(ops.lapsum_topk),
+    "sigmoid_topk": _inclusion(ops.sigmoid_topk),
+    "sparse_topk": _inclusion(ops.sparse_topk),
+    "sparse_topk (p=4/3)": _inclusion(ops.sparse_topk, p=4 / 3),
+    "hard_topk": Case(lambda scores, labels, k: ops.hard_topk(scores, k), linear),
+    "neural_sort": _rows_of(ops.neural_sort, scaled=True),
+    "neural_sort (normalised)": Case(_normalised_neural_sort, rows),
+    "soft_sort": _rows_of(ops.soft_sort, tau=TAU),
+    "diff_sort": _rows_of(ops.diff_sort, floats=odd_even_rows),
+    "diff_sort (bitonic)": _rows_of(ops.diff_sort, floats=bitonic_rows, network="bitonic"),
+    "pirank_sort": _rows_of(ops.pirank_sort, scaled=True),
+}
+
+TEXTBOOK_OPERATORS = {
+    "dftopk": _inclusion(textbook.dftopk),
+    "lapsum_topk": _inclusion(textbook.lapsum_topk),
+    "sigmoid_topk": _inclusion(textbook.sigmoid_topk),
+    "sparse_topk": _inclusion(textbook.sparse_topk),
+    "sparse_topk (p=4/3)": _inclusion(textbook.sparse_topk, p=4 / 3),
+    "neural_sort": _square_sort(textbook.neural_sort, 4, scaled=True),
+    "soft_sort": _square_sort(textbook.soft_sort, 6, tau=TAU),
+    "diff_sort": Case(_dense_diff_sort, dense_layers),
+}
+
+LOSSES = {
+    "mse_loss": Case(lambda s, y, k: losses.mse_loss(s, y), linear),
+    "bce_loss": Case(lambda s, y, k: losses.bce_loss(s, y), linear),
+    "softmax_loss": Case(lambda s, y, k: losses.softmax_loss(s, y), linear),
+    "listmle_loss": Case(lambda s, y, k: losses.listmle_loss(s, y), linear),
+    "ranknet_loss": Case(lambda s, y, k: losses.ranknet_loss(s, y), linear),
+    "lambdarank_loss": Case(lambda s, y, k: losses.lambdarank_loss(s, y), linear),
+    "lambda_loss": Case(lambda s, y, k: losses.lambda_loss(s, y, k=k), linear),
+    "lambda_recall_loss": Case(lambda s, y, k: losses.lambda_recall_loss(s, y, m=k, k=k), linear),
+    "approx_ndcg_loss": Case(lambda s, y, k: losses.approx_ndcg_loss(s, y), linear),
+    "pirank_ndcg_loss": Case(lambda s, y, k: losses.pirank_ndcg_loss(s, y, k=k, tau=list_tau(s)), rows),
+    "sort_cross_entropy_loss": Case(lambda s, y, k: losses.sort_cross_entropy_loss(s, y, tau=list_tau(s)), square(4)),
+    "relax_loss": Case(lambda s, y, k: losses.relax_loss(s, y, m=k, k=k, tau=list_tau(s)), rows),
+    "topk_bce_loss": Case(lambda s, y, k: losses.topk_bce_loss(s, y, k=k), linear),
+}
+
+TEXTBOOK_LOSSES = {
+    "mse_loss": Case(lambda s, y, k: textbook.mse_loss(s, y), linear),
+    "bce_loss": Case(lambda s, y, k: textbook.bce_loss(s, y), linear),
+    "softmax_loss": Case(lambda s, y, k: textbook.softmax_loss(s, y), linear),
+    "listmle_loss": Case(lambda s, y, k: textbook.listmle_loss(s, y), linear),
+    "ranknet_loss": Case(lambda s, y, k: textbook.ranknet_loss(s, y), square(4)),
+    "lambdarank_loss": Case(lambda s, y, k: textbook.lambdarank_loss(s, y), square(7)),
+    "lambda_loss": Case(lambda s, y, k: textbook.lambda_loss(s, y, k), square(12)),
+    "lambda_recall_loss": Case(lambda s, y, k: textbook.lambda_recall_loss(s, y, k, k), square(5)),
+    "approx_ndcg_loss": Case(lambda s, y, k: textbook.approx_ndcg_loss(s, y), square(2)),
+    "pirank_ndcg_loss": Case(lambda s, y, k: textbook.pirank_ndcg_loss(s, y, k, list_tau(s)), square(4)),
+    "sort_cross_entropy_loss": Case(lambda s, y, k: textbook.sort_cross_entropy_loss(s, y, list_tau(s)), square(4)),
+    "relax_loss": Case(lambda s, y, k: textbook.relax_loss(s, y, k, k, list_tau(s)), square(4)),
+    "topk_bce_loss": Case(lambda s, y, k: textbook.topk_bce_loss(s, y, k), linear),
+}
+
+PIRANK = {f"depth {depth}": _rows_of(ops.pirank_sort, scaled=True, depth=depth) for depth in (1, 2, 3)}
+
+METRICS = {
+    "recall": Case(lambda s, y, k: metrics.recall(s, y, m=k, k=k), linear),
+    "ndcg": Case(lambda s, y, k: metrics.ndcg(s, y, k=k), linear),
+}
+
+TABLES = {
+    "floor": FLOOR_CASES,
+    "ops": OPERATORS,
+    "ops textbook": TEXTBOOK_OPERATORS,
+    "losses": LOSSES,
+    "losses textbook": TEXTBOOK_LOSSES,
+    "pirank": PIRANK,
+    "metrics": METRICS,
+}
+
+
+def prepare(table: str, name: str, shape: Shape) -> Step:
+    """One forward and backward pass of a case on random scores and skewed grades 0..4, ready to run."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(shape.lists, shape.n, generator=generator).requires_grad_()
+    labels = torch.rand(shape.lists, shape.n, generator=generator).pow(3).mul(5).floor()
+    direction = torch.randn(shape.lists, shape.n, generator=generator)
+    return partial(_step, TABLES[table][name].run, scores, labels, shape.k, direction)
+
+
+def _step(
+    run: Callable[[Tensor, Tensor, int], Tensor], scores: Tensor, labels: Tensor, k: int, direction: Tensor
+) -> None:
+    value = run(scores, labels, k)
+    if not value.requires_grad:  # a metric has no backward pass
+        return
+    if value.ndim == 2:
+        torch.autograd.grad(value, scores, direction[:, : value.shape[-1]])
+    else:
+        torch.autograd.grad(value.mean(), scores)

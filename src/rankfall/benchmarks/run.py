@@ -1,0 +1,164 @@
+"""The sweep: every operator or every loss, over list lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from rankfall.benchmarks.cases import FLOORS, TABLES, Shape, prepare
+from rankfall.benchmarks.measure import cpu_seconds, growth_exponent, peak_bytes, time_in_turns, wall_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from rankfall.benchmarks.measure import Clock, Step
+
+    Report = Callable[[str], None]  # called after each piece of work with what was measured
+
+What = Literal["ops", "losses"]
+
+SIZES = (50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+QUICK_SIZES = (50, 200)
+BATCH_ITEMS = 128_000  # (128, 1000); longer lists come in smaller batches
+MAX_BYTES = 4 * 2**30
+MAX_SECONDS = 10.0
+LARGE = 500  # growth is measured from here: below, the cost of a call hides that of an item
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much to measure: list lengths, seconds for each step, and whether only the essential."""
+
+    sizes: Sequence[int] = SIZES
+    seconds: float = 0.3
+    quick: bool = False
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Every length with k = 10, then, unless quick, with k = n/2."""
+        few = [Shape(_lists(n), n, 10) for n in self.sizes]
+        half = [Shape(_lists(n), n, n // 2) for n in self.sizes if n // 2 != 10]
+        return few if self.quick else few + half
+
+
+@dataclass(frozen=True)
+class Row:
+    """One function at one shape. Times in milliseconds, memory in MB; None where it was not measured."""
+
+    name: str
+    lists: int
+    n: int
+    k: int
+    cpu_ms: float | None = None  # one thread, CPU time
+    wall_ms: float | None = None  # all threads, wall time
+    ratios: dict[str, float] | None = None  # cpu_ms over that of each floor
+    textbook_ms: float | None = None
+    textbook_faster: float | None = None  # textbook_ms / cpu_ms
+    peak_mb: float | None = None
+    textbook_peak_mb: float | None = None
+    left_out: str = ""  # why it was not measured
+    textbook_left_out: str = ""
+
+
+def sweep(what: What, settings: Settings, report: Report) -> list[Row]:
+    """Every function of `what` and the floors at every shape."""
+    limit = _TooSlow()
+    found: list[Row] = []
+    for shape in settings.shapes:
+        found += _measure_shape(what, shape, settings, limit)
+        report(f"n = {shape.n}, k = {shape.k}")
+    return found
+
+
+def growth(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
+    """For each function and kind of k the exponent e of: CPU time of one list ~ n^e, where lists are long."""
+    groups: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    exponents: dict[str, dict[str, float]] = {}
+    for row in rows:
+        exponents[row.name] = {}
+        if row.cpu_ms is not None and row.n >= LARGE:
+            key = (row.name, "k = 10" if row.k == 10 else "k = n/2")
+            groups.setdefault(key, []).append((row.n, row.cpu_ms / row.lists))
+    for (name, k), costs in groups.items():
+        if len(costs) > 1:
+            exponents[name][k] = growth_exponent(*zip(*costs, strict=True))
+    return exponents
+
+
+# --- one shape ----------------------------------------------------------------------------------------------
+
+
+class _TooSlow:
+    """Remembers what a step cost at shorter lists, to leave out what would take minutes."""
+
+    def __init__(self) -> None:
+        self.last: dict[tuple[str, str, bool], tuple[Shape, float]] = {}
+
+    def note(self, table: str, name: str, shape: Shape, seconds: float) -> None:
+        self.last[table, name, shape.k == 10] = (shape, seconds)
+
+    def reason(self, table: str, name: str, shape: Shape) -> str:
+        """Why this step is left out; empty if it is not."""
+        need = TABLES[table][name].bytes(shape)
+        if need > MAX_BYTES:
+            return f"needs {need / 2**30:,.0f} GB"
+        before = self.last.get((table, name, shape.k == 10))
+        if before is not None:
+            shorter, seconds = before
+            expected = seconds * shape.lists / shorter.lists * (shape.n / shorter.n) ** 2
+            if expected > MAX_SECONDS:
+                return f"would take {expected:,.0f} s"
+        return ""
+
+
+def _measure_shape(what: What, shape: Shape, settings: Settings, limit: _TooSlow) -> list[Row]:
+    tables = ("floor", what, f"{what} textbook")
+    reasons = {("floor", name): "" for name in TABLES["floor"]}  # every ratio needs them
+    reasons |= {(table, name): limit.reason(table, name, shape) for table in tables[1:] for name in TABLES[table]}
+    steps = {key: prepare(*key, shape) for key, reason in reasons.items() if not reason}
+    single = _timed(steps, settings.seconds, threads=1)
+    for (table, name), clock in single.items():
+        limit.note(table, name, shape, cpu_seconds(clock))  # wall time may be the neighbours'
+    ours = {key: step for key, step in steps.items() if key[0] != tables[2]}
+    many = {} if settings.quick else _timed(ours, settings.seconds / 3, threads=torch.get_num_threads())
+    peaks = {} if settings.quick else {key: peak_of(*key, shape) for key in steps}
+
+    def row(table: str, name: str) -> Row:
+        key, other = (table, name), (tables[2], name)
+        if key not in single:
+            return Row(name, shape.lists, shape.n, shape.k, left_out=reasons[key])
+        cpu = cpu_seconds(single[key])
+        slow = cpu_seconds(single[other]) if other in single else None
+        return Row(
+            name,
+            shape.lists,
+            shape.n,
+            shape.k,
+            cpu_ms=cpu * 1e3,
+            wall_ms=wall_seconds(many[key]) * 1e3 if key in many else None,
+            ratios={floor: cpu / cpu_seconds(single["floor", floor]) for floor in FLOORS},
+            textbook_ms=None if slow is None else slow * 1e3,
+            textbook_faster=None if slow is None else slow / cpu,
+            peak_mb=peaks[key] / 2**20 if key in peaks else None,
+            textbook_peak_mb=peaks[other] / 2**20 if other in peaks else None,
+            textbook_left_out=reasons.get(other, ""),
+        )
+
+    return [row(table, name) for table in tables[:2] for name in TABLES[table]]
+
+
+def _timed(steps: dict[tuple[str, str], Step], seconds: float, threads: int) -> dict[tuple[str, str], Clock]:
+    by_name = {"/".join(key): step for key, step in steps.items()}
+    clocks = time_in_turns(by_name, seconds=seconds, threads=threads)
+    return {key: clocks["/".join(key)] for key in steps}
+
+
+def peak_of(table: str, name: str, shape: Shape) -> int:
+    """Bytes that one forward and backward pass of a case takes at its peak."""
+    return peak_bytes(prepare, small=(table, name, Shape(1, 32, 4)), full=(table, name, shape))
+
+
+def _lists(n: int) -> int:
+    return max(1, min(128, BATCH_ITEMS // n))

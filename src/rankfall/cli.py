@@ -1,0 +1,64 @@
+"""The command line: ``rankfall VERB``.
+
+Exit codes: 0 success, 1 a failure with a message, 2 wrong usage, 130 interrupted. What a verb reports goes to
+standard output, what it says meanwhile to standard error. Nothing here may import torch: ``rankfall --help``
+answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankfall import __version__
+from rankfall.commands import bench, compare, config, demo, evaluate, methods, prepare, reproduce, train
+from rankfall.commands.terminal import examples, fail
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+app = typer.Typer(
+    name="rankfall",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples("rankfall demo", "rankfall methods --kind loss", "rankfall bench ops --quick"),
+)
+app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
+app.command("methods", epilog=methods.EXAMPLES)(methods.methods)
+app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
+app.add_typer(prepare.app)
+app.command("train", epilog=train.EXAMPLES)(train.train)
+app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
+app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
+app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)
+app.add_typer(config.app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rankfall {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def rankfall(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Cascade ranking in PyTorch: ranking losses, soft sorts, soft top-k, and what they train."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit; a user's mistake ends in one line on standard error."""
+    try:
+        app(args=arguments, prog_name="rankfall")
+    except (ValueError, OSError) as error:
+        fail(str(error))
+        sys.exit(1)

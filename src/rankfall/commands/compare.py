@@ -1,0 +1,64 @@
+"""``rankfall compare``: methods x seeds x folds in one table."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankfall.commands.terminal import examples, fail, progress, say, show, show_json
+
+if TYPE_CHECKING:
+    from rankfall.evaluation.compare import Step
+
+EXAMPLES = examples(
+    "rankfall compare mq2007.yaml --out mq2007 --jobs 2",
+    "rankfall compare mq2007.yaml --out mq2007 data.path=prepared/mq2007 seeds=[0,1,2]",
+    "rankfall compare mq2007.yaml --out mq2007 --json | jq '.methods[].metrics[\"ndcg@10\"].mean'",
+)
+
+
+def compare(
+    config: Annotated[
+        Path, typer.Argument(help="YAML: a training configuration with methods, seeds and folds.", show_default=False)
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="What replaces the file's values.", show_default=False),
+    ] = None,
+    *,
+    out: Annotated[Path, typer.Option(help="Directory of the runs and results.", show_default=False)],
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at the same time.", show_default="the file's, or 1")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the content of comparison.json.")] = False,
+) -> None:
+    """Train methods on the same folds with the same seeds, and test which are worse than the best.
+
+    Every method is tuned with the same number of trials, on validation data only. Runs that are in DIR are not
+    repeated, so an interrupted comparison goes on where it was. Exit code 1 if a run failed; the others are reported.
+    """
+    from rankfall.evaluation.compare import compare_methods
+    from rankfall.evaluation.plan import load_comparison
+    from rankfall.evaluation.table import terminal_table
+
+    comparison = load_comparison(config, overrides or [])
+    with progress() as bar:
+        task = bar.add_task("comparing")
+
+        def report(step: Step) -> None:
+            bar.update(task, advance=1, description=f"{step.method}, {step.title}")
+
+        result = compare_methods(
+            comparison, out, jobs=jobs, on_plan=lambda steps: bar.update(task, total=steps), on_step=report
+        )
+    if as_json:
+        show_json(result)
+    elif result["methods"]:
+        show(terminal_table(result))
+    say(f"wrote {out}/comparison.json, .csv, .md and values.parquet")
+    for failure in result["failed"]:
+        fail(f"{failure['method']}, {failure['run']}: {failure['message']}")
+    if result["failed"]:
+        raise typer.Exit(1)

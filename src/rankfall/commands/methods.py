@@ -1,0 +1,164 @@
+"""``rankfall methods``: every operator, loss and metric with its paper, read from the code."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from rankfall.commands.terminal import examples, show, show_json
+
+EXAMPLES = examples(
+    "rankfall methods",
+    "rankfall methods --kind loss",
+    "rankfall methods --kind operator --json",
+)
+
+# The doc strings cite by these names.
+PAPERS = {
+    "ARF": 'Wang et al. "Adaptive Neural Ranking Framework: Toward Maximized Business Goal for Cascade Ranking '
+    'Systems". WWW 2024',
+    "LLK": 'Jagerman et al. "On Optimizing Top-K Metrics for Neural Ranking Models". SIGIR 2022',
+    "PIR": 'Swezey et al. "PiRank: Scalable Learning To Rank via Differentiable Sorting". NeurIPS 2021',
+    "LCR": '"Learning Cascade Ranking as One Network". ICML 2025',
+    "DFT": '"Differentiable Fast Top-K Selection for Large-Scale Recommendation"',
+    "DFTopK": '"Differentiable Fast Top-K Selection for Large-Scale Recommendation"',
+    "NeuralSort": 'Grover et al. "Stochastic Optimization of Sorting Networks via Continuous Relaxations". ICLR 2019',
+    "SoftSort": 'Prillo, Eisenschlos. "SoftSort: A Continuous Relaxation for the argsort Operator". ICML 2020',
+    "DiffSort": 'Petersen et al. "Differentiable Sorting Networks for Scalable Sorting and Ranking Supervision". '
+    'ICML 2021; "Monotonic Differentiable Sorting Networks". ICLR 2022',
+    "LapSum": 'Struski et al. "LapSum - One Method to Differentiate Them All: Ranking, Sorting and Top-k '
+    'Selection". 2025',
+    "Sparse top-k": 'Sander et al. "Fast, Differentiable and Sparse Top-k: a Convex Analysis Perspective". ICML 2023',
+    "Bengio et al. 2013": '"Estimating or Propagating Gradients Through Stochastic Neurons for Conditional '
+    'Computation". 2013',
+    "Burges et al. 2005": '"Learning to Rank using Gradient Descent". ICML 2005',
+    "Cao et al. 2007": '"Learning to Rank: From Pairwise Approach to Listwise Approach". ICML 2007',
+    "Xia et al. 2008": '"Listwise Approach to Learning to Rank: Theory and Algorithm". ICML 2008',
+    "Qin et al. 2010": '"A General Approximation Framework for Direct Optimization of Information Retrieval '
+    'Measures". Information Retrieval 2010',
+    "Burges 2010": '"From RankNet to LambdaRank to LambdaMART: An Overview". Microsoft Research 2010',
+    "Wang et al. 2018": '"The LambdaLoss Framework for Ranking Metric Optimization". CIKM 2018',
+    "Bruch et al. 2020": '"A Stochastic Treatment of Learning to Rank Scoring Functions". WSDM 2020',
+    "NeuralNDCG": 'Pobrotyn, Białobrzeski. "NeuralNDCG: Direct Optimisation of a Ranking Metric via Differentiable '
+    'Relaxation of Sorting". 2021',
+    "Järvelin and Kekäläinen 2002": '"Cumulated Gain-Based Evaluation of IR Techniques". TOIS 2002',
+    "McSherry and Najork 2008": '"Computing Information Retrieval Performance Measures Efficiently in the Presence '
+    'of Tied Scores". ECIR 2008',
+    "Voorhees 1999": '"The TREC-8 Question Answering Track Report". TREC 1999',
+    "Student 1908": '"The Probable Error of a Mean". Biometrika 1908',
+    "Welch 1947": "\"The Generalization of Student's Problem when Several Different Population Variances are "
+    'Involved". Biometrika 1947',
+    "Efron and Tibshirani 1993": '"An Introduction to the Bootstrap". Chapman & Hall 1993',
+    "Holm 1979": '"A Simple Sequentially Rejective Multiple Test Procedure". Scandinavian Journal of Statistics 1979',
+    "rankfall": "our own, see its doc string",
+}
+
+
+class Kind(StrEnum):
+    """What a method is."""
+
+    OPERATOR = "operator"
+    LOSS = "loss"
+    METRIC = "metric"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One public function or loss module."""
+
+    name: str
+    kind: str
+    line: str
+    citation: str
+    papers: list[str]
+
+
+def methods(
+    kind: Annotated[Kind | None, typer.Option(help="Only methods of one kind.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
+) -> None:
+    """List every operator, loss and metric with one line and its paper."""
+    found = [method for one in ([kind] if kind else list(Kind)) for method in find_methods(one)]
+    if as_json:
+        show_json([asdict(method) for method in found])
+        return
+    for one in Kind:
+        of_kind = [method for method in found if method.kind == one]
+        if of_kind:
+            show(_table(one, of_kind))
+    show(_references(found))
+
+
+def find_methods(kind: Kind) -> list[Method]:
+    """The public methods of one kind, in the order in which their module names them."""
+    from rankfall import losses, metrics, ops
+
+    module = {Kind.OPERATOR: ops, Kind.LOSS: losses, Kind.METRIC: metrics}[kind]
+    members = {name: getattr(module, name) for name in module.__all__}
+    return [_describe(kind, name, member) for name, member in members.items() if _is_method(kind, member)]
+
+
+def _is_method(kind: Kind, member: object) -> bool:
+    if inspect.isclass(member):
+        # A module is listed by its function, except those that have none because they hold a trained weight.
+        return hasattr(member, "forward") and not _title(member).startswith("Module of")
+    if not inspect.isfunction(member):
+        return False
+    # What works on operators or on a loss's outputs is public, but is not an operator or a loss.
+    parameters = list(inspect.signature(member).parameters)
+    return {
+        Kind.OPERATOR: parameters[0] == "scores",
+        Kind.LOSS: "labels" in parameters,
+        Kind.METRIC: True,
+    }[kind]
+
+
+def _describe(kind: Kind, name: str, member: object) -> Method:
+    title = _title(member)
+    match = re.fullmatch(r"(?P<line>.*?)(?: \((?P<citation>\w[^()]*)\))?\.?", title)
+    line, citation = (match["line"], match["citation"] or "") if match else (title, "")
+    return Method(name, kind.value, line, citation, [PAPERS[name] for name in cited(citation)])
+
+
+def _title(member: object) -> str:
+    """The first paragraph of a doc string on one line, without its markup."""
+    text = " ".join(inspect.cleandoc(member.__doc__ or "").split("\n\n")[0].split())
+    return re.sub(r":\w+:`([^`]*)`", r"\1", text).replace("\\", "").replace("`", "")
+
+
+def cited(citation: str) -> list[str]:
+    """The names of papers in a citation, whose parts stand between semicolons.
+
+    >>> cited("NeuralSort; ARF, eq. 10; the weather report")
+    ['NeuralSort', 'ARF']
+    """
+    found = [[name for name in PAPERS if re.search(rf"\b{re.escape(name)}\b", part)] for part in citation.split(";")]
+    return [max(names, key=len) for names in found if names]
+
+
+def _table(kind: Kind, found: list[Method]) -> Table:
+    plural = {Kind.OPERATOR: "operators", Kind.LOSS: "losses", Kind.METRIC: "metrics"}[kind]
+    table = Table(title=f"{len(found)} {plural}", title_justify="left", title_style="bold", expand=True)
+    table.add_column("name", style="cyan", no_wrap=True)
+    table.add_column("what it is", ratio=3)
+    table.add_column("paper", ratio=2)
+    for method in found:
+        table.add_row(method.name, method.line, method.citation)
+    return table
+
+
+def _references(found: list[Method]) -> Table:
+    table = Table(title="papers", title_justify="left", title_style="bold", box=None, show_header=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    used = {name for method in found for name in cited(method.citation)}
+    for name in PAPERS:
+        if name in used:
+            table.add_row(name, PAPERS[name])
+    return table

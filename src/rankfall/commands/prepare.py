@@ -1,0 +1,235 @@
+"""``rankfall prepare``: turn raw files into data a model can be trained on."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rankfall.commands.terminal import examples, progress, say, show, show_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+LETOR_EXAMPLES = examples(
+    "rankfall prepare letor Fold1/*.txt --out mslr --log1p --standardise train",
+    "rankfall prepare letor S1=S1.txt.gz S2=S2.txt.gz S3=S3.txt.gz S4=S4.txt.gz S5=S5.txt.gz --out mq2007",
+    "rankfall prepare letor train=rank.train --groups rank.train.query --out example",
+    "rankfall prepare letor data.txt --out arf --min-list 41 --max-list 200 --keep-positives 15 --log1p",
+)
+app = typer.Typer(name="prepare", no_args_is_help=True, epilog=LETOR_EXAMPLES)
+_PACKED = {".gz", ".xz", ".zst"}
+_TEXT = {".txt", ".svm", ".svmlight", ".libsvm", ".letor", ".dat"}
+
+
+@app.callback()
+def prepare() -> None:
+    """Turn raw files into data a model can be trained on."""
+
+
+@app.command("letor", epilog=LETOR_EXAMPLES)
+def letor(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SRC...",
+            help="Ranking files (LETOR/SVMlight text, plain, gzip, xz or zstd), each FILE or SPLIT=FILE. "
+            "Without a name the split is called like the file; files of one name are read in turn.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Directory to write.", show_default=False)],
+    groups: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="File of group sizes for files without qid; once for each SRC, in the same order. "
+            "Default: FILE.query or FILE.group beside FILE.",
+            show_default=False,
+        ),
+    ] = None,
+    min_list: Annotated[int, typer.Option(min=1, help="Drop lists with fewer documents.")] = 1,
+    max_list: Annotated[
+        int | None,
+        typer.Option(min=1, help="Cut longer lists to a sample of this size.", show_default="any length"),
+    ] = None,
+    keep_positives: Annotated[
+        int, typer.Option(min=0, help="Documents with a label above 0 that such a sample keeps at least.")
+    ] = 15,
+    log1p: Annotated[bool, typer.Option("--log1p", help="Features become sign(v) log(1 + |v|).")] = False,
+    standardise: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SPLIT",
+            help="Give features mean 0 and variance 1, fitted on this split alone (repeatable). Leave it "
+            "to training if splits change their parts, as in cross-validation.",
+            show_default=False,
+        ),
+    ] = None,
+    missing_value: Annotated[
+        float | None,
+        typer.Option(
+            help="What replaces NULL, NaN, infinite and empty values (after --log1p, before --standardise).",
+            show_default="they are errors",
+        ),
+    ] = None,
+    missing_indicator: Annotated[
+        bool,
+        typer.Option(
+            "--missing-indicator",
+            help="Add a column for each feature with missing values, 1 where it misses.",
+        ),
+    ] = False,
+    regroup: Annotated[
+        bool, typer.Option("--regroup", help="Bring together the lines of queries that stand apart.")
+    ] = False,
+    skip_bad_lines: Annotated[
+        bool, typer.Option("--skip-bad-lines", help="Leave out and report broken lines instead of stopping.")
+    ] = False,
+    features: Annotated[
+        int | None,
+        typer.Option(min=1, max=99_999_999, help="Number of features.", show_default="the largest id that occurs"),
+    ] = None,
+    first_id: Annotated[
+        int | None,
+        typer.Option(min=0, max=1, help="Smallest feature id.", show_default="0 if it occurs, else 1"),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples of long lists.")] = 0,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads that parse.", show_default="all cores, at most 8")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace prepared data that exists.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+) -> None:
+    """Prepare ranking files: LETOR, MSLR-WEB, Istella, Yahoo, SVMlight, LightGBM.
+
+    Writes columns to be mapped into memory and a manifest of what was read and done. Its own memory does not
+    grow with the files.
+    """
+    from rankfall.data import Recipe, prepare_letor
+
+    splits = _splits(sources)
+    if missing_indicator and missing_value is None:
+        raise typer.BadParameter("--missing-indicator needs --missing-value")
+    if max_list is not None and max_list < min_list:
+        raise typer.BadParameter(f"--max-list {max_list} is below --min-list {min_list}")
+    for name in standardise or []:
+        if name not in splits:
+            raise typer.BadParameter(f"--standardise {name} is none of the splits {', '.join(splits)}")
+    recipe = Recipe(
+        min_list=min_list,
+        max_list=max_list,
+        keep_positives=keep_positives,
+        log1p=log1p,
+        missing_value=missing_value,
+        missing_indicator=missing_indicator,
+        standardise=tuple(standardise or ()),
+        regroup=regroup,
+        skip_bad_lines=skip_bad_lines,
+        features=features,
+        first_id=first_id,
+        seed=seed,
+    )
+    files = [path for paths in splits.values() for path in paths]
+    with progress() as bar:
+        task = bar.add_task("reading (kB)", total=sum(path.stat().st_size for path in files) // 1000)
+        data = prepare_letor(
+            splits,
+            out,
+            recipe,
+            groups=_groups(sources, groups),
+            threads=threads or min(8, len(os.sched_getaffinity(0))),
+            force=force,
+            on_read=lambda count: bar.advance(task, count / 1000),
+        )
+    if as_json:
+        show_json(data.manifest)
+    else:
+        show(_summary(data.manifest, out))
+    _warn(data.manifest)
+
+
+def _source(text: str) -> tuple[str | None, Path]:
+    """The split, if it is named, and the file of ``FILE`` or ``SPLIT=FILE``."""
+    name, equals, path = text.partition("=")
+    if not equals or "/" in name or Path(text).exists():
+        return None, Path(text)
+    return name, Path(path)
+
+
+def _splits(sources: list[str]) -> dict[str, list[Path]]:
+    named = [_source(text) for text in sources]
+    for _, path in named:
+        if not path.is_file():
+            raise typer.BadParameter(f"{path} is {'a directory' if path.is_dir() else 'not there'}, expected a file")
+    derived = Counter(_split_name(path) for name, path in named if name is None)
+    splits: dict[str, list[Path]] = {}
+    for name, path in named:
+        split = name if name is not None else _split_name(path)
+        if name is None and (derived[split] > 1 or split in splits):
+            raise typer.BadParameter(f"{path} would be one more file of the split {split!r}; say {split}={path} if so")
+        splits.setdefault(split, []).append(path)
+    return splits
+
+
+def _split_name(path: Path) -> str:
+    if path.suffix in _PACKED:
+        path = path.with_suffix("")
+    return path.stem if path.suffix in _TEXT else path.name
+
+
+def _groups(sources: list[str], groups: list[Path] | None) -> dict[Path, Path]:
+    if not groups:
+        return {}
+    if len(groups) != len(sources):
+        raise typer.BadParameter(f"--groups is given {len(groups)} times for {len(sources)} files")
+    return {_source(text)[1]: file for text, file in zip(sources, groups, strict=True)}
+
+
+def _summary(manifest: dict[str, Any], out: Path) -> Table:
+    from rich.table import Table
+
+    columns = manifest["features"]["columns"]
+    table = Table(title=f"{out}: {columns} features", title_justify="left")
+    table.add_column("split")
+    for heading in ("lists", "rows", "documents a list"):
+        table.add_column(heading, justify="right")
+    table.add_column("labels")
+    table.add_column("left out")
+    for name, about in manifest["splits"].items():
+        length = about["list_length"]
+        table.add_row(
+            name,
+            f"{about['lists']:,}",
+            f"{about['rows']:,}",
+            f"{length['min']} to {length['max']}, median {length['median']:g}",
+            "\n".join(f"{label}: {count:,}" for label, count in about["labels"].items()),
+            "\n".join(_left_out(about, manifest["recipe"])) or "nothing",
+        )
+    return table
+
+
+def _left_out(about: dict[str, Any], recipe: dict[str, Any]) -> list[str]:
+    short, cut = about["short_lists"], about["cut_lists"]
+    bad = sum(source["bad_lines"] for source in about["sources"])
+    reasons = []
+    if short["lists"]:
+        reasons.append(f"{short['lists']:,} lists below {recipe['min_list']} documents ({short['rows']:,} rows)")
+    if cut["lists"]:
+        reasons.append(f"{cut['rows']:,} rows of {cut['lists']:,} lists above {recipe['max_list']} documents")
+    if bad:
+        reasons.append(f"{bad:,} broken lines")
+    return reasons
+
+
+def _warn(manifest: dict[str, Any]) -> None:
+    for about in manifest["splits"].values():
+        for source in about["sources"]:
+            for bad in source["bad_lines_shown"]:
+                say(f"skipped {source['path']}:{bad['line']}: {bad['reason']}")
+            if (more := source["bad_lines"] - len(source["bad_lines_shown"])) > 0:
+                say(f"skipped {more:,} more lines of {source['path']}")
+    for pair, count in manifest["shared_queries"].items():
+        say(f"warning: splits {pair} share {count:,} queries; what is measured on one is known from the other")

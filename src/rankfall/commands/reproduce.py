@@ -1,0 +1,206 @@
+"""``rankfall reproduce``: a published table or figure, run on the data at hand, beside its figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from rankfall.commands.terminal import examples, fail, json_text, progress, say, show, show_json
+
+if TYPE_CHECKING:
+    from rankfall.experiments.datasets import Origin
+    from rankfall.experiments.registry import Experiment
+    from rankfall.experiments.task import Report, Sheet
+
+EXAMPLES = examples(
+    "rankfall reproduce --list",
+    "rankfall reproduce arf-table2 --quick",
+    "rankfall reproduce lambdaloss-table1 --data MSLR-WEB30K --out reproduced/lambdaloss",
+    "rankfall reproduce pirank-table1 --data mq2007",
+    "rankfall reproduce pirank-figure7 --json",
+)
+DEFAULT_OUT = Path("reproduced")
+METRICS_A_TABLE = 6  # fit the width of a page
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="Which table or figure (see --list).", show_default=False)] = None,
+    listing: Annotated[
+        bool, typer.Option("--list", help="Say what each experiment shows and how long it takes.")
+    ] = False,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A benchmark in its published layout, a prepared directory, a file, or one of mslr_sample, mq2007, "
+            "clueweb09 (under $RANKFALL_DATA), generated.",
+            show_default="mslr_sample if it is there, else generated",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A minute or two: few lists, epochs and settings, one seed, no tuning.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Directory of results.", show_default="reproduced/NAME")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the data's samples and of the first training.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Trainings at the same time.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the content of results.json.")] = False,
+) -> None:
+    """Run a published table or figure and print what comes out beside what was published.
+
+    The published numbers are from data that cannot be passed on: compare the order of methods and the gaps, not the
+    numbers. DIR gets results.json, plots as PNG and SVG, and all runs; what is in DIR already is not run again.
+    """
+    if listing:
+        _list(as_json)
+        return
+    experiment = _experiment(name)
+    origin = _origin(data)
+    out = out or DEFAULT_OUT / experiment.name
+    out.mkdir(parents=True, exist_ok=True)
+    say(f"{experiment.name} on {origin.name}{', quick' * quick}: {experiment.shows}")
+    report = _run(experiment, origin, quick=quick, out=out, seed=seed, jobs=jobs)
+    content = {"experiment": experiment.name, "paper": experiment.paper, "quick": quick, "seed": seed, **report.results}
+    (out / "results.json").write_text(json_text(content) + "\n")
+    if as_json:
+        show_json(content)
+    else:
+        _show(report)
+    _save_plots(report, out)
+    _end(report)
+
+
+def _experiment(name: str | None) -> Experiment:
+    from rankfall.experiments.registry import find_experiment
+
+    if name is None:
+        raise typer.BadParameter("name an experiment, or give --list", param_hint="NAME")
+    try:
+        return find_experiment(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="NAME") from None
+
+
+def _origin(data: str | None) -> Origin:
+    from rankfall.experiments.datasets import find
+
+    try:
+        return find(data)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--data") from None
+
+
+def _run(experiment: Experiment, origin: Origin, *, quick: bool, out: Path, seed: int, jobs: int) -> Report:
+    from rankfall.experiments.task import FULL, QUICK, Task
+
+    run = experiment.load()
+    with progress() as bar:
+        line = bar.add_task("preparing", total=None)
+        return run(
+            Task(
+                out=out,
+                origin=origin,
+                size=QUICK if quick else FULL,
+                seed=seed,
+                jobs=jobs,
+                progress=lambda what, done, total: bar.update(line, description=what, completed=done, total=total),
+            )
+        )
+
+
+def _show(report: Report) -> None:
+    from rankfall.evaluation.table import terminal_table
+
+    for title, result in report.comparisons:
+        _show_title(title)
+        for part in _parts(result):
+            show(terminal_table(part))
+    for sheet in report.sheets:
+        _show_sheet(sheet)
+    for note in (*_about_data(report), *report.notes):
+        show(Text(f"\n{note}"))
+
+
+def _about_data(report: Report) -> list[str]:
+    data = report.results.get("data")
+    if data is None:
+        return []
+    folds = f"{len(data['folds'])} fold{'s' * (len(data['folds']) > 1)}"
+    return [f"{data['name']}: {data['train_lists']:,} lists to train on, {data['test_lists']:,} tested, in {folds}."]
+
+
+def _parts(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """A comparison of many metrics as several that fit the width of a page."""
+    metrics = result["metrics"]
+    count = -(-len(metrics) // METRICS_A_TABLE)
+    groups = [metrics[i * len(metrics) // count : (i + 1) * len(metrics) // count] for i in range(count)]
+    return [
+        {
+            **result,
+            "metrics": group,
+            "methods": [
+                {**method, "metrics": {metric: method["metrics"][metric] for metric in group}}
+                for method in result["methods"]
+            ],
+        }
+        for group in groups
+    ]
+
+
+def _show_title(title: str) -> None:
+    """A table's own title would be folded to the width of the table."""
+    show(Text(f"\n{title}", style="bold"))
+
+
+def _show_sheet(sheet: Sheet) -> None:
+    _show_title(sheet.title)
+    table = Table(box=box.SIMPLE_HEAD)
+    table.show_edge, table.pad_edge, table.padding = False, False, (0, 2, 0, 0)
+    for number, column in enumerate(sheet.columns):
+        table.add_column(column, style="cyan" if number == 0 else None, no_wrap=True)
+    for row in sheet.rows:
+        if row:
+            table.add_row(*row)
+        else:
+            table.add_section()
+    show(table)
+
+
+def _save_plots(report: Report, out: Path) -> None:
+    """Draw what can be drawn; tables are of use without pictures."""
+    from rankfall.experiments.plots import MissingExtraError, save
+
+    try:
+        files = save(report.plots, out)
+    except MissingExtraError as error:
+        fail(str(error))
+        files = []
+    say(f"wrote {', '.join(file.name for file in (out / 'results.json', *files))} to {out}")
+
+
+def _end(report: Report) -> None:
+    failed = report.results.get("comparison", {}).get("failed", [])
+    for failure in failed:
+        fail(f"{failure['method']}, {failure['run']}: {failure['message']}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _list(as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from rankfall.experiments.registry import EXPERIMENTS, PAPERS
+
+    if as_json:
+        show_json([asdict(experiment) for experiment in EXPERIMENTS.values()])
+        return
+    from rankfall.experiments.task import Sheet
+
+    rows = [[one.name, one.shows, one.quick, one.full] for one in EXPERIMENTS.values()]
+    _show_sheet(
+        Sheet("about how long it takes on two cores with the MSLR sample", ["name", "shows", "--quick", "full"], rows)
+    )
+    show(Text("\n" + "\n".join(f"{paper}: {reference}" for paper, reference in PAPERS.items())))

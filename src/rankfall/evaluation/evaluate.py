@@ -1,0 +1,96 @@
+"""All metrics of a run, list by list, beside what a random scorer gets."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from rankfall.data.batches import Lists
+from rankfall.data.lists import RankingData
+from rankfall.evaluation.metrics import parse
+from rankfall.training.checkpoint import write_file
+from rankfall.training.config import Role
+from rankfall.training.ranker import load_lists, load_run
+from rankfall.training.scoring import measure, score
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+__all__ = ["Evaluation", "evaluate", "evaluate_run", "measure", "score"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Per list, the value of each metric and of its chance level; NaN where the metric is undefined."""
+
+    qids: list[str]
+    values: dict[str, Tensor]
+    chance: dict[str, Tensor]
+
+    def summary(self) -> dict[str, Any]:
+        """Means over the lists on which a metric is defined, as ``rankfall evaluate --json`` prints them."""
+        return {
+            "metrics": {name: _mean(values) for name, values in self.values.items()},
+            "chance": {name: _mean(values) for name, values in self.chance.items()},
+            "impressions": len(self.qids),
+            "undefined": {name: int(values.isnan().sum()) for name, values in self.values.items()},
+        }
+
+
+def evaluate(scores: Tensor, lists: Lists, metrics: Sequence[str]) -> Evaluation:
+    """Metrics by name of the scores ``(rows,)`` of all documents of the lists."""
+    parsed = [parse(name) for name in metrics]
+    constant = torch.zeros(lists.rows)
+    return Evaluation(lists.qids, measure(scores, lists, parsed), measure(constant, lists, parsed))
+
+
+def evaluate_run(run_dir: Path, split: str = "test", *, data: str | None = None) -> Evaluation:
+    """Evaluate the best checkpoint of a run and write what comes out into its directory.
+
+    split: what the configuration calls train, valid or test, or else the name of a split of the data. data: where
+    the prepared data are now, if not where they were.
+    """
+    config, model = load_run(run_dir)
+    prepared = RankingData.load(data or config.data.path)
+    if prepared.features != len(model.scaling.mean):
+        raise ValueError(
+            f"{prepared.path} has {prepared.features} features, the model of {run_dir} was trained on "
+            f"{len(model.scaling.mean)}"
+        )
+    is_role = split in get_args(Role)
+    lists = load_lists(prepared, config.data, cast("Role", split)) if is_role else Lists([prepared[split]])
+    evaluation = evaluate(score(model, lists), lists, config.metrics)
+    write_evaluation(run_dir, evaluation, split)
+    return evaluation
+
+
+def write_evaluation(run_dir: Path, evaluation: Evaluation, split: str = "test") -> None:
+    """Write ``evaluation.json`` and ``values.parquet``; those of another split than test have its name in theirs."""
+    suffix = "" if split == "test" else f"-{split.replace('/', '_').replace(':', '_')}"
+    columns = {"qid": pa.array(evaluation.qids, pa.string())}
+    columns |= {name: pa.array(values.numpy()) for name, values in evaluation.values.items()}
+    columns |= {f"chance {name}": pa.array(values.numpy()) for name, values in evaluation.chance.items()}
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink)
+    write_file(run_dir / f"values{suffix}.parquet", sink.getvalue().to_pybytes())
+    summary = {"split": split, **evaluation.summary()}
+    write_file(run_dir / f"evaluation{suffix}.json", json.dumps(_null_for_nan(summary), indent=2) + "\n")
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.double().nanmean())
+
+
+def _null_for_nan(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _null_for_nan(value) for key, value in content.items()}
+    return None if isinstance(content, float) and math.isnan(content) else content

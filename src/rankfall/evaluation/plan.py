@@ -1,0 +1,269 @@
+"""What a comparison is told, and the runs it consists of.
+
+A comparison is a training configuration with `methods`, what each of them changes, and how often they are trained:
+`seeds`, `folds`, and the settings that are tried on validation data, `tune`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import Field, ValidationError, model_validator
+
+from rankfall.data.lists import MANIFEST, RankingData, checksum
+from rankfall.training.config import (
+    DEFAULT_METRICS,
+    ConfigError,
+    Count,
+    DataConfig,
+    RankerConfig,
+    Section,
+    SplitNames,
+    TrainingConfig,
+    apply_overrides,
+    explain,
+    merge,
+    read_yaml,
+    set_option,
+    validate,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Checked = TypeVar("Checked", bound=Section)
+Settings = dict[str, Any]  # dotted keys and their values
+Values = Annotated[list[Any], Field(min_length=1)]
+
+
+# --- the configuration --------------------------------------------------------------------------------------------
+
+
+class Fold(Section):
+    """Which splits a fold trains, validates and tests on."""
+
+    train: SplitNames = Field(min_length=1)
+    valid: SplitNames = Field(min_length=1)
+    test: SplitNames = Field(min_length=1)
+
+
+class ComparisonConfig(Section):
+    """A training configuration that several methods change."""
+
+    data: dict[str, Any]
+    model: dict[str, Any] = Field(default={})
+    loss: dict[str, Any] = Field(default={})
+    optimizer: dict[str, Any] = Field(default={})
+    training: dict[str, Any] = Field(default={})
+    metrics: list[str] = Field(default=[], description="What is evaluated; the same for all methods.")
+    methods: dict[str, dict[str, Any] | None] = Field(
+        min_length=1, description="What each method changes, by its name in the table."
+    )
+    tune: dict[str, Values] = Field(default={}, description="Values to try, by dotted key, for all rankers.")
+    budget: Count | None = Field(default=None, description="Settings tried for each method, drawn from its grid.")
+    seeds: list[Annotated[int, Field(ge=0)]] = Field(default=[0], min_length=1)
+    folds: dict[str, Fold] | None = Field(default=None, min_length=1, description="Instead of splits under data.")
+    jobs: Count = Field(default=1, description="Runs at the same time.")
+
+    @model_validator(mode="after")
+    def _every_query_is_tested_once(self) -> Self:
+        tested: dict[str, str] = {}
+        for name, fold in (self.folds or {}).items():
+            for split in fold.test:
+                if split in tested:
+                    raise ValueError(f"folds {tested[split]} and {name} both test on {split}; a split is tested once")
+                tested[split] = name
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds {self.seeds} name one seed twice")
+        return self
+
+
+class TreesConfig(Section):
+    """LightGBM's LambdaMART (Burges 2010; Ke et al. 2017); names and defaults are LightGBM's."""
+
+    kind: Literal["lightgbm"] = "lightgbm"
+    data: DataConfig
+    metric: str
+    metrics: list[str]
+    seed: int
+    num_leaves: Annotated[int, Field(ge=2)] = 31
+    learning_rate: float = Field(default=0.1, gt=0)
+    n_estimators: Count = Field(default=500, description="Trees, at most.")
+    patience: Count | None = Field(default=50, description="Trees without a better validation before stopping.")
+    min_data_in_leaf: Annotated[int, Field(ge=0)] = 20
+    lambda_l2: float = Field(default=0.0, ge=0)
+    feature_fraction: float = Field(default=1.0, gt=0, le=1)
+    bagging_fraction: float = Field(default=1.0, gt=0, le=1)
+    lambdarank_truncation_level: Count = 30
+
+
+class RidgeConfig(Section):
+    """Linear regression of the labels with a squared penalty, in closed form."""
+
+    kind: Literal["ridge"] = "ridge"
+    data: DataConfig
+    metric: str
+    metrics: list[str]
+    alphas: list[Annotated[float, Field(gt=0)]] = Field(
+        default=[0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0],
+        min_length=1,
+        description="Weights of the penalty, of which validation chooses one.",
+    )
+
+
+RunConfig = RankerConfig | TreesConfig | RidgeConfig
+
+_KINDS: dict[str, type[TreesConfig | RidgeConfig]] = {"lightgbm": TreesConfig, "ridge": RidgeConfig}
+_SECTIONS = ("data", "model", "loss", "optimizer", "training")  # of a ranker that a method may change
+
+
+def load_comparison(path: Path, overrides: Sequence[str] = ()) -> ComparisonConfig:
+    """The comparison in a YAML file, with ``key=value`` words that change it."""
+    return _checked(ComparisonConfig, apply_overrides(read_yaml(path), overrides), str(path))
+
+
+# --- methods, folds, settings -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training, with all that is known about it beforehand."""
+
+    config: RunConfig
+    directory: Path
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every run of a comparison by method, fold, settings and seed."""
+
+    config: ComparisonConfig
+    folds: dict[str, dict[str, Any]]  # what a fold changes in the section data
+    candidates: dict[str, list[Settings]]  # that are tried, for each method; one if there is nothing to choose
+    out: Path
+    data_checksum: str
+
+    @property
+    def metrics(self) -> list[str]:
+        """What is evaluated, by every method."""
+        return list(dict.fromkeys(self.config.metrics)) or DEFAULT_METRICS
+
+    @property
+    def validation_metric(self) -> str:
+        """By what settings are chosen."""
+        return _checked(TrainingConfig, self.config.training, "training").metric
+
+    def run(self, method: str, fold: str, settings: Settings, seed: int) -> Run:
+        """The run of a method on a fold with settings of its grid and a seed."""
+        config = self._resolve(method, fold, settings, seed)
+        return Run(config, self.out / "runs" / _run_name(config, self.data_checksum))
+
+    def _resolve(self, method: str, fold: str, settings: Settings, seed: int) -> RunConfig:
+        changes = dict(self.config.methods[method] or {})
+        changes.pop("tune", None)
+        kind, where = changes.pop("kind", "ranker"), f"methods.{method}"
+        data = merge({"data": self.config.data}, {"data": self.folds[fold]})["data"]
+        if kind == "ranker":
+            _check_keys(changes, _SECTIONS, where)
+            sections = {name: getattr(self.config, name) for name in _SECTIONS}
+            content = merge(sections | {"data": data, "metrics": self.metrics}, changes)
+            for key, value in {**settings, "training.seed": seed}.items():
+                content = set_option(content, key, value)
+            return validate(content, where=where)
+        if kind not in _KINDS:
+            raise ConfigError(f"{where}.kind: found {kind!r}, expected ranker, {' or '.join(_KINDS)}")
+        given = {"kind": kind, "data": data, "metric": self.validation_metric, "metrics": self.metrics, "seed": seed}
+        _check_keys(changes, [key for key in _KINDS[kind].model_fields if key not in given], where)
+        own = {key: value for key, value in given.items() if key in _KINDS[kind].model_fields}
+        return _checked(_KINDS[kind], own | changes | settings, where)
+
+
+def make_plan(config: ComparisonConfig, out: Path) -> Plan:
+    """Every run of a comparison, all of them checked before the first is trained."""
+    if "path" not in config.data:
+        raise ConfigError("data.path: missing, expected a directory made by 'rankfall prepare'")
+    path = Path(config.data["path"])
+    data = RankingData.load(path)
+    folds = {name: fold.model_dump() for name, fold in (config.folds or {}).items()} or {"all": {}}
+    candidates = _candidates(config)
+    plan = Plan(config, folds, candidates, out, checksum(path / MANIFEST))
+    for method, settings in candidates.items():
+        for fold, one in itertools.product(folds, settings):
+            run = plan.run(method, fold, one, config.seeds[0])
+            _check_splits(run.config.data, data)
+            if isinstance(run.config, RankerConfig) and run.config.training.metric != plan.validation_metric:
+                raise ConfigError(
+                    f"methods.{method}: found training.metric {run.config.training.metric}, expected that of all "
+                    f"methods, {plan.validation_metric}"
+                )
+    return plan
+
+
+def _check_splits(config: DataConfig, data: RankingData) -> None:
+    if not config.test:
+        raise ConfigError("data.test: missing, a comparison needs splits to test on (or folds)")
+    for name in (*config.train, *config.valid, *config.test):
+        data[name]
+
+
+def _checked(section: type[Checked], content: dict[str, Any], where: str) -> Checked:
+    try:
+        return section.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(explain(error, where)) from None
+
+
+def _check_keys(found: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
+    for key in found:
+        if key not in allowed:
+            raise ConfigError(f"{where}.{key}: unknown, expected {', '.join((*allowed, 'tune', 'kind'))}")
+
+
+def _candidates(config: ComparisonConfig) -> dict[str, list[Settings]]:
+    """The settings to try for each method: equally many for all that have something to tune."""
+    grids = {name: _grid(config, name) for name in config.methods}
+    sizes = {name: len(grid) for name, grid in grids.items() if not _tunes_itself(config, name)}
+    budget = config.budget
+    if budget is None:
+        if len(set(sizes.values())) > 1:
+            found = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            raise ConfigError(
+                f"tune: the methods have grids of different sizes ({found}); "
+                f"budget: {min(sizes.values())} would give all of them equally many trials"
+            )
+        return grids
+    for name, size in sizes.items():
+        if size < budget:
+            raise ConfigError(
+                f"methods.{name}.tune: its grid has {size} point{'s' * (size != 1)}, the budget is {budget}; "
+                "give it more values to try, or lower the budget for all methods"
+            )
+    # The draw repeats, and methods with the same grid try the same points.
+    return {name: random.Random(0).sample(grid, min(budget, len(grid))) for name, grid in grids.items()}
+
+
+def _grid(config: ComparisonConfig, method: str) -> list[Settings]:
+    changes = config.methods[method] or {}
+    own = changes.get("tune", {})
+    if not isinstance(own, dict) or not all(isinstance(values, list) and values for values in own.values()):
+        raise ConfigError(f"methods.{method}.tune: found {own!r}, expected keys with lists of values")
+    values = {**config.tune, **own} if changes.get("kind", "ranker") == "ranker" else own
+    return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
+
+
+def _tunes_itself(config: ComparisonConfig, method: str) -> bool:
+    return (config.methods[method] or {}).get("kind") == "ridge"
+
+
+def _run_name(config: RunConfig, data_checksum: str) -> str:
+    """What a run is called: the same for the same training on the same data, wherever those lie."""
+    content = config.model_dump(mode="json", exclude={"metrics": True, "data": {"path"}})
+    text = json.dumps([content, data_checksum], sort_keys=True)
+    title = config.loss.name if isinstance(config, RankerConfig) else config.kind
+    return f"{title}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

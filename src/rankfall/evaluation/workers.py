@@ -1,0 +1,117 @@
+"""Tasks in parallel processes, of which none is lost when another fails or its process dies."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from multiprocessing.context import SpawnProcess
+
+Task = TypeVar("Task")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a task has no value."""
+
+    message: str
+
+
+def run_tasks(
+    work: Callable[[Task], Value], tasks: Sequence[Task], *, jobs: int = 1
+) -> Iterator[tuple[Task, Value | Failure]]:
+    """Each task with the value that `work` returns for it, or its failure, as they get ready.
+
+    One job works in this process. More are spawned processes, so `work` is a function of a module and tasks
+    and values can be pickled. They end with this process, even if it is killed.
+    """
+    if jobs == 1:
+        return ((task, _attempt(work, task)) for task in tasks)
+    return _in_processes(work, tasks, jobs)
+
+
+def _attempt(work: Callable[[Task], Value], task: Task) -> Value | Failure:
+    try:
+        return work(task)
+    except (ValueError, OSError) as error:  # their messages speak for themselves
+        return Failure(str(error))
+    except Exception as error:
+        return Failure(f"{type(error).__name__}: {error}")
+
+
+def _in_processes(
+    work: Callable[[Task], Value], tasks: Sequence[Task], jobs: int
+) -> Iterator[tuple[Task, Value | Failure]]:
+    waiting = deque(tasks)
+    busy: dict[Connection, tuple[SpawnProcess, Task]] = {}
+    try:
+        for _ in range(min(jobs, len(waiting))):
+            connection, process = _start(work)
+            _give(connection, process, waiting, busy)
+        while busy:
+            for connection in cast("list[Connection]", wait(list(busy))):
+                process, task = busy.pop(connection)
+                outcome: Value | Failure
+                try:
+                    outcome = connection.recv()
+                except (EOFError, OSError):
+                    process.join()
+                    outcome = Failure(f"its process ended with exit code {process.exitcode}")
+                    if waiting:
+                        connection, process = _start(work)
+                _give(connection, process, waiting, busy)
+                yield task, outcome
+    finally:
+        for process, _ in busy.values():
+            process.terminate()
+            process.join()
+
+
+def _start(work: Callable[[Task], Any]) -> tuple[Connection, SpawnProcess]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, work), daemon=True)
+    process.start()
+    theirs.close()  # so that ours reports the end of the process
+    return ours, process
+
+
+def _give(
+    connection: Connection,
+    process: SpawnProcess,
+    waiting: deque[Task],
+    busy: dict[Connection, tuple[SpawnProcess, Task]],
+) -> None:
+    """Send the next task, or nothing more: the process then ends by itself."""
+    if not waiting:
+        connection.close()
+        return
+    busy[connection] = (process, waiting.popleft())
+    connection.send(busy[connection][1])
+
+
+def _serve(connection: Connection, work: Callable[[Any], Any]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it as well, and ends this process
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    while True:
+        try:
+            task = connection.recv()
+        except EOFError:
+            return
+        connection.send(_attempt(work, task))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)

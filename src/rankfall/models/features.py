@@ -1,0 +1,46 @@
+"""What happens to features before a model sees them; it is stored with the model's weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+class FeatureScaling(nn.Module):
+    """Standardisation, after an optional logarithm that keeps the sign: sign(v) log(1 + abs(v)).
+
+    mean, deviation: ``(features,)``. Both are kept and applied in float64: of a value far from 0, a float32 would
+    leave few digits after the mean is taken away.
+
+    >>> scale = FeatureScaling(torch.tensor([1.0]), torch.tensor([2.0]))
+    >>> scale(torch.tensor([[5.0], [1.0]])).squeeze()
+    tensor([2., 0.])
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, mean: Tensor, deviation: Tensor, *, log1p: bool = False) -> None:
+        super().__init__()
+        self.log1p = log1p
+        self.register_buffer("mean", mean.double())
+        self.register_buffer("deviation", deviation.double())
+
+    @classmethod
+    def identity(cls, features: int, *, log1p: bool = False) -> FeatureScaling:
+        """A scaling that does not scale; its numbers may be loaded later."""
+        return cls(torch.zeros(features), torch.ones(features), log1p=log1p)
+
+    def forward(self, features: Float[Tensor, "*rows features"]) -> Float[Tensor, "*rows features"]:
+        values = features.double()
+        if self.log1p:
+            values = torch.copysign(values.abs().log1p(), values)
+        return ((values - self.mean) / self.deviation).float()
+
+    def extra_repr(self) -> str:
+        return f"{len(self.mean)}, log1p={self.log1p}"

@@ -1,0 +1,63 @@
+"""Files that are whole or not there, and checkpoints among them.
+
+A checkpoint is one safetensors file: tensors by name and, in its header, what is known about them as JSON. It is one
+file so that it can be replaced in one step; nothing in it is ever executed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+FORMAT = "rankfall checkpoint"
+VERSION = 1
+
+
+def write_file(path: Path, content: bytes | str) -> None:
+    """Write a file such that whoever looks, even after a crash, finds all of the old content or all of the new."""
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)  # the name, too, is on disk
+    finally:
+        os.close(directory)
+
+
+def write_checkpoint(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+    """Write tensors and what is known about them; the same content gives the same bytes."""
+    header = json.dumps({"format": FORMAT, "version": VERSION, **about}, sort_keys=True)
+    write_file(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"rankfall": header}))
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a checkpoint and what is known about them."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about: dict[str, Any] = json.loads((file.metadata() or {}).get("rankfall", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except FileNotFoundError:
+        raise ValueError(f"{path} is not there, expected a checkpoint") from None
+    except (SafetensorError, ValueError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as a checkpoint: {error}") from None
+    if about.get("format") != FORMAT or about.get("version") != VERSION:
+        raise ValueError(f"{path} is not a checkpoint of this release (version {VERSION}); train again")
+    return tensors, about

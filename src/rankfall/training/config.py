@@ -1,0 +1,412 @@
+"""What a training is told: one YAML file, checked before anything is read or written.
+
+A configuration has one section a part: data, model, loss, optimizer, training, metrics. Unknown keys, wrong types and
+options a loss does not have are errors that say where they stand and what is allowed. ``key=value`` words override
+what the file says: ``loss.tau=0.5``, ``data.train=[S1, S2]``. The options of a loss or a model belong to it:
+naming another one drops them.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from pydantic_core import ErrorDetails
+
+LossName = Literal[
+    "mse_loss",
+    "bce_loss",
+    "grade_softmax_loss",
+    "softmax_loss",
+    "listmle_loss",
+    "ranknet_loss",
+    "lambdarank_loss",
+    "lambda_loss",
+    "lambda_recall_loss",
+    "approx_ndcg_loss",
+    "pirank_ndcg_loss",
+    "pirank_arp_loss",
+    "sort_cross_entropy_loss",
+    "relax_loss",
+    "topk_bce_loss",
+    "arf",
+    "arf_v2",
+]
+Activation = Literal["relu", "leaky_relu", "elu", "selu", "gelu", "silu", "tanh", "sigmoid"]
+Role = Literal["train", "valid", "test"]
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be meant; the message names every key that is wrong."""
+
+
+# --- the sections -------------------------------------------------------------------------------------------------
+
+
+class Section(BaseModel):
+    """Part of a configuration: nothing but the keys it names, of exactly their types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_every_key(cls, content: object) -> object:
+        if isinstance(content, dict) and cls.model_config["extra"] == "forbid":
+            for key in content:
+                if key not in cls.model_fields:
+                    allowed = list(cls.model_fields)
+                    raise ValueError(
+                        f"unknown key {key!r}{did_you_mean(key, allowed)}; allowed are {', '.join(allowed)}"
+                    )
+        return content
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str | int | float) else value
+
+
+SplitNames = Annotated[list[str], BeforeValidator(_as_list)]
+
+
+class DataConfig(Section):
+    """Which prepared lists are for what."""
+
+    path: str = Field(description="A directory made by 'rankfall prepare'.")
+    train: SplitNames = Field(min_length=1, description="Splits that are trained on.")
+    valid: SplitNames = Field(min_length=1, description="Splits on which training stops and methods are chosen.")
+    test: SplitNames = Field(default=[], description="Splits that are only measured.")
+    standardise: bool = Field(default=True, description="Mean 0 and variance 1, fitted on the training splits.")
+    log1p: bool = Field(default=False, description="Features become sign(v) log(1 + |v|), before standardising.")
+
+    @model_validator(mode="after")
+    def _are_apart(self) -> Self:
+        names = [*self.train, *self.valid, *self.test]
+        for name in names:
+            if names.count(name) > 1:
+                roles = [role for role in ("train", "valid", "test") for split in self.splits(role) if split == name]
+                raise ValueError(f"split {name!r} stands in {' and in '.join(roles)}; a split has one use")
+        return self
+
+    def splits(self, role: Role) -> list[str]:
+        """The names of the splits that have this use."""
+        return {"train": self.train, "valid": self.valid, "test": self.test}[role]
+
+
+class LinearConfig(Section):
+    """A weight for each feature."""
+
+    kind: Literal["linear"] = "linear"
+
+
+class MLPConfig(Section):
+    """A multilayer perceptron on the features of one document."""
+
+    kind: Literal["mlp"] = "mlp"
+    hidden: list[Count] = Field(default=[256, 128], min_length=1, description="Widths of the hidden layers.")
+    activation: Activation = "relu"
+    batch_norm: bool = Field(default=True, description="Normalise each layer over the real documents of a batch.")
+    norm_momentum: float = Field(
+        default=0.1, gt=0, le=1, description="Share of a batch in the running mean: 1 - 0.999 for TensorFlow's 0.999."
+    )
+    dropout: Annotated[list[Share], BeforeValidator(_as_list)] = Field(
+        default=[0.0], description="One share for all hidden layers, or one for each."
+    )
+    residual: bool = Field(default=False, description="Add a layer's input to its output where widths match.")
+
+    @model_validator(mode="after")
+    def _dropout_fits(self) -> Self:
+        if len(self.dropout) not in (1, len(self.hidden)):
+            raise ValueError(
+                f"dropout has {len(self.dropout)} values for {len(self.hidden)} hidden layers; "
+                "give one number, or one for each layer"
+            )
+        return self
+
+
+def _model_kind(value: object) -> str:
+    kind = value.get("kind", "mlp") if isinstance(value, dict) else getattr(value, "kind", "mlp")
+    return f"kind {kind}"
+
+
+_KIND_TAGS = ("kind mlp", "kind linear")
+ModelConfig = Annotated[
+    Annotated[MLPConfig, Tag(_KIND_TAGS[0])] | Annotated[LinearConfig, Tag(_KIND_TAGS[1])], Discriminator(_model_kind)
+]
+
+
+class LossConfig(Section):
+    """A loss by its function's name, and that function's options beside it.
+
+    `sort` and `topk` are an operator's name, or a mapping of its name and options: ``{name: soft_sort, power: 2}``.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: LossName
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What stands beside the name."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _can_be_made(self) -> Self:
+        from rankfall.training.build import try_loss
+
+        try_loss(self)
+        return self
+
+
+class OptimizerConfig(Section):
+    """How weights are changed."""
+
+    name: Literal["adam", "adamw", "adagrad", "sgd"] = "adam"
+    lr: float = Field(default=1e-3, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    clip: float | None = Field(default=None, gt=0, description="Largest norm of a gradient.")
+
+
+def _is_metric(name: str) -> str:
+    from rankfall.metrics.named import parse
+
+    parse(name)
+    return name
+
+
+MetricName = Annotated[str, AfterValidator(_is_metric)]
+
+
+class TrainingConfig(Section):
+    """How long, and on what in turn."""
+
+    epochs: Count = Field(default=30, description="Passes over the training lists, at most.")
+    batch: Count = Field(default=64, description="Lists in a batch.")
+    patience: Count | None = Field(default=5, description="Epochs without a better validation before stopping.")
+    metric: MetricName = Field(default="ndcg@10", description="What validation looks at.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Of the first weights, the order of lists and all noise.")
+    threads: Count = Field(default=1, description="Of the processor; weights repeat for the same number.")
+    max_list: Annotated[int, Field(ge=2)] | None = Field(
+        default=None, description="Train on a fresh sample of this size of each longer list in every epoch."
+    )
+
+
+DEFAULT_METRICS = ["ndcg@1", "ndcg@5", "ndcg@10", "ndcg", "recall@20@10", "opa", "mrr"]
+
+
+class RankerConfig(Section):
+    """Everything a training of one ranker is told."""
+
+    data: DataConfig
+    model: ModelConfig = MLPConfig()
+    loss: LossConfig
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainingConfig = TrainingConfig()
+    metrics: list[MetricName] = Field(default=DEFAULT_METRICS, min_length=1, description="What is evaluated.")
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> RankerConfig:
+    """The configuration in a YAML file, with ``key=value`` words that change it."""
+    return validate(apply_overrides(read_yaml(path), overrides), where=str(path))
+
+
+def validate(content: Mapping[str, Any], *, where: str = "config") -> RankerConfig:
+    """A checked configuration; `where` stands before what is wrong with it."""
+    try:
+        return RankerConfig.model_validate(dict(content))
+    except ValidationError as error:
+        raise ConfigError(explain(error, where)) from None
+
+
+def dump(config: BaseModel) -> str:
+    """A configuration as YAML, with every default written out."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a directory, expected a YAML file") from None
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is not there, expected a YAML file") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not a text in UTF-8, expected a YAML file") from None
+    content = _parse_yaml(text, str(path))
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: found {_shown(content)}, expected keys and values (data: ..., loss: ...)")
+    return content
+
+
+def apply_overrides(content: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """A configuration's mapping in which ``key.key=value`` words replace what stands there; values are YAML."""
+    changed = dict(content)
+    for word in overrides:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"override: found {word!r}, expected key=value such as loss.tau=0.5")
+        changed = set_option(changed, key, _parse_yaml(text, f"override {word!r}"))
+    return changed
+
+
+def set_option(content: Mapping[str, Any], key: str, value: object) -> dict[str, Any]:
+    """A copy in which a dotted key has a value: ``model.hidden.0`` is the first of a list.
+
+    >>> set_option({"loss": {"name": "relax_loss", "m": 20}}, "loss.m", 5)
+    {'loss': {'name': 'relax_loss', 'm': 5}}
+    """
+    changed = copy.deepcopy(dict(content))
+    *parents, last = key.split(".")
+    place: Any = changed
+    for depth, part in enumerate(parents):
+        place = _enter(place, part, ".".join(parents[:depth]))
+    if _names_another(place, key, value):
+        place.clear()
+    if isinstance(place, list):
+        place[_position(place, last, ".".join(parents))] = value
+    else:
+        place[last] = value
+    return changed
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with what `changes` says differently. Naming another loss or model drops the options of the old one.
+
+    >>> merge({"loss": {"name": "relax_loss", "m": 20}}, {"loss": {"name": "softmax_loss"}})
+    {'loss': {'name': 'softmax_loss'}}
+    """
+    return _merge(base, changes, "")
+
+
+_CHOOSERS = {"loss.name": None, "model.kind": "mlp"}  # keys to which their neighbours belong, and their defaults
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any], section: str) -> dict[str, Any]:
+    another = any(_names_another(base, f"{section}{key}", value) for key, value in changes.items())
+    merged = {} if another else copy.deepcopy(dict(base))
+    for key, value in changes.items():
+        if isinstance(merged.get(key), dict) and isinstance(value, dict):
+            merged[key] = _merge(merged[key], value, f"{section}{key}.")
+        else:
+            merged[key] = copy.deepcopy(value)
+    return merged
+
+
+def _names_another(section: Mapping[str, Any], key: str, value: object) -> bool:
+    return key in _CHOOSERS and section.get(key.rpartition(".")[2], _CHOOSERS[key]) != value
+
+
+def _enter(place: Any, part: str, path: str) -> Any:
+    """The mapping or list under one word of a dotted key, made if it is missing."""
+    if isinstance(place, list):
+        inner = place[_position(place, part, path)]
+    else:
+        if place.get(part) is None:
+            place[part] = {}
+        inner = place[part]
+    if not isinstance(inner, dict | list):
+        full = f"{path}.{part}".lstrip(".")
+        raise ConfigError(f"override: {full} is {_shown(inner)}, which has no keys; give {full} a new value as a whole")
+    return inner
+
+
+def _position(items: list[Any], part: str, path: str) -> int:
+    if not part.isdecimal() or int(part) >= len(items):
+        raise ConfigError(f"override: {path} has {len(items)} items, numbered from 0; found {part!r}")
+    return int(part)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 3e-4 is a number, as in YAML 1.2, and no key stands twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} stands twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$"),
+    list("-+0123456789."),
+)
+
+
+def _parse_yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{where}{place}: {getattr(error, 'problem', None) or error}") from None
+
+
+# --- saying what is wrong -----------------------------------------------------------------------------------------
+
+
+def explain(error: ValidationError, where: str) -> str:
+    """Every mistake on a line of its own: where it stands, what was found, what is allowed."""
+    return "\n".join(f"{where}: {_mistake(details)}" for details in error.errors())
+
+
+def _mistake(details: ErrorDetails) -> str:
+    # Pydantic puts the kind of a model between the keys.
+    key, found = ".".join(str(part) for part in details["loc"] if part not in _KIND_TAGS), _shown(details["input"])
+    match details["type"]:
+        case "missing":
+            return f"{key} is missing"
+        case "value_error":
+            return f"{key}: {details['ctx']['error']}".removeprefix(": ")
+        case "literal_error":
+            choices = re.findall(r"'([^']*)'", details["ctx"]["expected"])
+            hint = did_you_mean(details["input"], choices)
+            return f"{key}: found {found}{hint}; allowed are {', '.join(choices)}"
+        case "union_tag_invalid":
+            tag = details["ctx"]["tag"].removeprefix("kind ")
+            choices = [choice.removeprefix("kind ") for choice in _KIND_TAGS]
+            return f"{key}.kind: found {tag!r}{did_you_mean(tag, choices)}; allowed are {', '.join(choices)}"
+        case "model_type":
+            return f"{key}: found {found}, expected keys and values"
+        case _:
+            return f"{key}: found {found}, expected {details['msg'].removeprefix('Input should be ')}"
+
+
+def did_you_mean(found: object, allowed: Sequence[str]) -> str:
+    """A hint at the allowed word that looks like what was found, if one does."""
+    close = get_close_matches(str(found), allowed, n=1)
+    return f", did you mean {close[0]!r}" if close else ""
+
+
+def _shown(value: object) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

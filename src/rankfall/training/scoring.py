@@ -1,0 +1,45 @@
+"""Scores of all documents of some lists, and metrics of scores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from rankfall.data.batches import Lists
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from rankfall.data.lists import RankingSplit
+    from rankfall.metrics.named import NamedMetric
+    from rankfall.training.build import Ranker
+
+CHUNK_ROWS = 1 << 14  # documents that are scored at once
+
+
+def score(model: Ranker, split: RankingSplit | Lists) -> Tensor:
+    """The score of every document ``(rows,)``, in the order of the split; dropout and batch norm as in use."""
+    lists = split if isinstance(split, Lists) else Lists([split])
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            return torch.cat([model.score(chunk) for chunk in lists.chunks(CHUNK_ROWS)])
+    finally:
+        model.train(was_training)
+
+
+def measure(scores: Tensor, split: RankingSplit | Lists, metrics: Sequence[NamedMetric]) -> dict[str, Tensor]:
+    """Each metric of scores ``(rows,)``: a value a list, NaN where it is undefined."""
+    lists = split if isinstance(split, Lists) else Lists([split])
+    if scores.shape != (lists.rows,):
+        raise ValueError(f"scores must be one for each of the {lists.rows} documents, got {tuple(scores.shape)}")
+    values = {metric.name: torch.empty(len(lists)) for metric in metrics}
+    for batch in lists.by_length():
+        padded = batch.pad(scores[torch.from_numpy(batch.rows)])
+        for metric in metrics:
+            values[metric.name][torch.from_numpy(batch.lists)] = metric(padded, batch.labels, batch.mask).float()
+    return values

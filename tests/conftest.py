@@ -1,0 +1,113 @@
+"""Settings every test shares, and the table of witnesses.
+
+A test that holds a function against something independent of it says so with ``@pytest.mark.witness(kind)``;
+the function is the test's parameter `name`, or the marker's second argument. ``pytest --collect-only
+--correctness=FILE`` writes what has which witness (``make docs``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from _pytest.doctest import DoctestItem
+
+torch.set_num_threads(1)
+
+Witnesses = dict[str, Counter[str]]  # for each function, how many tests of each kind
+
+_collected = pytest.StashKey[list[pytest.Item]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--correctness", metavar="FILE", help="write which function has which witnesses to FILE")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_collected] = []
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.config.stash[_collected].append(item)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    path = session.config.getoption("--correctness")
+    if path:
+        Path(path).write_text(_correctness(session.items))
+
+
+@pytest.fixture
+def witnesses(request: pytest.FixtureRequest) -> Witnesses:
+    """The witnesses of every function, whatever was selected to run; the whole suite must be collected."""
+    items = request.config.stash[_collected]
+    missing = set(Path(__file__).parent.glob("test_*.py")) - {item.path for item in items}
+    if missing:
+        pytest.skip(f"only a part of the tests was collected, not {sorted(path.name for path in missing)[0]}")
+    return _witnesses(items)
+
+
+def _witnesses(items: list[pytest.Item]) -> Witnesses:
+    found: Witnesses = {}
+    for item in items:
+        for marker in item.iter_markers("witness"):
+            kind, *function = marker.args
+            found.setdefault(function[0] if function else _function_of(item), Counter())[kind] += 1
+    return found
+
+
+def _function_of(item: pytest.Item) -> str:
+    """The function in the parameter `name`, which may go on to say which variant of it is tested."""
+    callspec = getattr(item, "callspec", None)
+    name = str(callspec.params["name"]) if callspec is not None and "name" in callspec.params else ""
+    match = re.match(r"\w+", name)
+    if match is None:
+        raise pytest.UsageError(f"{item.nodeid} has a witness, but neither a parameter `name` nor a second argument")
+    return match[0]
+
+
+def _correctness(items: list[pytest.Item]) -> str:
+    from rankfall.commands.methods import Kind, find_methods
+
+    found = _witnesses(items)
+    methods = {kind: find_methods(kind) for kind in Kind}
+    doctests = sum(isinstance(item, DoctestItem) for item in items)
+    counts = [
+        f"| {len(methods[Kind.OPERATOR])} | operators |",
+        f"| {len(methods[Kind.LOSS])} | losses |",
+        f"| {len(methods[Kind.METRIC])} | metrics and tests of significance |",
+        f"| {len(items) - doctests} | test cases |",
+        f"| {sum(sum(of.values()) for of in found.values())} | of them held against an independent witness |",
+        f"| {doctests} | examples in doc strings that are run |",
+    ]
+    sections = [_section(kind, [method.name for method in of], found) for kind, of in methods.items()]
+    return "\n".join([_INTRODUCTION, "| count | of |", "|---:|---|", *counts, "", *sections])
+
+
+def _section(kind: str, names: list[str], found: Witnesses) -> str:
+    title = {"operator": "Operators", "loss": "Losses", "metric": "Metrics"}[kind]
+    kinds = sorted({one for name in names for one in found.get(name, ())})
+    head = [f"## {title}\n", f"| | {' | '.join(kinds)} |", f"|---|{'---:|' * len(kinds)}"]
+    rows = [
+        f"| `{name}` | {' | '.join(str(found.get(name, Counter())[one] or '') for one in kinds)} |" for name in names
+    ]
+    return "\n".join([*head, *rows, ""])
+
+
+_INTRODUCTION = """\
+# Correctness
+
+Which function is held against which independent witness, and in how many test cases. Written by `make docs`
+from the tests themselves; `make test` fails if a public function has no witness.
+
+The witnesses: the formula in Python loops (*brute force*), a value derived by hand (*hand*), finite
+differences (*gradcheck*), another library (*rax*, *scikit-learn*, *ir-measures*, *scipy*), another way to the
+same number (*bisection*, *quadratic program*, *derivation*), and properties that hold whatever the numbers
+are: the hard metric or mask as the temperature goes to 0 (*limit*), padding that changes nothing (*mask
+equivalence*), reordered items (*permutation*), scores of 1e4, ties, one item, empty lists, k >= n
+(*extremes*), `torch.compile` in one graph (*compile*), no assumption about the device (*meta device*), every
+number of dimensions and type (*shapes and types*).
+"""

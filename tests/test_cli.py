@@ -1,0 +1,207 @@
+"""The command line: what it prints where, and with which exit code it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rankfall
+from rankfall import losses, metrics, ops
+from rankfall.cli import main
+from rankfall.commands.methods import PAPERS, Kind, cited, find_methods
+
+ROOT = Path(__file__).parent.parent
+VERBS = ("demo", "methods", "bench", "prepare", "train", "evaluate", "compare", "config", "reproduce")
+
+
+def run(*arguments: str) -> int:
+    """Call the command line in this process and return its exit code."""
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    return int(exit_info.value.code or 0)
+
+
+def test_help_does_not_import_torch() -> None:
+    code = (
+        "import sys; from rankfall.cli import main\n"
+        "try: main(['--help'])\n"
+        "finally: assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(verb in done.stdout for verb in VERBS)
+
+
+def test_module_is_the_command_line() -> None:
+    done = subprocess.run([sys.executable, "-m", "rankfall", "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"rankfall {rankfall.__version__}\n")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(verb, "--help") == 0
+    text = capsys.readouterr().out
+    assert "Examples" in text
+    assert f"rankfall {verb}" in text.split("Examples")[1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("cook",),
+        ("bench",),
+        ("bench", "cascades"),
+        ("bench", "ops", "--sizes", "ten"),
+        ("bench", "ops", "--sizes", "5"),
+        ("methods", "--kind", "objective"),
+        ("demo", "--seed", "-1"),
+        ("demo", "--colour", "red"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Usage: rankfall" in err
+    assert "Traceback" not in err
+
+
+def test_a_failure_is_one_line_and_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert run("demo", "--out", str(tmp_path / "file" / "directory"), "--quick") == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(kind: Kind) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rankfall.commands.methods.find_methods", interrupt)
+    assert run("methods") == 130
+    assert capsys.readouterr() == ("", "")
+
+
+# --- methods ------------------------------------------------------------------------------------------------
+
+
+def test_methods_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("methods", "--json") == 0
+    listed = {method["name"]: method for method in json.loads(capsys.readouterr().out)}
+    public = {name for module in (ops, losses, metrics) for name in module.__all__ if name.islower()}
+    assert public - set(listed) == {"expected_grade", "log_inclusion", "log_rows", "topk"}  # tools, not methods
+    assert set(listed) - public == {"ARFLoss", "ARFv2Loss"}  # losses that have no function
+    assert all(method["line"] for method in listed.values())
+
+
+def test_methods_of_one_kind_with_their_papers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("methods", "--kind", "loss") == 0
+    text = capsys.readouterr().out
+    assert "relax_loss" in text
+    assert "dftopk" not in text.split("papers")[0]
+    assert "Adaptive Neural Ranking Framework" in text
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_what_is_cited_has_a_reference(kind: Kind) -> None:
+    parts = [(method.name, part) for method in find_methods(kind) for part in method.citation.split(";") if part]
+    assert [(name, part) for name, part in parts if not cited(part)] == []
+
+
+def test_every_operator_says_where_it_comes_from() -> None:
+    assert [method.name for method in find_methods(Kind.OPERATOR) if not method.papers] == []
+
+
+def test_every_paper_is_cited() -> None:
+    used = {name for kind in Kind for method in find_methods(kind) for name in cited(method.citation)}
+    assert set(PAPERS) - used == set()
+
+
+# --- demo ---------------------------------------------------------------------------------------------------
+
+
+def test_demo_writes_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("demo", "--quick", "--json", "--out", str(tmp_path / "new")) == 0
+    printed = json.loads(capsys.readouterr().out)
+    written = json.loads((tmp_path / "new" / "comparison.json").read_text())
+    assert printed == written
+    assert len(written["methods"]) >= 8
+    for method in written["methods"]:
+        for metric, summary in method["metrics"].items():
+            assert set(summary) == {"mean", "std", "chance", "values"}
+            assert 0 < summary["chance"] < written["oracle"][metric] <= 1
+    assert len(written["tests"]) == len(written["methods"]) * len(written["oracle"])
+
+
+def test_demo_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("demo", "--quick", "--seed", "3") == 0
+    out, err = capsys.readouterr()
+    assert all(word in out for word in ("ndcg@10", "recall@20@10", "chance", "oracle", "relax_loss"))
+    assert "training" in err
+
+
+def test_the_planted_ranking_is_learned() -> None:
+    from rankfall.commands import _planted
+
+    outcome = _planted.run(seed=0, seeds=1, steps=60, train_lists=200)
+    for name, of in outcome.methods.items():
+        found, chance = of["ndcg@10"].mean(), outcome.chance["ndcg@10"].mean()
+        assert found > chance + 0.1, name
+        assert found < outcome.oracle["ndcg@10"].mean(), name
+
+
+def test_demo_repeats() -> None:
+    from rankfall.commands import _planted
+
+    first, second = (_planted.comparison(_planted.run(seed=5, seeds=1, steps=3, train_lists=32)) for _ in range(2))
+    assert first == second
+
+
+# --- bench --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["ops", "losses"])
+def test_bench_quick_in_json(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", what, "--quick", "--sizes", "20", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["what"] == what
+    assert {row["n"] for row in report["rows"]} == {20}
+    assert all(row["cpu_ms"] > 0 and row["ratios"]["torch.sigmoid"] > 0 for row in report["rows"])
+
+
+def test_bench_quick_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "ops", "--quick", "--sizes", "20,24") == 0
+    out, _ = capsys.readouterr()
+    assert all(word in out for word in ("torch.sort", "dftopk", "textbook"))
+
+
+# --- the outer files ----------------------------------------------------------------------------------------
+
+
+def test_the_examples_in_the_readme_run() -> None:
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    for example in examples:
+        exec(compile(example, "README.md", "exec"), names)
+    assert names["inclusion"].sum(-1).tolist() == pytest.approx([20.0] * 32, abs=1e-3)
+
+
+def test_links_in_the_documents_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        for link in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_parts_are_found_lazily_but_listed() -> None:
+    assert {"ops", "losses", "metrics"} <= set(dir(rankfall))
+    assert rankfall.ops is ops
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        rankfall.nothing  # type: ignore[attr-defined]  # noqa: B018

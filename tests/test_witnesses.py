@@ -1,0 +1,24 @@
+"""Every public function is held against something that is independent of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankfall import losses, metrics, ops
+from rankfall.commands.methods import Kind, find_methods
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_every_method_has_a_witness(kind: Kind, witnesses: dict[str, Counter[str]]) -> None:
+    without = [method.name for method in find_methods(kind) if not witnesses.get(method.name)]
+    assert without == []
+
+
+def test_every_witness_speaks_of_something_public(witnesses: dict[str, Counter[str]]) -> None:
+    public = {*ops.__all__, *losses.__all__, *metrics.__all__}
+    assert set(witnesses) - public == set()
