@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rankfall._lists import add_gumbel, any_order, check_count, check_positive, check_scores, operator
-from rankfall.ops._rows import CHUNK, SoftRows
+from rankfall._lists import add_gumbel, any_order, check_count, check_positive, check_scores, operator, safe_divide
+from rankfall.ops._rows import CHUNK, LOG_ZERO, SoftRows
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -61,8 +61,8 @@ def neural_rows(scores: Tensor, tau: float | Tensor, mask: Tensor | None) -> Sof
 
         (2 r_j - 1) s_j - 2 A_j - 2 i s_j
 
-    with no n in it: padding cannot change it. With the largest score moved to 0 the terms are small near the top,
-    where digits matter.
+    with no n in it: padding cannot change it. In late rows that is a small difference of large numbers, so everything
+    that is O(n) is done in float64, and a few rows at a time are written relative to the middle one.
     """
     check_positive("tau", tau)
     scores, mask = check_scores(scores, mask)
@@ -71,18 +71,36 @@ def neural_rows(scores: Tensor, tau: float | Tensor, mask: Tensor | None) -> Sof
     if mask is not None:
         top = top.masked_fill(top == -torch.inf, 0.0)  # a list without items
     s = (scores - top) / tau
+    wide = s.float() if s.device.type == "mps" else s.double()
     order = any_order(filled)
-    base = _RankedSums.apply(s, order, mask)  # type: ignore[no-untyped-call]
+    base: Tensor = _RankedSums.apply(wide, order, mask)  # type: ignore[no-untyped-call]
+    ranked = wide.detach().gather(-1, order)
+
+    def few_logits(start: int, stop: int) -> Tensor:
+        middle = min((start + stop) // 2, scores.shape[-1] - 1)
+        at_middle = base - 2 * (middle + 1) * wide
+        highest = at_middle.detach() if mask is None else at_middle.detach().masked_fill(~mask, LOG_ZERO)
+        at_middle = (at_middle - highest.amax(-1, keepdim=True)).to(s.dtype)
+        # A constant taken off all scores changes nothing; this one makes them small where the rows peak.
+        beside = (wide - ranked[..., middle, None]).to(s.dtype)
+        step = 2 * torch.arange(start - middle, stop - middle, device=s.device, dtype=s.dtype).unsqueeze(-1)
+        return torch.addcmul(at_middle.unsqueeze(-2), beside.unsqueeze(-2), step, value=-1)
 
     def logits(start: int, stop: int) -> Tensor:
-        double_rank = 2 * torch.arange(start + 1, stop + 1, device=s.device, dtype=s.dtype).unsqueeze(-1)
-        return torch.addcmul(base.unsqueeze(-2), s.unsqueeze(-2), double_rank, value=-1)
+        if torch.compiler.is_compiling():  # which would make a graph of its own for each number of parts
+            return few_logits(start, stop)
+        return torch.cat([few_logits(row, min(row + FEW, stop)) for row in range(start, stop, FEW)], -2)
 
     def rest(start: int) -> Tensor:
-        ranked = (s if mask is None else s.masked_fill(~mask, -torch.inf)).gather(-1, order)
-        return torch.empty_like(s).scatter(-1, order, torch.ops.rankfall.neural_column_sums(ranked, start))
+        given = s if mask is None else s.masked_fill(~mask, -torch.inf)
+        sums: Tensor = torch.ops.rankfall.neural_column_sums(given.gather(-1, order), start)
+        return torch.empty_like(s).scatter(-1, order, sums)
 
     return SoftRows(logits, scores.shape, mask, rest if s.device.type == "cpu" else None)
+
+
+FEW = 32
+"""Rows written relative to one of them."""
 
 
 class _RankedSums(torch.autograd.Function):
@@ -134,42 +152,90 @@ def _tie_bounds(v: Tensor) -> tuple[Tensor, Tensor]:
 def _column_sums(ranked: Tensor, start: int) -> Tensor:
     """Sums over the rows from `start` on of the soft permutation of lists in descending order, padded with -inf.
 
-    In descending order row i peaks at item i and falls off to both sides, faster and faster since logits are concave
-    in the score. Items too far from the peak for their probability to count are left out: a band of the matrix
-    remains. How wide it is depends on the data, which is why this is for CPUs only.
+    How it is done depends on the data, which is why this is for CPUs only. Prefix sums are taken in float64: the logits
+    of late rows are small differences of large numbers.
     """
     n = ranked.shape[-1]
-    v = ranked.reshape(-1, n)
-    count = (v > -torch.inf).sum(-1, keepdim=True)
-    v = v.masked_fill(v == -torch.inf, 0.0)
-    position = torch.arange(n)
-    rank = (position + 1).to(v.dtype)
+    v = ranked.reshape(-1, n).double()
+    exists = v > -torch.inf
+    v = v.masked_fill(~exists, 0.0)
+    rank = torch.arange(1, n + 1, dtype=v.dtype)
     base = (2 * rank + 1) * v - 2 * v.cumsum(-1)
-    peak = base - 2 * rank * v
-    width = _band(v, base, peak, count)
-    exists = position < count
-    base, peak = base.masked_fill(~exists, -torch.inf), peak.masked_fill(~exists, torch.inf)
-    total = torch.zeros_like(v)
-    rows = max(1, min(width // 2, 64))
-    lists = max(1, CHUNK // (4 * rows * min(n, rows + 2 * width)))
-    for first in range(start, n, rows):
-        last = min(first + rows, n)
-        columns = slice(max(0, first - width), min(n, last + width))
-        for few in (slice(one, one + lists) for one in range(0, len(v), lists)):
-            logits = torch.addcmul(base[few, None, columns], v[few, None, columns], rank[first:last, None], value=-2)
-            share = logits.sub_(peak[few, first:last, None]).exp_()
-            share.div_(share.sum(-1, keepdim=True).clamp_(min=1))  # at least 1, the peak; 0 where there is no such rank
-            total[few, columns] += share.sum(-2)
+    spread = float(v.amin()) if len(v) else 0.0  # the largest score is 0
+    block = min(n, 64, int(-RANGE / spread)) if spread < 0 else min(n, 64)
+    with torch.autocast("cpu", enabled=False):
+        if block < 12:
+            total = _banded_sums(v, base, rank, exists, start, ranked.dtype)
+        else:
+            total = _factored_sums(v, base, exists, start, block, spread / 2, ranked.dtype)
     return total.reshape(ranked.shape)
 
 
-def _band(v: Tensor, base: Tensor, peak: Tensor, count: Tensor) -> int:
+RANGE = 40.0
+"""Logarithm of the range of numbers that float32 holds with room to spare."""
+
+
+def _factored_sums(
+    v: Tensor, base: Tensor, exists: Tensor, start: int, block: int, centre: float, dtype: torch.dtype
+) -> Tensor:
+    """For scores close together: exp(base - 2 i v) of row i = middle + r is exp(base - 2 middle v) exp(-2 r v).
+
+    The second factor is the same for every block of rows, so that all sums are products of two thin matrices.
+    """
+    lists, n = v.shape
+    offset = torch.arange(block, dtype=dtype) - block // 2
+    total = torch.zeros_like(v, dtype=dtype)
+    few = max(1, CHUNK // (n * block))
+    for some in (slice(one, one + few) for one in range(0, lists, few)):
+        within = torch.exp(-2 * offset.unsqueeze(-1) * (v[some] - centre).to(dtype).unsqueeze(-2))
+        for middles in torch.arange(start + block // 2, n + block // 2, block).split(max(1, CHUNK // (few * n))):
+            at_middle = base[some].unsqueeze(-2) - 2 * (middles + 1).unsqueeze(-1) * v[some].unsqueeze(-2)
+            at_middle.masked_fill_(~exists[some].unsqueeze(-2), -torch.inf)
+            at_middle = at_middle.sub_(at_middle.amax(-1, keepdim=True)).to(dtype).exp_()
+            at_middle.nan_to_num_(0.0)  # a list without items
+            rows = middles.unsqueeze(-1) + torch.arange(block) - block // 2
+            real = rows < exists[some].sum(-1)[:, None, None]
+            share = safe_divide(real.to(dtype), at_middle @ within.mT)
+            total[some] += at_middle.mul_(share @ within).sum(-2)
+    return total
+
+
+def _banded_sums(v: Tensor, base: Tensor, rank: Tensor, exists: Tensor, start: int, dtype: torch.dtype) -> Tensor:
+    """For scores far apart: in descending order row i peaks at item i and falls off to both sides.
+
+    It does so faster and faster, since logits are concave in the score. Items too far from the peak for their
+    probability to count are left out: a band of the matrix remains.
+    """
+    lists, n = v.shape
+    peak = base - 2 * rank * v
+    width = _band(v, base, peak, exists)
+    base, peak = base.masked_fill(~exists, -torch.inf), peak.masked_fill(~exists, torch.inf)
+    total = torch.zeros_like(v, dtype=dtype)
+    rows = max(1, min(width // 2, 64))
+    few = max(1, CHUNK // (4 * rows * min(n, rows + 2 * width)))
+    for first in range(start, n, rows):
+        last = min(first + rows, n)
+        columns = slice(max(0, first - width), min(n, last + width))
+        for some in (slice(one, one + few) for one in range(0, lists, few)):
+            # Relative to the block's first row and its peak numbers are small enough for the type of the result.
+            at_first = base[some, columns] - 2 * rank[first] * v[some, columns]
+            at_first = (at_first - (base[some, first] - 2 * rank[first] * v[some, first]).unsqueeze(-1)).nan_to_num_(
+                -torch.inf, neginf=-torch.inf
+            )
+            beside = (v[some, columns] - v[some, first].unsqueeze(-1)).to(dtype)
+            step = (rank[first:last] - rank[first]).to(dtype)
+            logits = torch.addcmul(at_first.to(dtype)[:, None], beside[:, None], step[:, None], value=-2)
+            share = torch.softmax(logits, -1).nan_to_num_(0.0) * exists[some, first:last, None]
+            total[some, columns] += share.sum(-2)
+    return total
+
+
+def _band(v: Tensor, base: Tensor, peak: Tensor, exists: Tensor) -> int:
     """How far from the peak the probability has fallen below the rounding error of a sum of n terms, in every row."""
     n = v.shape[-1]
     enough = math.log(n) - math.log(torch.finfo(v.dtype).eps)
     rank = torch.arange(1, n + 1, dtype=v.dtype)
-    exists = torch.arange(n) < count
-    width = 8 if len(v) else n
+    width = 8
     while width < n:
         fall_right = peak[:, :-width] - (base[:, width:] - 2 * rank[:-width] * v[:, width:])
         fall_left = peak[:, width:] - (base[:, :-width] - 2 * rank[width:] * v[:, :-width])
