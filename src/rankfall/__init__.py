@@ -34,4 +34,4 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*__all__, "__version__"]

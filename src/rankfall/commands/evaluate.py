@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankfall.commands.terminal import examples, show, show_json
+from rankfall.commands.terminal import examples, say, show, show_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,7 +35,10 @@ def evaluate(
     evaluation.json and the values of every list in values.parquet.
     """
     from rankfall.evaluation.evaluate import evaluate_run
+    from rankfall.training.ranker import RESULT
 
+    if run.is_dir() and not (run / RESULT).exists():
+        say(f"note: the training of {run} did not finish; these are its best weights so far")
     summary = evaluate_run(run, split, data=None if data is None else str(data)).summary()
     if as_json:
         show_json(summary)
@@ -48,7 +51,7 @@ def _table(summary: dict[str, Any], run: Path, split: str) -> Table:
 
     table = Table(title=f"{run}, {split}: {summary['impressions']:,} lists", title_justify="left")
     table.add_column("metric", style="cyan")
-    for heading in ("mean", "chance", "lists without"):
+    for heading in ("mean", "chance", "undefined on"):
         table.add_column(heading, justify="right")
     for name, value in summary["metrics"].items():
         table.add_row(name, f"{value:.4f}", f"{summary['chance'][name]:.4f}", f"{summary['undefined'][name]:,}")

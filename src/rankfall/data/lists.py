@@ -130,6 +130,11 @@ class RankingData:
     manifest: dict[str, Any]
     splits: dict[str, RankingSplit]
 
+    def __repr__(self) -> str:
+        """One line: what there is, not what is in it."""
+        parts = ", ".join(f"{name} {len(split):,} lists" for name, split in self.splits.items())
+        return f"RankingData({self.path}: {parts})"
+
     @classmethod
     def load(cls, path: str | Path, *, verify: bool = False) -> RankingData:
         """Open a prepared directory; with `verify` its files are read and compared with their checksums."""

@@ -75,9 +75,7 @@ def import_lightgbm() -> Any:
     try:
         import lightgbm
     except ImportError:
-        raise ValueError(
-            "kind: lightgbm needs LightGBM, which is not installed: pip install 'rankfall[lightgbm]'"
-        ) from None
+        raise ValueError("kind: lightgbm needs LightGBM, which is not installed: pip install lightgbm") from None
     return lightgbm
 
 

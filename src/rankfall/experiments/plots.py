@@ -1,6 +1,6 @@
 """Pictures of what came out, as PNG and SVG: dots, lines and heat maps.
 
-A plot is plain records and a few words; Altair turns it into a picture (``pip install 'rankfall[report]'``).
+A plot is plain records and a few words; Altair turns it into a picture (``pip install altair vl-convert-python``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 
-INSTALL = "pip install 'rankfall[report]'"
+INSTALL = "pip install altair vl-convert-python"
 ENDINGS = (".png", ".svg")
 _INK, _PALE = "#1f2933", "#9aa5b1"
 _DASHES = [[1, 0], [5, 4]]

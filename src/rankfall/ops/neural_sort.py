@@ -185,7 +185,7 @@ def _factored_sums(
     lists, n = v.shape
     offset = torch.arange(block, dtype=dtype) - block // 2
     total = torch.zeros_like(v, dtype=dtype)
-    few = max(1, CHUNK // (n * block))
+    few = max(1, CHUNK // (4 * n * block))
     for some in (slice(one, one + few) for one in range(0, lists, few)):
         within = torch.exp(-2 * offset.unsqueeze(-1) * (v[some] - centre).to(dtype).unsqueeze(-2))
         for middles in torch.arange(start + block // 2, n + block // 2, block).split(max(1, CHUNK // (few * n))):

@@ -16,6 +16,8 @@ from rankfall.training.config import LinearConfig, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from numpy.typing import NDArray
+
     from rankfall.training.config import LossConfig, MLPConfig, OptimizerConfig
 
 SORTS = ("neural_sort", "soft_sort", "diff_sort", "pirank_sort")
@@ -42,8 +44,13 @@ class Ranker(nn.Module):
         output: Tensor = self.network(self.scaling(features))
         return output
 
-    def score(self, features: Tensor) -> Tensor:
-        """Scores ``(rows,)`` to rank by: of logits, the expected grade."""
+    def score(self, features: Tensor | NDArray[Any]) -> Tensor:
+        """Scores ``(rows,)`` to rank by: of logits, the expected grade. Features ``(rows, features)`` as prepared."""
+        if not isinstance(features, Tensor):
+            features = torch.tensor(features)
+        expected = len(self.scaling.mean)
+        if features.shape[-1] != expected:
+            raise ValueError(f"features must have {expected} columns, got {features.shape[-1]}")
         output = self(features)
         return losses.expected_grade(output) if self.grades else output
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import re
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
@@ -28,7 +29,6 @@ from pydantic import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from pydantic_core import ErrorDetails
 
@@ -229,9 +229,9 @@ class RankerConfig(Section):
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> RankerConfig:
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RankerConfig:
     """The configuration in a YAML file, with ``key=value`` words that change it."""
-    return validate(apply_overrides(read_yaml(path), overrides), where=str(path))
+    return validate(apply_overrides(read_yaml(Path(path)), overrides), where=str(path))
 
 
 def validate(content: Mapping[str, Any], *, where: str = "config") -> RankerConfig:
