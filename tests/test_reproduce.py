@@ -426,7 +426,7 @@ def test_without_the_libraries_that_draw_tables_still_print(
     assert cli("reproduce", "pirank-figure7", "--quick", "--out", str(tmp_path)) == 0
     out, err = capsys.readouterr()
     assert "depth 3" in out
-    assert "pip install 'rankfall[report]'" in err
+    assert "pip install altair vl-convert-python" in err
 
 
 def test_generated_text_is_ranking_text(tmp_path: Path) -> None:

@@ -84,7 +84,8 @@ def _rows(result: dict[str, Any]) -> Iterator[tuple[str, list[Cell]]]:
 def _cell(figures: dict[str, Any], test: dict[str, Any], few: bool) -> Cell:
     best = test["method"] == test["best"]
     return Cell(
-        number=f"{_short(figures['mean'])}±{_short(figures['std'])}",
+        # a single run has no spread
+        number=_short(figures["mean"]) + (f"±{_short(figures['std'])}" if len(figures["values"]) > 1 else ""),
         interval=f"[{_short(figures['low'])}, {_short(figures['high'])}]" if few else "",
         best=best,
         close=not best and not test["significantly_worse"],

@@ -12,6 +12,7 @@ from rankfall._lists import (
     Reduction,
     check_lists,
     check_none,
+    check_shape,
     check_values,
     item_weight,
     list_mean,
@@ -93,6 +94,7 @@ def grade_softmax_loss(
     tensor(1.3863)
     """
     logits = _check_logits(logits)
+    check_shape("labels", labels, logits.shape[:-1], of="logits without its grades")
     _, labels, mask = check_lists(torch.zeros_like(logits[..., 0]), labels, mask)
     logits = logits.masked_fill(~mask[..., None], 0.0)
     check_values("logits", logits)
