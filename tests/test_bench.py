@@ -138,8 +138,10 @@ def test_losses_equal_the_textbook(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("table", cases.TABLES)
 def test_every_case_runs(table: str) -> None:
-    for name in cases.TABLES[table]:
-        cases.prepare(table, name, cases.Shape(lists=2, n=32, k=5))()
+    for name, case in cases.TABLES[table].items():
+        shape = cases.Shape(lists=2, n=32, k=5)
+        cases.prepare(table, name, shape)()
+        assert case.bytes(shape) > 0, name
 
 
 def test_every_operator_and_loss_is_measured() -> None:

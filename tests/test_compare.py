@@ -27,7 +27,7 @@ from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.evaluation import compare as comparing
 from rankfall.evaluation import lambdamart
 from rankfall.evaluation.compare import Step, compare_methods, perform, validation
-from rankfall.evaluation.plan import TreesConfig, load_comparison, make_plan
+from rankfall.evaluation.runs import TreesConfig, load_comparison, make_plan
 from rankfall.evaluation.summary import Outcome, summarise
 from rankfall.evaluation.table import csv_table, markdown_table, terminal_table
 from rankfall.evaluation.workers import Failure, run_tasks
@@ -291,7 +291,7 @@ import sys
 import time
 from pathlib import Path
 from rankfall.evaluation import compare as comparing
-from rankfall.evaluation.plan import load_comparison
+from rankfall.evaluation.runs import load_comparison
 
 perform = comparing.perform
 
@@ -526,7 +526,7 @@ def test_ridge_minimises_its_objective(data: Path, compare: Callable[..., dict[s
 
 def test_lightgbm_is_not_imported_unless_asked_for(write: Callable[..., Path], tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from rankfall.evaluation.plan import load_comparison\n"
+        "import sys; from pathlib import Path; from rankfall.evaluation.runs import load_comparison\n"
         "from rankfall.evaluation.compare import compare_methods\n"
         f"compare_methods(load_comparison(Path({str(write(seeds=[0]))!r})), Path({str(tmp_path / 'out')!r}))\n"
         "assert 'lightgbm' not in sys.modules"

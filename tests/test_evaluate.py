@@ -18,7 +18,7 @@ from rankfall.cli import main
 from rankfall.data import RankingData
 from rankfall.data.batches import Lists
 from rankfall.evaluation.evaluate import evaluate, evaluate_run, measure, score
-from rankfall.evaluation.metrics import parse
+from rankfall.metrics.named import parse
 from rankfall.training.config import validate
 from rankfall.training.ranker import load_run, train
 

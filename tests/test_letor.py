@@ -696,7 +696,7 @@ def test_what_is_not_ours_is_never_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "home" / "letter").read_text() == "dear"
 
 
-@pytest.mark.parametrize("moment", ["_columns", "_write_split", "_write_manifest", "_sync"])
+@pytest.mark.parametrize("moment", ["_columns", "_write_split", "_write_manifest", "sync"])
 def test_a_crash_leaves_nothing_and_keeps_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     source = write(tmp_path / "a.txt", "1 qid:1 1:2\n")
     out = tmp_path / "out"

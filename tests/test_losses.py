@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rankfall import losses, ops
-from rankfall.losses import _rows
+from rankfall.losses import _pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -1010,8 +1010,8 @@ def test_blocks_of_pairs_add_up(
     weight = torch.rand(2, 23, generator=torch.Generator().manual_seed(43), dtype=torch.float64)
     arguments: dict[str, Any] = {"mask": mask, "weight": weight, "reduction": "none", **options}
     expected, slope = value_and_gradient(name, scores, labels, **arguments)
-    monkeypatch.setattr(_rows, "BLOCK", block)
-    monkeypatch.setattr(_rows, "KEPT", kept)
+    monkeypatch.setattr(_pairs, "BLOCK", block)
+    monkeypatch.setattr(_pairs, "KEPT", kept)
     value, gradient = value_and_gradient(name, scores, labels, **arguments)
     torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradient, slope, rtol=1e-11, atol=1e-12)
@@ -1021,8 +1021,8 @@ def test_blocks_of_pairs_add_up(
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # raised inside torch.compile
 @pytest.mark.parametrize("name", ["ranknet_loss", "lambda_loss", "approx_ndcg_loss"])
 def test_blocks_of_pairs_compile(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(_rows, "BLOCK", 200)
-    monkeypatch.setattr(_rows, "KEPT", 0)
+    monkeypatch.setattr(_pairs, "BLOCK", 200)
+    monkeypatch.setattr(_pairs, "KEPT", 0)
     scores, labels = random_lists(2, 23, seed=44)
     expected, slope = value_and_gradient(name, scores, labels)
     torch._dynamo.reset()

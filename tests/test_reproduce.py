@@ -252,7 +252,7 @@ def test_sets_at_hand_come_before_generated_data(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("wanted", "message"),
-    [("nowhere/mslr", "nowhere/mslr is not there"), ("mq2008", "did you mean mq2007"), (".", "published layout")],
+    [("nowhere/mslr", "nowhere/mslr is not there"), ("mq2008", "did you mean 'mq2007'"), (".", "published layout")],
 )
 def test_data_that_cannot_be_found(wanted: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

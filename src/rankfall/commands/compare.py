@@ -40,7 +40,7 @@ def compare(
     repeated, so an interrupted comparison goes on where it was. Exit code 1 if a run failed; the others are reported.
     """
     from rankfall.evaluation.compare import compare_methods
-    from rankfall.evaluation.plan import load_comparison
+    from rankfall.evaluation.runs import load_comparison
     from rankfall.evaluation.table import terminal_table
 
     comparison = load_comparison(config, overrides or [])

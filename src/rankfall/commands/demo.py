@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from rankfall._files import write_file
 from rankfall.commands.terminal import examples, progress, say, show, show_json
 
 EXAMPLES = examples("rankfall demo", "rankfall demo --out demo --seed 1", "rankfall demo --quick --json")
@@ -31,7 +32,7 @@ def demo(
     result = _run(seed, quick)
     if out is not None:
         path = out / "comparison.json"
-        path.write_text(json.dumps(result, indent=2) + "\n")
+        write_file(path, json.dumps(result, indent=2) + "\n")
         say(f"wrote {path}")
     if as_json:
         show_json(result)

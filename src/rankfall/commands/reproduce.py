@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from rankfall._files import write_file
 from rankfall.commands.terminal import examples, fail, json_text, progress, say, show, show_json
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def reproduce(
     say(f"{experiment.name} on {origin.name}{', quick' * quick}: {experiment.shows}")
     report = _run(experiment, origin, quick=quick, out=out, seed=seed, jobs=jobs)
     content = {"experiment": experiment.name, "paper": experiment.paper, "quick": quick, "seed": seed, **report.results}
-    (out / "results.json").write_text(json_text(content) + "\n")
+    write_file(out / "results.json", json_text(content) + "\n")
     if as_json:
         show_json(content)
     else:

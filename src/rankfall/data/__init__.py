@@ -8,7 +8,7 @@
     features = scaling(train.features[train.offsets[0] : train.offsets[1]])  # the first list
 """
 
-from rankfall.data.lists import Moments, RankingData, RankingSplit, Scaling
 from rankfall.data.prepare import Recipe, prepare_letor
+from rankfall.data.ranking import Moments, RankingData, RankingSplit, Scaling
 
 __all__ = ["Moments", "RankingData", "RankingSplit", "Recipe", "Scaling", "prepare_letor"]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rankfall.data.lists import RankingSplit
+    from rankfall.data.ranking import RankingSplit
 
     Indices = NDArray[np.int64]
 

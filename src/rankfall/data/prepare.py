@@ -1,7 +1,7 @@
 """From ranking text to prepared ranking data, in constant memory.
 
 The text is read in blocks, parsed by threads and put down in a :class:`~rankfall.data.spool.Spool`; then
-lists are chosen, features completed and everything is written (:mod:`rankfall.data.lists` says what). What
+lists are chosen, features completed and everything is written (:mod:`rankfall.data.ranking` says what). What
 grows in memory is a few words for each list, nothing for a row. The directory gets its name when all of it
 is on disk.
 """
@@ -28,8 +28,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rankfall._files import sync
 from rankfall.data.letor import MAX_ID, Block, Rules, parse_block
-from rankfall.data.lists import (
+from rankfall.data.ranking import (
     FORMAT,
     MANIFEST,
     VERSION,
@@ -586,10 +587,11 @@ def _fresh_directory(out: Path, force: bool) -> Iterator[Path]:
     try:
         yield directory
         _make_readable(directory)
-        _sync(directory)
+        for path in (*directory.rglob("*"), directory):
+            sync(path)
         replaced = _moved_aside(out) if is_prepared(out) else None
         directory.rename(out)
-        _sync_entry(out.parent)
+        sync(out.parent)
         if replaced:
             shutil.rmtree(replaced)
     finally:
@@ -606,19 +608,6 @@ def _make_readable(directory: Path) -> None:
     mask = os.umask(0)
     os.umask(mask)
     directory.chmod(0o777 & ~mask)
-
-
-def _sync(directory: Path) -> None:
-    for path in (*directory.rglob("*"), directory):
-        _sync_entry(path)
-
-
-def _sync_entry(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager

@@ -32,14 +32,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from rankfall.data.lists import RankingData
+from rankfall._files import write_file
+from rankfall.data.ranking import RankingData
 from rankfall.evaluation.evaluate import evaluate, write_evaluation
-from rankfall.evaluation.plan import ComparisonConfig, Plan, RidgeConfig, Run, Settings, TreesConfig, make_plan
+from rankfall.evaluation.runs import ComparisonConfig, Plan, RidgeConfig, Run, Settings, TreesConfig, make_plan
 from rankfall.evaluation.summary import Outcome, summarise
 from rankfall.evaluation.table import csv_table, markdown_table
 from rankfall.evaluation.workers import Failure, run_tasks
 from rankfall.metrics.named import parse
-from rankfall.training.checkpoint import write_file
 from rankfall.training.config import RankerConfig, dump
 from rankfall.training.ranker import CONFIG, RESULT, load_lists, load_run, train
 from rankfall.training.scoring import score

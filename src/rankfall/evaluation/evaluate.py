@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from rankfall._files import write_file
 from rankfall.data.batches import Lists
-from rankfall.data.lists import RankingData
-from rankfall.evaluation.metrics import parse
-from rankfall.training.checkpoint import write_file
+from rankfall.data.ranking import RankingData
+from rankfall.metrics.named import parse
 from rankfall.training.config import Role
 from rankfall.training.ranker import load_lists, load_run
 from rankfall.training.scoring import measure, score

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rankfall.data.lists import RankingData
+from rankfall.data.ranking import RankingData
 from rankfall.metrics.named import parse
 from rankfall.training.ranker import load_lists
 from rankfall.training.scoring import measure
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.data.batches import Lists
-    from rankfall.evaluation.plan import TreesConfig
+    from rankfall.evaluation.runs import TreesConfig
 
 MODEL_FILE = "model.txt"
 MAX_LABEL = 30  # of LightGBM's gains

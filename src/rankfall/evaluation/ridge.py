@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rankfall.data.lists import Moments, RankingData
+from rankfall._files import write_file
+from rankfall.data.ranking import Moments, RankingData
 from rankfall.metrics.named import parse
-from rankfall.training.checkpoint import write_file
 from rankfall.training.ranker import load_lists
 from rankfall.training.scoring import measure
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.data.batches import Lists
-    from rankfall.evaluation.plan import RidgeConfig
+    from rankfall.evaluation.runs import RidgeConfig
 
 MODEL_FILE = "ridge.json"
 CHUNK_ROWS = 1 << 16  # documents that are in memory at once

@@ -9,12 +9,12 @@ import itertools
 import os
 import re
 from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rankfall._words import did_you_mean
 from rankfall.data import RankingData, Recipe, prepare_letor
-from rankfall.data.lists import is_prepared
+from rankfall.data.ranking import is_prepared
 from rankfall.experiments.planted import Planted, plant, write_letor
 
 if TYPE_CHECKING:
@@ -82,8 +82,7 @@ def find(wanted: str | None) -> Origin:
     if path.exists():
         return _from_directory(path, path.resolve().name) if path.is_dir() else _from_file(path)
     if wanted not in _KNOWN:
-        close = get_close_matches(wanted, [*_KNOWN, GENERATED], n=1)
-        hint = f", did you mean {close[0]}" if close else ""
+        hint = did_you_mean(wanted, [*_KNOWN, GENERATED])
         raise ValueError(f"{wanted} is not there{hint}; expected a path, {', '.join(_KNOWN)} or {GENERATED}")
     at_hand = _at_hand(wanted)
     if at_hand is None:

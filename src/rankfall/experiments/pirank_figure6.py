@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from rankfall.data import RankingData
-from rankfall.evaluation.plan import ComparisonConfig, make_plan
+from rankfall.evaluation.runs import ComparisonConfig, make_plan
 from rankfall.experiments.plots import HeatMaps
 from rankfall.experiments.published import shown
 from rankfall.experiments.setup import PIRANK, run_comparison

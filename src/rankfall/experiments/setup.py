@@ -10,7 +10,7 @@ import torch
 from rankfall.data import RankingData, Recipe
 from rankfall.data.batches import Lists
 from rankfall.evaluation.compare import compare_methods
-from rankfall.evaluation.plan import ComparisonConfig
+from rankfall.evaluation.runs import ComparisonConfig
 from rankfall.metrics.named import parse
 from rankfall.training.scoring import measure
 

@@ -19,7 +19,7 @@ from rankfall._lists import (
     reduce_lists,
     safe_divide,
 )
-from rankfall.losses._rows import map_rows
+from rankfall.losses._pairs import map_rows
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float

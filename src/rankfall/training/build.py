@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from rankfall import losses, ops
+from rankfall._words import did_you_mean
 from rankfall.models import MLP, FeatureScaling, Linear
-from rankfall.training.config import LinearConfig, did_you_mean
+from rankfall.training.config import LinearConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -7,11 +7,12 @@ file so that it can be replaced in one step; nothing in it is ever executed.
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
+
+from rankfall._files import write_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,26 +21,6 @@ if TYPE_CHECKING:
 
 FORMAT = "rankfall checkpoint"
 VERSION = 1
-
-
-def write_file(path: Path, content: bytes | str) -> None:
-    """Write a file such that whoever looks, even after a crash, finds all of the old content or all of the new."""
-    data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # the name, too, is on disk
-    finally:
-        os.close(directory)
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import re
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -26,6 +25,8 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+
+from rankfall._words import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -399,12 +400,6 @@ def _mistake(details: ErrorDetails) -> str:
             return f"{key}: found {found}, expected keys and values"
         case _:
             return f"{key}: found {found}, expected {details['msg'].removeprefix('Input should be ')}"
-
-
-def did_you_mean(found: object, allowed: Sequence[str]) -> str:
-    """A hint at the allowed word that looks like what was found, if one does."""
-    close = get_close_matches(str(found), allowed, n=1)
-    return f", did you mean {close[0]!r}" if close else ""
 
 
 def _shown(value: object) -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from rankfall.data.lists import RankingSplit
+    from rankfall.data.ranking import RankingSplit
     from rankfall.metrics.named import NamedMetric
     from rankfall.training.build import Ranker
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from rankfall.data.lists import MANIFEST, RankingData, checksum
+from rankfall.data.ranking import MANIFEST, RankingData, checksum
 from rankfall.training.config import (
     DEFAULT_METRICS,
     ConfigError,
