@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ def test_demo_writes_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert len(written["methods"]) >= 8
     for method in written["methods"]:
         for metric, summary in method["metrics"].items():
-            assert set(summary) == {"mean", "std", "chance", "values"}
+            assert set(summary) == {"mean", "std", "chance", "values", "low", "high", "queries"}
             assert 0 < summary["chance"] < written["oracle"][metric] <= 1
     assert len(written["tests"]) == len(written["methods"]) * len(written["oracle"])
 
@@ -148,21 +149,36 @@ def test_demo_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "training" in err
 
 
-def test_the_planted_ranking_is_learned() -> None:
-    from rankfall.commands import _planted
+def test_what_the_demo_leaves_can_be_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("demo", "--quick", "--out", str(tmp_path)) == 0
+    assert "next: rankfall train" in capsys.readouterr().err
+    assert run("train", str(tmp_path / "config.yaml"), "training.epochs=1", "--out", str(tmp_path / "run")) == 0
+    capsys.readouterr()
+    assert run("evaluate", str(tmp_path / "run"), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["metrics"]["ndcg@10"] > 0
 
-    outcome = _planted.run(seed=0, seeds=1, steps=60, train_lists=200)
-    for name, of in outcome.methods.items():
-        found, chance = of["ndcg@10"].mean(), outcome.chance["ndcg@10"].mean()
-        assert found > chance + 0.1, name
-        assert found < outcome.oracle["ndcg@10"].mean(), name
+
+def _demo(out: Path, **size: Any) -> dict[str, Any]:
+    from rankfall.experiments import demo
+    from rankfall.experiments.datasets import find
+    from rankfall.experiments.task import Task
+
+    return demo.run(Task(out=out, origin=find("generated"), size=replace(demo.QUICK, **size), jobs=1))[0]
 
 
-def test_demo_repeats() -> None:
-    from rankfall.commands import _planted
+def test_the_planted_ranking_is_learned(tmp_path: Path) -> None:
+    result = _demo(tmp_path, generated_lists=200, epochs=8, patience=8)
+    for method in result["methods"]:
+        figures = method["metrics"]["ndcg@10"]
+        assert figures["mean"] > figures["chance"] + 0.1, method["name"]
+        assert figures["mean"] < result["oracle"]["ndcg@10"], method["name"]
 
-    first, second = (_planted.comparison(_planted.run(seed=5, seeds=1, steps=3, train_lists=32)) for _ in range(2))
-    assert first == second
+
+def test_demo_repeats(tmp_path: Path) -> None:
+    first, second = (_demo(tmp_path / str(i), generated_lists=40, epochs=1) for i in range(2))
+    for one, other in zip(first["methods"], second["methods"], strict=True):
+        assert one["metrics"] == other["metrics"]
+    assert first["tests"] == second["tests"]
 
 
 # --- bench --------------------------------------------------------------------------------------------------

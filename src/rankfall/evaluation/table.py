@@ -46,6 +46,8 @@ def terminal_table(result: dict[str, Any]) -> Table:
         table.add_row(name, "failed", style="red")
     table.add_section()
     table.add_row("chance", *_chance(result), style="dim")
+    if result.get("oracle"):  # of generated data
+        table.add_row("oracle", *(_short(result["oracle"][metric]) for metric in _metrics(result)), style="dim")
     return table
 
 
