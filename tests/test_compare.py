@@ -22,6 +22,7 @@ import torch
 import yaml
 from scipy import stats
 
+from rankfall._settings import ConfigError
 from rankfall.cli import main
 from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.evaluation import compare as comparing
@@ -31,7 +32,7 @@ from rankfall.evaluation.runs import TreesConfig, load_comparison, make_plan
 from rankfall.evaluation.summary import Outcome, summarise
 from rankfall.evaluation.table import csv_table, markdown_table, terminal_table
 from rankfall.evaluation.workers import Failure, run_tasks
-from rankfall.training.config import ConfigError, DataConfig
+from rankfall.training.config import DataConfig
 from rankfall.training.ranker import load_lists
 
 if TYPE_CHECKING:

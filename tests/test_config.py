@@ -9,16 +9,15 @@ import pytest
 import yaml
 
 from rankfall import losses
+from rankfall._settings import ConfigError, dump
 from rankfall.cli import main
 from rankfall.models import ACTIVATIONS
 from rankfall.training.config import (
     Activation,
-    ConfigError,
     LinearConfig,
     LossName,
     MLPConfig,
     apply_overrides,
-    dump,
     load_config,
     merge,
     validate,

@@ -24,7 +24,8 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")] = False,
 ) -> None:
     """Check a configuration and print it with every default written out."""
-    from rankfall.training.config import dump, load_config
+    from rankfall._settings import dump
+    from rankfall.training.config import load_config
 
     settings = load_config(config, overrides or [])
     if as_json:

@@ -70,7 +70,7 @@ def _run(out: Path, seed: int, quick: bool) -> tuple[dict[str, Any], RankerConfi
 
 
 def _keep(out: Path, result: dict[str, Any], config: RankerConfig) -> None:
-    from rankfall.training.config import dump
+    from rankfall._settings import dump
 
     write_file(out / "comparison.json", json_text(result) + "\n")
     write_file(out / "config.yaml", dump(config))

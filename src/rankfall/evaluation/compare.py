@@ -33,6 +33,7 @@ import pyarrow.parquet as pq
 import torch
 
 from rankfall._files import write_file
+from rankfall._settings import dump
 from rankfall.data.ranking import RankingData
 from rankfall.evaluation.evaluate import evaluate, write_evaluation
 from rankfall.evaluation.runs import ComparisonConfig, Plan, RidgeConfig, Run, Settings, TreesConfig, make_plan
@@ -40,7 +41,7 @@ from rankfall.evaluation.summary import Outcome, summarise
 from rankfall.evaluation.table import csv_table, markdown_table
 from rankfall.evaluation.workers import Failure, run_tasks
 from rankfall.metrics.named import parse
-from rankfall.training.config import RankerConfig, dump
+from rankfall.training.config import RankerConfig
 from rankfall.training.ranker import CONFIG, RESULT, load_lists, load_run, train
 from rankfall.training.scoring import score
 

@@ -16,20 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
+from rankfall._settings import ConfigError, Section, explain, read_yaml
 from rankfall.data.ranking import MANIFEST, RankingData, checksum
 from rankfall.training.config import (
     DEFAULT_METRICS,
-    ConfigError,
     Count,
     DataConfig,
     RankerConfig,
-    Section,
     SplitNames,
     TrainingConfig,
     apply_overrides,
-    explain,
     merge,
-    read_yaml,
     set_option,
     validate,
 )

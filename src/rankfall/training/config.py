@@ -9,14 +9,11 @@ naming another one drops them.
 from __future__ import annotations
 
 import copy
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
@@ -26,12 +23,11 @@ from pydantic import (
     model_validator,
 )
 
-from rankfall._words import did_you_mean
+from rankfall._settings import KIND, ConfigError, Section, explain, parse_yaml, read_yaml, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from pydantic_core import ErrorDetails
 
 LossName = Literal[
     "mse_loss",
@@ -59,29 +55,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
-class ConfigError(ValueError):
-    """A configuration that cannot be meant; the message names every key that is wrong."""
-
-
 # --- the sections -------------------------------------------------------------------------------------------------
-
-
-class Section(BaseModel):
-    """Part of a configuration: nothing but the keys it names, of exactly their types."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _knows_every_key(cls, content: object) -> object:
-        if isinstance(content, dict) and cls.model_config["extra"] == "forbid":
-            for key in content:
-                if key not in cls.model_fields:
-                    allowed = list(cls.model_fields)
-                    raise ValueError(
-                        f"unknown key {key!r}{did_you_mean(key, allowed)}; allowed are {', '.join(allowed)}"
-                    )
-        return content
 
 
 def _as_list(value: object) -> object:
@@ -148,12 +122,11 @@ class MLPConfig(Section):
 
 def _model_kind(value: object) -> str:
     kind = value.get("kind", "mlp") if isinstance(value, dict) else getattr(value, "kind", "mlp")
-    return f"kind {kind}"
+    return f"{KIND}{kind}"
 
 
-_KIND_TAGS = ("kind mlp", "kind linear")
 ModelConfig = Annotated[
-    Annotated[MLPConfig, Tag(_KIND_TAGS[0])] | Annotated[LinearConfig, Tag(_KIND_TAGS[1])], Discriminator(_model_kind)
+    Annotated[MLPConfig, Tag(KIND + "mlp")] | Annotated[LinearConfig, Tag(KIND + "linear")], Discriminator(_model_kind)
 ]
 
 
@@ -243,27 +216,6 @@ def validate(content: Mapping[str, Any], *, where: str = "config") -> RankerConf
         raise ConfigError(explain(error, where)) from None
 
 
-def dump(config: BaseModel) -> str:
-    """A configuration as YAML, with every default written out."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except IsADirectoryError:
-        raise ConfigError(f"{path} is a directory, expected a YAML file") from None
-    except FileNotFoundError:
-        raise ConfigError(f"{path} is not there, expected a YAML file") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not a text in UTF-8, expected a YAML file") from None
-    content = _parse_yaml(text, str(path))
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: found {_shown(content)}, expected keys and values (data: ..., loss: ...)")
-    return content
-
-
 def apply_overrides(content: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """A configuration's mapping in which ``key.key=value`` words replace what stands there; values are YAML."""
     changed = dict(content)
@@ -271,7 +223,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Iterable[str]) -> dic
         key, equals, text = word.partition("=")
         if not equals or not key:
             raise ConfigError(f"override: found {word!r}, expected key=value such as loss.tau=0.5")
-        changed = set_option(changed, key, _parse_yaml(text, f"override {word!r}"))
+        changed = set_option(changed, key, parse_yaml(text, f"override {word!r}"))
     return changed
 
 
@@ -332,7 +284,7 @@ def _enter(place: Any, part: str, path: str) -> Any:
         inner = place[part]
     if not isinstance(inner, dict | list):
         full = f"{path}.{part}".lstrip(".")
-        raise ConfigError(f"override: {full} is {_shown(inner)}, which has no keys; give {full} a new value as a whole")
+        raise ConfigError(f"override: {full} is {shown(inner)}, which has no keys; give {full} a new value as a whole")
     return inner
 
 
@@ -340,68 +292,3 @@ def _position(items: list[Any], part: str, path: str) -> int:
     if not part.isdecimal() or int(part) >= len(items):
         raise ConfigError(f"override: {path} has {len(items)} items, numbered from 0; found {part!r}")
     return int(part)
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which 3e-4 is a number, as in YAML 1.2, and no key stands twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} stands twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$"),
-    list("-+0123456789."),
-)
-
-
-def _parse_yaml(text: str, where: str) -> Any:
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{where}{place}: {getattr(error, 'problem', None) or error}") from None
-
-
-# --- saying what is wrong -----------------------------------------------------------------------------------------
-
-
-def explain(error: ValidationError, where: str) -> str:
-    """Every mistake on a line of its own: where it stands, what was found, what is allowed."""
-    return "\n".join(f"{where}: {_mistake(details)}" for details in error.errors())
-
-
-def _mistake(details: ErrorDetails) -> str:
-    # Pydantic puts the kind of a model between the keys.
-    key, found = ".".join(str(part) for part in details["loc"] if part not in _KIND_TAGS), _shown(details["input"])
-    match details["type"]:
-        case "missing":
-            return f"{key} is missing"
-        case "value_error":
-            return f"{key}: {details['ctx']['error']}".removeprefix(": ")
-        case "literal_error":
-            choices = re.findall(r"'([^']*)'", details["ctx"]["expected"])
-            hint = did_you_mean(details["input"], choices)
-            return f"{key}: found {found}{hint}; allowed are {', '.join(choices)}"
-        case "union_tag_invalid":
-            tag = details["ctx"]["tag"].removeprefix("kind ")
-            choices = [choice.removeprefix("kind ") for choice in _KIND_TAGS]
-            return f"{key}.kind: found {tag!r}{did_you_mean(tag, choices)}; allowed are {', '.join(choices)}"
-        case "model_type":
-            return f"{key}: found {found}, expected keys and values"
-        case _:
-            return f"{key}: found {found}, expected {details['msg'].removeprefix('Input should be ')}"
-
-
-def _shown(value: object) -> str:
-    text = "nothing" if value is None else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

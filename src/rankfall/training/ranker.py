@@ -25,13 +25,14 @@ import numpy as np
 import torch
 
 from rankfall._files import write_file
+from rankfall._settings import ConfigError, dump, read_yaml
 from rankfall.data.batches import Lists
 from rankfall.data.ranking import Moments, RankingData
 from rankfall.metrics.named import parse
 from rankfall.models import FeatureScaling
 from rankfall.training.build import Ranker, classifies, make_loss, make_optimizer, make_ranker
 from rankfall.training.checkpoint import read_checkpoint, write_checkpoint
-from rankfall.training.config import ConfigError, RankerConfig, Role, dump, read_yaml, validate
+from rankfall.training.config import RankerConfig, Role, validate
 from rankfall.training.scoring import measure, score
 
 if TYPE_CHECKING:

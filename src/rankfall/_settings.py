@@ -1,0 +1,129 @@
+"""Settings in YAML files: checked models of what is allowed, and messages that say where something is wrong."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from rankfall._words import did_you_mean
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pydantic_core import ErrorDetails
+
+KIND = "kind "  # before the tags of unions that are told apart by their key `kind`
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be meant; the message names every key that is wrong."""
+
+
+class Section(BaseModel):
+    """Part of a configuration: nothing but the keys it names, of exactly their types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_every_key(cls, content: object) -> object:
+        if isinstance(content, dict) and cls.model_config["extra"] == "forbid":
+            for key in content:
+                if key not in cls.model_fields:
+                    allowed = list(cls.model_fields)
+                    raise ValueError(
+                        f"unknown key {key!r}{did_you_mean(key, allowed)}; allowed are {', '.join(allowed)}"
+                    )
+        return content
+
+
+def dump(config: BaseModel) -> str:
+    """A configuration as YAML, with every default written out."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a directory, expected a YAML file") from None
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is not there, expected a YAML file") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not a text in UTF-8, expected a YAML file") from None
+    content = parse_yaml(text, str(path))
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: found {shown(content)}, expected keys and values")
+    return content
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 3e-4 is a number, as in YAML 1.2, and no key stands twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} stands twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$"),
+    list("-+0123456789."),
+)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The content of a YAML text; `where` stands before what is wrong with it."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{where}{place}: {getattr(error, 'problem', None) or error}") from None
+
+
+# --- saying what is wrong -----------------------------------------------------------------------------------------
+
+
+def explain(error: ValidationError, where: str) -> str:
+    """Every mistake on a line of its own: where it stands, what was found, what is allowed."""
+    return "\n".join(f"{where}: {_mistake(details)}" for details in error.errors())
+
+
+def _mistake(details: ErrorDetails) -> str:
+    # Pydantic puts the tag of a union between the keys.
+    key = ".".join(str(part) for part in details["loc"] if not str(part).startswith(KIND))
+    found = shown(details["input"])
+    match details["type"]:
+        case "missing":
+            return f"{key} is missing"
+        case "value_error":
+            return f"{key}: {details['ctx']['error']}".removeprefix(": ")
+        case "literal_error":
+            choices = re.findall(r"'([^']*)'", details["ctx"]["expected"])
+            hint = did_you_mean(details["input"], choices)
+            return f"{key}: found {found}{hint}; allowed are {', '.join(choices)}"
+        case "union_tag_invalid":
+            tag = details["ctx"]["tag"].removeprefix(KIND)
+            choices = re.findall(rf"'{KIND}([^']*)'", details["ctx"]["expected_tags"])
+            return f"{key}.kind: found {tag!r}{did_you_mean(tag, choices)}; allowed are {', '.join(choices)}"
+        case "model_type":
+            return f"{key}: found {found}, expected keys and values"
+        case _:
+            return f"{key}: found {found}, expected {details['msg'].removeprefix('Input should be ')}"
+
+
+def shown(value: object) -> str:
+    """A value as messages quote it."""
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
