@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_svmlight_file
 from typer.testing import CliRunner
 
+from rankfall import _files
 from rankfall.commands.prepare import app
 from rankfall.data import Moments, RankingData, Recipe, prepare_letor
-from rankfall.data import prepare as preparation
-from rankfall.data import source as source_module
-from rankfall.data.letor import Line, Rules, parse_block, parse_line
-from rankfall.data.prepare import sample
-from rankfall.data.source import Source
+from rankfall.data.letor import source as source_module
+from rankfall.data.letor import write as preparation
+from rankfall.data.letor.parse import Line, Rules, parse_block, parse_line
+from rankfall.data.letor.source import Source
+from rankfall.data.letor.write import sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -691,7 +692,7 @@ def test_what_is_not_ours_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     write(tmp_path / "home" / "letter", "dear")
     for out in (tmp_path / "home", source):
-        with pytest.raises(ValueError, match="exists and is not prepared ranking data"):
+        with pytest.raises(ValueError, match="exists and is not what this command writes"):
             prepare_letor({"train": [source]}, out, Recipe(), force=True)
     assert (tmp_path / "home" / "letter").read_text() == "dear"
 
@@ -706,7 +707,7 @@ def test_a_crash_leaves_nothing_and_keeps_the_old(tmp_path: Path, monkeypatch: p
     def crash(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(preparation, moment, crash)
+    monkeypatch.setattr(_files if moment == "sync" else preparation, moment, crash)
     with pytest.raises(KeyboardInterrupt):
         prepare_letor({"train": [source]}, out, Recipe(seed=1), force=True)
     with pytest.raises(KeyboardInterrupt):

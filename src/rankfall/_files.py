@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 
 def write_file(path: Path, content: bytes | str) -> None:
@@ -31,3 +36,49 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def checksum(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def fresh_directory(out: Path, is_ours: Callable[[Path], bool], *, force: bool = False) -> Iterator[Path]:
+    """A directory beside `out` that becomes `out` if all goes well and disappears if not.
+
+    What `out` holds already is replaced only if `is_ours` knows it and `force` says so. After a crash there may be a
+    directory ``.NAME.*.unfinished``, which nothing takes for `NAME`.
+    """
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        if not is_ours(out):
+            raise ValueError(f"out: {out} exists and is not what this command writes; choose another name")
+        if not force:
+            raise ValueError(f"out: {out} exists already; --force replaces it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    directory = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".unfinished", dir=out.parent))
+    try:
+        yield directory
+        _make_readable(directory)
+        for path in (*directory.rglob("*"), directory):
+            sync(path)
+        replaced = _moved_aside(out) if out.exists() and is_ours(out) else None
+        directory.rename(out)
+        sync(out.parent)
+        if replaced:
+            shutil.rmtree(replaced)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _moved_aside(out: Path) -> Path:
+    aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".replaced", dir=out.parent))
+    return out.rename(aside)
+
+
+def _make_readable(directory: Path) -> None:
+    """Temporary directories are for their owner alone; this one becomes an ordinary one."""
+    mask = os.umask(0)
+    os.umask(mask)
+    directory.chmod(0o777 & ~mask)

@@ -8,7 +8,8 @@
     features = scaling(train.features[train.offsets[0] : train.offsets[1]])  # the first list
 """
 
-from rankfall.data.prepare import Recipe, prepare_letor
+from rankfall.data.letor.prepare import prepare_letor
+from rankfall.data.letor.recipe import Recipe
 from rankfall.data.ranking import Moments, RankingData, RankingSplit, Scaling
 
 __all__ = ["Moments", "RankingData", "RankingSplit", "Recipe", "Scaling", "prepare_letor"]

@@ -16,7 +16,6 @@ The manifest is written last and the directory gets its name after that: a direc
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+
+from rankfall._files import checksum
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -177,12 +178,6 @@ def is_prepared(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get("format") == FORMAT
-
-
-def checksum(path: Path) -> str:
-    """The SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
+from rankfall._files import checksum
 from rankfall._settings import ConfigError, Section, explain, read_yaml
-from rankfall.data.ranking import MANIFEST, RankingData, checksum
+from rankfall.data.ranking import MANIFEST, RankingData
 from rankfall.training.config import (
     DEFAULT_METRICS,
     Count,

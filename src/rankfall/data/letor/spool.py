@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rankfall.data.letor import Block
+    from rankfall.data.letor.parse import Block
 
 
 class _Piece(NamedTuple):

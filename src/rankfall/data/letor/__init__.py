@@ -1,0 +1,1 @@
+"""Ranking text (LETOR, SVMlight) and its way into prepared ranking data."""
