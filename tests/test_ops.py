@@ -867,3 +867,25 @@ def test_nan_inside_a_compiled_function_is_an_error_too() -> None:
     compiled(torch.zeros(3))
     with pytest.raises(RuntimeError, match="scores must not hold NaN"):
         compiled(torch.tensor([0.0, float("nan"), 1.0]))
+
+
+@pytest.mark.parametrize("name", ["neural_sort", "soft_sort"])
+def test_both_complements_have_one_value_and_two_gradients(name: str) -> None:
+    scores = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    mask = torch.tensor([[True] * 6, [True] * 4 + [False] * 2, [True, False, True, True, False, True]])
+    by_rows, by_p = ops.topk(name, complement="rows"), ops.topk(name)
+    log_p, log_not_p = by_rows.log(scores, 2, mask=mask)
+    for one, other in zip((log_p, log_not_p), by_p.log(scores, 2, mask=mask), strict=True):
+        torch.testing.assert_close(one[mask], other[mask])
+    # the gradient, from the matrix of all rows written out
+    matrix = getattr(ops, name)(scores, mask=mask)
+    rest, whole = matrix[:, 2:].sum(-2), matrix.sum(-2).detach()
+    expected = torch.autograd.grad((rest / whole)[mask].log().sum(), scores, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(log_not_p[mask].sum(), scores), expected)
+
+
+def test_the_rows_complement_is_for_soft_sorts() -> None:
+    with pytest.raises(ValueError, match="complement: 'rows' is for a normalised neural_sort or soft_sort, got dftopk"):
+        ops.topk("dftopk", complement="rows")
+    whole = ops.topk("neural_sort", complement="rows").log(torch.zeros(3), 5)
+    assert [value.tolist() for value in whole] == [[0, 0, 0], [-100, -100, -100]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 
+Complement = Literal["one_minus", "rows"]
+
+
 class SoftSort(Protocol):
     """A soft permutation: scores (..., n) -> its first k rows (..., k, n)."""
 
@@ -48,6 +51,7 @@ class Operator:
     name: str
     options: dict[str, Any] = field(default_factory=dict, hash=False)
     normalised: bool = True
+    complement: Complement = "one_minus"
 
     def __call__(
         self, scores: Float[Tensor, "*batch n"], k: int, *, mask: Bool[Tensor, "*batch n"] | None = None
@@ -86,7 +90,8 @@ class Operator:
             return log_threshold_topk(kind, scores, k, options.pop("tau", 1.0), mask)
         if self.normalised and self._lazy and not self.options.get("gumbel_samples"):
             check_count("k", k)
-            return _log_share(self._rows(scores, mask), k)
+            share = _log_share_of_rows if self.complement == "rows" else _log_share
+            return share(self._rows(scores, mask), k)
         return _log_pair(self(scores, k, mask=mask))
 
     @property
@@ -100,7 +105,7 @@ class Operator:
         return _LAZY_ROWS[name](scores, mask=mask, **options)
 
 
-def topk(name: str, *, normalised: bool = True, **options: Any) -> Operator:
+def topk(name: str, *, normalised: bool = True, complement: Complement = "one_minus", **options: Any) -> Operator:
     """Any operator as a function of scores and k that gives inclusion probabilities (..., n).
 
     `name` is an operator by its function's name: "dftopk", "lapsum_topk", "neural_sort", ...; `options` are the
@@ -108,6 +113,10 @@ def topk(name: str, *, normalised: bool = True, **options: Any) -> Operator:
     `normalised` it is divided by the sum over all rows, without gradient, since their columns do not sum to 1 (LCRON,
     eq. 10, with the sum that its code takes); the gradient is then not the derivative of the value, and can be large
     where tau is small against the spread of the scores. Selections (dftopk, ...) have nothing to normalise.
+
+    `complement` says where the logarithm of 1 - p of a normalised NeuralSort or SoftSort comes from: "one_minus" takes
+    it from p, as the paper writes it, "rows" from the sum of the other rows, as its code does. The value is the same,
+    the gradient is not, since the normaliser has none; "rows" keeps all n rows in memory.
 
     >>> keep = topk("lapsum_topk", tau=0.5)
     >>> keep(torch.tensor([1.0, 1.0, 1.0, 1.0]), 2)
@@ -119,7 +128,11 @@ def topk(name: str, *, normalised: bool = True, **options: Any) -> Operator:
     unknown = sorted(set(options) - allowed)
     if unknown:
         raise TypeError(f"{name} has no option {unknown[0]!r}; it takes {', '.join(sorted(allowed)) or 'none'}")
-    return Operator(name, options, normalised)
+    check_choice("complement", complement, ("one_minus", "rows"))
+    made = Operator(name, options, normalised, complement)
+    if complement == "rows" and not (normalised and made._lazy):
+        raise ValueError(f"complement: 'rows' is for a normalised neural_sort or soft_sort, got {name}")
+    return made
 
 
 def log_inclusion(operator: TopK, scores: Tensor, k: int, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -179,6 +192,15 @@ def _log_share(rows: SoftRows, k: int) -> tuple[Tensor, Tensor]:
     odds = torch.exp((log_top.detach() - log_rest).clamp(max=-torch.log(_eps(log_top))))
     log_not_p = (log_rest - log_all) - odds * (log_top - log_top.detach())
     return _whole(log_p, rows.mask, k, 0.0), _whole(log_not_p, rows.mask, k, LOG_OF_ZERO)
+
+
+def _log_share_of_rows(rows: SoftRows, k: int) -> tuple[Tensor, Tensor]:
+    """The same values, with a gradient through the rows beyond k in the place of that of 1 - p."""
+    n = rows.shape[-1]
+    log_top = torch.logsumexp(rows.logarithms(0, k), -2)
+    log_rest = torch.logsumexp(rows.logarithms(k, n), -2) if k < n else torch.full_like(log_top, LOG_ZERO)
+    log_all = torch.logaddexp(log_top.detach(), log_rest.detach())
+    return _whole(log_top - log_all, rows.mask, k, 0.0), _whole(log_rest - log_all, rows.mask, k, LOG_OF_ZERO)
 
 
 def _eps(like: Tensor) -> Tensor:

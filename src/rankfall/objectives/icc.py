@@ -1,0 +1,67 @@
+"""ICC: one score fused from all stages (Gallagher et al. 2019)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from rankfall._lists import check_choice, check_count, check_positive, rank_order
+from rankfall.losses import lambdarank_loss, ranknet_loss
+from rankfall.objectives._stages import Impression, Objective, check_quotas
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class ICC(Objective):
+    r"""A ranking loss on scores fused by soft cut-offs.
+
+    .. math:: \sum_{t < T} \Big(\prod_{u < t} I_u\Big) (1 - I_t)\, s^t + \Big(\prod_{u < T} I_u\Big) s^T, \quad
+              I_t = \sigma\Big(\frac{s^t - s^t_{[q_t]}}{temperature}\Big)
+
+    The q-th largest score carries gradient. loss: "lambdarank" as in the paper, or "ranknet"; its labels are the
+    membership in the ground truth of `relevant` items.
+
+    The cut-off is sharp, so the first item has the score 2 in either stage and the second that of the first stage, 1:
+
+    >>> scores = torch.tensor([2.0, 1.0])
+    >>> ICC(relevant=1, quotas=[1, 1], temperature=1e-3, loss="ranknet")([scores, scores], torch.tensor([1.0, 0.0]))
+    tensor(0.3133)
+    """
+
+    def __init__(
+        self,
+        *,
+        relevant: int,
+        quotas: Sequence[int],
+        temperature: float = 1.0,
+        loss: Literal["lambdarank", "ranknet"] = "lambdarank",
+    ) -> None:
+        super().__init__(len(quotas))
+        self.relevant = check_count("relevant", relevant)
+        self.quotas = check_quotas(quotas, self.stages)
+        self.temperature = check_positive("temperature", temperature)
+        self.loss = check_choice("loss", loss, ("lambdarank", "ranknet"))
+
+    def fuse(self, batch: Impression) -> Tensor:
+        """The fused scores ``(..., n)``."""
+        reached = torch.ones_like(batch.scores[0])
+        fused = torch.zeros_like(reached)
+        for scores, quota in zip(batch.scores[:-1], self.quotas[:-1], strict=True):
+            stays = torch.sigmoid((scores - _kth(scores, quota, batch.mask)) / self.temperature)
+            fused = fused + reached * (1 - stays) * scores
+            reached = reached * stays
+        return fused + reached * batch.scores[-1]
+
+    def terms(self, batch: Impression) -> dict[str, Tensor]:
+        rank = lambdarank_loss if self.loss == "lambdarank" else ranknet_loss
+        return {f"fused/{self.loss}": rank(self.fuse(batch), batch.truth(self.relevant), mask=batch.mask)}
+
+
+def _kth(scores: Tensor, k: int, mask: Tensor) -> Tensor:
+    """The k-th largest real score of each list, or the smallest of a list of fewer."""
+    order = rank_order(scores, mask)
+    last = (mask.sum(-1, keepdim=True).clamp(max=k) - 1).clamp(min=0)
+    return scores.gather(-1, order.gather(-1, last))

@@ -1,0 +1,410 @@
+"""Objectives of a cascade against formulas written out with plain Python numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rankfall as rf
+from rankfall._lists import top_labels
+from rankfall.objectives import ARF, BCE, ICC, LCRON, ARFv2, FSLambdaLoss, FSRankNet, Objective, RankFlow, SortCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rankfall.ops.inclusion import Operator
+
+TOPK = ["dftopk", "lapsum_topk", "sigmoid_topk", "sparse_topk", "neural_sort", "soft_sort", "diff_sort", "pirank_sort"]
+
+
+def make_topk(name: str) -> Operator:
+    # where sparse top-k is exactly 0 or 1 it has no gradient, so its temperature must cover the spread of the scores
+    return rf.ops.topk(name, tau=5.0) if name == "sparse_topk" else rf.ops.topk(name)
+
+
+def objectives(stages: int = 2, relevant: int = 2) -> dict[str, Objective]:
+    quotas = [4, 3, 3][:stages]
+    return {
+        "BCE": BCE(relevant=relevant, stages=stages),
+        "ICC": ICC(relevant=relevant, quotas=quotas),
+        "RankFlow": RankFlow(relevant=relevant, quotas=quotas, alpha=0.3),
+        "FSRankNet": FSRankNet(stages=stages),
+        "FSLambdaLoss": FSLambdaLoss(k=3, mix=0.25, stages=stages),
+        "FSLambdaLoss exp2": FSLambdaLoss(gain="exp2", stages=stages),
+        "SortCE": SortCE(tau=2.0, stages=stages),
+        "ARF": ARF(relevant=relevant, quotas=quotas, tau=2.0),
+        "ARFv2": ARFv2(relevant=relevant, tau=2.0, stages=stages),
+        "LCRON": LCRON(relevant=relevant, stages=stages),
+        "LCRON learned": LCRON(relevant=relevant, quotas=quotas, e2e_weight="learned"),
+        **{f"LCRON {name}": LCRON(relevant=relevant, quotas=quotas, topk=make_topk(name)) for name in TOPK},
+    }
+
+
+NAMES = list(objectives())
+
+
+def impressions(seed: int = 0, lists: int = 5, n: int = 7, stages: int = 2) -> dict[str, Any]:
+    """Random impressions of different lengths, real items first."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(4, n + 1, (lists, 1), generator=generator)
+    mask = torch.arange(n) < lengths
+    grades = torch.rand(lists, n, generator=generator).masked_fill(~mask, -1).argsort(-1).argsort(-1).double()
+    grades = (grades - (~mask).sum(-1, keepdim=True)).clamp(min=0)
+    return {
+        "scores": [torch.randn(lists, n, generator=generator, dtype=torch.float64) for _ in range(stages)],
+        "labels": grades,
+        "relevance": ((grades >= 3) & mask).double(),
+        "depth": (grades // 2).long(),
+        "mask": mask,
+    }
+
+
+def call(objective: Objective, batch: dict[str, Any]) -> Tensor:
+    value: Tensor = objective(batch["scores"], batch["labels"], **{k: batch[k] for k in ("relevance", "depth", "mask")})
+    return value
+
+
+def rearranged(batch: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    return {k: [change(s) for s in v] if isinstance(v, list) else change(v) for k, v in batch.items()}
+
+
+# --- properties of all ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_parts_add_up(name: str, stages: int) -> None:
+    batch = impressions(stages=stages)
+    objective = objectives(stages)[name].double()
+    parts = objective.parts(batch["scores"], batch["labels"], mask=batch["mask"], relevance=batch["relevance"])
+    value = objective(batch["scores"], batch["labels"], mask=batch["mask"], relevance=batch["relevance"])
+    torch.testing.assert_close(torch.stack(list(parts.values())).sum(), value)
+    assert all(part.ndim == 0 for part in parts.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_anywhere_changes_nothing(name: str) -> None:
+    objective = objectives()[name].double()
+    batch = impressions()
+    alone = [
+        call(objective, rearranged(batch, lambda x, i=i: x[i][batch["mask"][i]]))  # type: ignore[misc]
+        for i in range(5)
+    ]
+    wide = rearranged(batch, lambda x: torch.cat([x, torch.zeros_like(x[:, :2])], -1))
+    places = torch.rand(5, 9, generator=torch.Generator().manual_seed(0))
+    if name == "LCRON diff_sort":  # a sorting network depends on the order of its input, but not on the padding
+        for row, real in zip(places, wide["mask"], strict=True):
+            row[real] = row[real].sort().values
+    order = places.argsort(-1)
+    moved = rearranged(wide, lambda x: x.gather(-1, order))
+    moved["scores"] = [scores.masked_fill(~moved["mask"], 1e4).requires_grad_() for scores in moved["scores"]]
+    value = call(objective, moved)
+    torch.testing.assert_close(value, torch.stack(alone).mean())
+    for gradient in torch.autograd.grad(value, moved["scores"]):
+        assert not gradient[~moved["mask"]].any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_those_of_the_value(name: str) -> None:
+    if "neural" in name or name in {"ARFv2", "LCRON", "LCRON learned", "LCRON soft_sort", "LCRON pirank_sort"}:
+        pytest.skip("the normaliser of a soft sort's inclusion carries no gradient, by definition")
+    objective = objectives()[name].double()
+    batch = impressions(lists=2, n=6)
+    # RankFlow's second stage teaches without a gradient
+    free = batch["scores"][:1] if name == "RankFlow" else batch["scores"]
+    scores = [stage.requires_grad_() for stage in free]
+
+    def value(*stages: Tensor) -> Tensor:
+        return call(objective, {**batch, "scores": [*stages, *batch["scores"][len(stages) :]]})
+
+    if name in {"ICC", "FSLambdaLoss", "FSLambdaLoss exp2", "FSRankNet"}:  # weights by rank are constant nearby
+        torch.autograd.gradcheck(value, scores, eps=1e-7, atol=1e-5)
+    else:
+        torch.autograd.gradcheck(value, scores)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lists_without_relevant_items_count_nothing(name: str) -> None:
+    if name in {"BCE", "RankFlow"}:
+        pytest.skip("negatives are targets like any other here")
+    objective = objectives()[name].double()
+    batch = impressions(lists=1)
+    nothing = {**batch, "labels": torch.zeros_like(batch["labels"]), "relevance": torch.zeros_like(batch["labels"])}
+    nothing["scores"] = [stage.clone().requires_grad_() for stage in batch["scores"]]
+    value = call(objective, nothing)
+    assert value == 0
+    parameters = [*nothing["scores"], *objective.parameters()]
+    for gradient in torch.autograd.grad(value, parameters, allow_unused=True):
+        assert gradient is None or not gradient.any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_extreme_scores_stay_finite(name: str) -> None:
+    objective = objectives()[name]
+    batch = impressions()
+    scores = [(1e4 * stage).float().requires_grad_() for stage in batch["scores"]]
+    value = call(objective, {**batch, "scores": scores})
+    assert value.isfinite()
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(value, scores))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_finds_the_funnel(name: str) -> None:
+    """Free scores trained by any objective keep the relevant items."""
+    torch.manual_seed(0)
+    objective = objectives(relevant=3)[name]
+    grades = torch.rand(8, 12).argsort(-1).argsort(-1).float()
+    relevance, depth = (grades >= 9).float(), (grades // 4).long()
+    scores = [torch.zeros(8, 12).normal_(generator=torch.Generator().manual_seed(t)).requires_grad_() for t in (1, 2)]
+    optimizer = torch.optim.Adam([*scores, *objective.parameters()], lr=0.1)
+    for _ in range(200):
+        optimizer.zero_grad()
+        objective(scores, grades, relevance=relevance, depth=depth).backward()
+        optimizer.step()
+    result = rf.metrics.funnel([stage.detach() for stage in scores], relevance, quotas=[6, 4])
+    # BCE's second stage never saw the items of depth 0 and cannot be blamed for keeping some
+    assert result.joint_recall.mean() > (0.9 if name != "BCE" else 0.85)
+
+
+# --- LCRON ------------------------------------------------------------------------------------------------------
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def dftopk(scores: list[float], k: int) -> list[float]:
+    ordered = sorted(scores, reverse=True)
+    theta = (ordered[k - 1] + ordered[k]) / 2
+    return [sigmoid(score - theta) for score in scores]
+
+
+def entropy(p: list[float], truth: list[float]) -> float:
+    return -sum(a * math.log(x) + (1 - a) * math.log(1 - x) for x, a in zip(p, truth, strict=True)) / len(p)
+
+
+FIRST, SECOND = [0.3, -0.7, 1.1], [0.2, 0.9, -0.4]
+
+
+def test_lcron_on_three_items_by_hand() -> None:
+    truth = [1.0, 0.0, 0.0]
+    p, q = dftopk(FIRST, 2), dftopk(SECOND, 1)
+    survive = [a * b for a, b in zip(p, q, strict=True)]
+    expected_e2e = entropy(survive, truth)
+    singles = [entropy(dftopk(FIRST, 1), truth), entropy(q, truth)]
+
+    objective = LCRON(relevant=1, quotas=[2, 1], topk=rf.ops.topk("dftopk")).double()
+    with torch.no_grad():
+        objective.weights.copy_(torch.tensor([2.0, -0.5]))
+    first = torch.tensor(FIRST, dtype=torch.float64, requires_grad=True)
+    second = torch.tensor(SECOND, dtype=torch.float64, requires_grad=True)
+    parts = objective.parts([first, second], torch.tensor([3.0, 1.0, 0.0], dtype=torch.float64))
+    assert parts["e2e"].item() == pytest.approx(expected_e2e)
+    assert parts["stage1/single"].item() == pytest.approx(singles[0] / 8 + math.log(2))
+    assert parts["stage2/single"].item() == pytest.approx(singles[1] * 2 + math.log(0.5))
+
+    # The gradient of L_e2e by hand: dL/dS_j = -(a_j / S_j - (1 - a_j) / (1 - S_j)) / 3, dS_j/dp_j = q_j,
+    # dp_j/ds_j = p_j (1 - p_j), and the threshold takes half of the sum from each of the two items at the cut.
+    cost = [-(a / s - (1 - a) / (1 - s)) / 3 for a, s in zip(truth, survive, strict=True)]
+    slopes = [c * other * x * (1 - x) for c, other, x in zip(cost, q, p, strict=True)]
+    cut = sorted(range(3), key=lambda j: -FIRST[j])[1:3]
+    by_hand = [slope - (sum(slopes) / 2 if j in cut else 0) for j, slope in enumerate(slopes)]
+    (gradient,) = torch.autograd.grad(parts["e2e"], first)
+    torch.testing.assert_close(gradient, torch.tensor(by_hand, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", TOPK)
+def test_identical_stages_give_powers(name: str) -> None:
+    batch = impressions(stages=1)
+    topk = make_topk(name)
+    (scores,) = batch["scores"]
+    p = topk(scores, 2, mask=batch["mask"])
+    truth = top_labels(batch["labels"], 2, batch["mask"])
+    for stages in (1, 2, 3):
+        objective = LCRON(relevant=2, topk=topk, stages=stages).double()
+        parts = objective.parts([scores] * stages, batch["labels"], mask=batch["mask"])
+        survive = p**stages
+        costs = -(truth * survive.clamp(1e-40).log() + (1 - truth) * (1 - survive).clamp(1e-40).log())
+        expected = (costs * batch["mask"]).sum(-1) / batch["mask"].sum(-1)
+        torch.testing.assert_close(parts["e2e"], expected.mean(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_stage_that_drops_everything_still_learns() -> None:
+    """Survival near 0: the product gives the good stage no say, L_single does, and neither gradient is lost."""
+    grades = torch.tensor([2.0, 1.0, 0.0, 0.0])
+    first = torch.tensor([-400.0, 0.0, 5.0, 5.0], requires_grad=True)  # the relevant one is as good as lost
+    second = torch.tensor([0.0, 0.0, 0.0, 0.0], requires_grad=True)
+    objective = LCRON(relevant=1, topk=rf.ops.topk("dftopk"))
+    parts = objective.parts([first, second], grades)
+    e2e = torch.autograd.grad(parts["e2e"], first, retain_graph=True)[0]
+    assert e2e[0] == pytest.approx(-1 / 4, rel=1e-3)  # d log sigmoid(x) = 1 far below, though sigmoid(x) is 0
+    single = torch.autograd.grad(parts["stage2/single"], second)[0]
+    assert single[0] < 0
+
+
+def test_learned_weights_follow_the_equation() -> None:
+    batch = impressions()
+    fixed = LCRON(relevant=2, topk=rf.ops.topk("lapsum_topk")).double()
+    learned = LCRON(relevant=2, topk=rf.ops.topk("lapsum_topk"), e2e_weight="learned").double()
+    with torch.no_grad():
+        learned.weights.copy_(torch.tensor([1.0, 1.0, 3.0]))
+    a = fixed.parts(batch["scores"], batch["labels"], mask=batch["mask"])
+    b = learned.parts(batch["scores"], batch["labels"], mask=batch["mask"])
+    torch.testing.assert_close(b["e2e"], a["e2e"] / 18 + math.log(3))
+    assert (len(fixed.weights), len(learned.weights)) == (2, 3)
+
+
+# --- the others -------------------------------------------------------------------------------------------------
+
+
+def test_bce_sees_what_the_log_let_it_see() -> None:
+    batch = impressions(seed=3, lists=1)
+    assert batch["depth"].max() >= 2
+    first, second = (stage[0] for stage in batch["scores"])
+    real, depth, truth = batch["mask"][0], batch["depth"][0], batch["labels"][0] >= batch["labels"].max() - 1
+
+    def bce(scores: Tensor, among: Tensor) -> float:
+        costs = [
+            -math.log(sigmoid(s)) if t else -math.log(1 - sigmoid(s))
+            for s, t in zip(scores[among].tolist(), truth[among].tolist(), strict=True)
+        ]
+        return sum(costs) / len(costs)
+
+    for least, expected in ((None, [-1, 1]), (0, [0, 0]), ([-1, 2], [-1, 2])):
+        objective = BCE(relevant=2, min_depth=least)
+        parts = objective.parts(batch["scores"], batch["labels"], depth=batch["depth"], mask=batch["mask"])
+        assert parts["stage1/bce"].item() == pytest.approx(bce(first, real & (depth >= expected[0])))
+        assert parts["stage2/bce"].item() == pytest.approx(bce(second, real & (depth >= expected[1])))
+
+
+def test_relevance_limits_the_ground_truth() -> None:
+    # one relevant item where two are asked for: the second best grade is no ground truth
+    grades, zeros = torch.tensor([3.0, 2.0, 1.0, 0.0]), torch.zeros(4)
+    objective = LCRON(relevant=2, topk=rf.ops.topk("dftopk"))
+    batch = objective._check([zeros, zeros], grades, torch.tensor([1.0, 0.0, 0.0, 0.0]), None, None)
+    assert batch.truth(2).tolist() == [1, 0, 0, 0]
+    batch = objective._check([zeros, zeros], grades, None, None, None)
+    assert batch.truth(2).tolist() == [1, 1, 0, 0]
+    batch = objective._check([zeros, zeros], zeros, torch.ones(4), None, None)  # every item has the worst grade
+    assert batch.truth(4).tolist() == [1, 1, 1, 1]
+
+
+def test_icc_by_hand() -> None:
+    first, second, temperature = FIRST, SECOND, 0.7
+    kth = sorted(first, reverse=True)[1]
+    stays = [sigmoid((s - kth) / temperature) for s in first]
+    fused = [(1 - i) * a + i * b for i, a, b in zip(stays, first, second, strict=True)]
+    # RankNet, mean over the two pairs in which item 0 should win
+    expected = sum(math.log(1 + math.exp(fused[j] - fused[0])) for j in (1, 2)) / 2
+    objective = ICC(relevant=1, quotas=[2, 1], temperature=temperature, loss="ranknet")
+    found = objective([torch.tensor(first), torch.tensor(second)], torch.tensor([3.0, 1.0, 2.0]))
+    assert found.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_icc_of_three_stages_fuses_all() -> None:
+    stages = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([5.0, 4.0, 9.0]), torch.tensor([7.0, 8.0, 6.0])]
+    objective = ICC(relevant=1, quotas=[2, 1, 1], temperature=1e-4)
+    fused = objective.fuse(objective._check(stages, torch.tensor([0.0, 0.0, 1.0]), None, None, None))
+    # item 0 is cut by the first stage, item 1 stands at its edge (half), then is cut by the second; item 2 is at
+    # the edge of the second: half of 9 and half of 6
+    torch.testing.assert_close(fused, torch.tensor([1.0, 0.5 * 2 + 0.5 * 4, 0.5 * 9 + 0.5 * 6]))
+
+
+def test_rankflow_by_hand() -> None:
+    first, second, alpha = [0.3, -0.7, 1.1, 0.9], [0.2, 0.9, -0.4, 0.5], 0.3
+    truth = [1, 0, 0, 0]
+
+    def bce(scores: list[float], among: list[int]) -> float:
+        return sum(-math.log(sigmoid(scores[j] if truth[j] else -scores[j])) for j in among) / len(among)
+
+    kept = [0, 2, 3]  # the three best of the first stage; of them the second likes 3 best
+    squared = sum((first[j] - second[j]) ** 2 for j in kept) / 3
+    ahead = first[3] - (first[0] + first[2]) / 2
+    expected = bce(first, [0, 1, 2, 3]) + bce(second, kept) + (1 - alpha) * squared - alpha * math.log(sigmoid(ahead))
+    objective = RankFlow(relevant=1, quotas=[3, 1], alpha=alpha)
+    scores = [torch.tensor(first, requires_grad=True), torch.tensor(second, requires_grad=True)]
+    value = objective(scores, torch.tensor([3.0, 2.0, 1.0, 0.0]))
+    assert value.item() == pytest.approx(expected, rel=1e-5)
+    distilled = objective.parts(scores, torch.tensor([3.0, 2.0, 1.0, 0.0]))["stage1/distilled"]
+    gradients = torch.autograd.grad(distilled, scores, allow_unused=True)
+    assert gradients[0] is not None
+    assert gradients[1] is None
+
+
+def test_per_stage_objectives_are_their_losses() -> None:
+    batch = impressions()
+    scores, grades, mask = batch["scores"], batch["labels"], batch["mask"]
+    loss = rf.losses
+    cases: list[tuple[Objective, Callable[[Tensor, int], Tensor]]] = [
+        (FSRankNet(), lambda s, t: loss.ranknet_loss(s, grades, mask=mask)),
+        (FSLambdaLoss(gain="exp2", k=2, mix=0.5), lambda s, t: loss.lambda_loss(s, grades, mask=mask, k=2, mix=0.5)),
+        (SortCE(tau=3.0), lambda s, t: loss.sort_cross_entropy_loss(s, grades, mask=mask, tau=3.0)),
+        (
+            ARF(relevant=2, quotas=[4, 3], tau=3.0).double(),
+            lambda s, t: loss.ARFLoss(m=[4, 3][t], k=2, tau=3.0).double()(s, grades, mask=mask),
+        ),
+        (
+            ARFv2(relevant=2, tau=3.0).double(),
+            lambda s, t: loss.ARFv2Loss(k=2, tau=3.0).double()(s, grades, mask=mask),
+        ),
+    ]
+    for objective, of_stage in cases:
+        expected = sum(of_stage(stage, t) for t, stage in enumerate(scores))
+        torch.testing.assert_close(objective(scores, grades, mask=mask), expected)
+
+
+def test_linear_gain_is_the_grade() -> None:
+    """LambdaLoss with linear gain by a loop over pairs."""
+    grades, scores = [3.0, 1.0, 0.0], [0.1, 0.5, -0.3]
+    ranks = [2, 1, 3]
+    ideal = sum(g / math.log2(1 + r) for r, g in enumerate(sorted(grades, reverse=True), 1))
+    expected = 0.0
+    for i in range(3):
+        for j in range(3):
+            if grades[i] > grades[j]:
+                apart = abs(ranks[i] - ranks[j])
+                delta = 1 / math.log2(1 + apart) - 1 / math.log2(2 + apart)
+                expected += (grades[i] - grades[j]) * delta * math.log(1 + math.exp(scores[j] - scores[i])) / ideal
+    found = FSLambdaLoss(stages=1)([torch.tensor(scores)], torch.tensor(grades))
+    assert found.item() == pytest.approx(expected, rel=1e-5)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LCRON(relevant=0), "relevant must be at least 1, got 0"),
+        (lambda: LCRON(relevant=1, quotas=[2, 3]), r"quotas must not grow from stage to stage, got \[2, 3\]"),
+        (lambda: LCRON(relevant=1, quotas=[3, 2], stages=3), "one for each of 3 stages, got 2"),
+        (
+            lambda: LCRON(relevant=1, e2e_weight="none"),  # type: ignore[arg-type]
+            "e2e_weight must be one of 'fixed', 'learned'",
+        ),
+        (lambda: BCE(relevant=1, min_depth=[1]), "min_depth must be one number, or one for each of 2 stages, got 1"),
+        (lambda: RankFlow(relevant=1, quotas=[1, 1], alpha=2), "alpha must be from 0 to 1, got 2"),
+        (lambda: ICC(relevant=1, quotas=[1, 1], temperature=0), "temperature must be positive"),
+    ],
+)
+def test_wrong_options_are_refused(make: Callable[[], Objective], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_wrong_scores_are_refused() -> None:
+    objective, zeros = LCRON(relevant=1), torch.zeros(3)
+    with pytest.raises(TypeError, match="scores must be a list of tensors, one a stage, got Tensor"):
+        objective(zeros, zeros)
+    with pytest.raises(ValueError, match="scores must be a list of 2 tensors, one a stage, got 3"):
+        objective([zeros] * 3, zeros)
+    with pytest.raises(ValueError, match="relevance must have the shape of scores"):
+        objective([zeros] * 2, zeros, relevance=torch.zeros(4))
+    with pytest.raises(ValueError, match="depth must have the shape of scores"):
+        objective([zeros] * 2, zeros, depth=torch.zeros(4))
+    with pytest.raises(ValueError, match="scores must not hold NaN"):
+        objective([zeros, zeros * math.nan], zeros)
