@@ -14,6 +14,7 @@ from torch import Tensor
 
 from planted import config_for, plant
 from rankfall import losses
+from rankfall._checkpoint import read_checkpoint, write_checkpoint
 from rankfall._files import write_file
 from rankfall._settings import ConfigError, dump
 from rankfall.cli import main
@@ -22,9 +23,9 @@ from rankfall.data import batches as batches_module
 from rankfall.data.batches import Lists
 from rankfall.evaluation.evaluate import evaluate_run
 from rankfall.training.build import Ranker, make_loss, make_optimizer, make_ranker
-from rankfall.training.checkpoint import read_checkpoint, write_checkpoint
 from rankfall.training.config import LossConfig, LossName, OptimizerConfig, validate
-from rankfall.training.ranker import Epoch, Step, TrainingError, is_finished, load_run, read_result, train
+from rankfall.training.ranker import load_run, train
+from rankfall.training.run import Epoch, Step, TrainingError, is_finished, read_result
 from rankfall.training.scoring import score
 
 if TYPE_CHECKING:

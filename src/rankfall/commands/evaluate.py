@@ -35,7 +35,7 @@ def evaluate(
     evaluation.json and the values of every list in values.parquet.
     """
     from rankfall.evaluation.evaluate import evaluate_run
-    from rankfall.training.ranker import RESULT
+    from rankfall.training.run import RESULT
 
     if run.is_dir() and not (run / RESULT).exists():
         say(f"note: the training of {run} did not finish; these are its best weights so far")

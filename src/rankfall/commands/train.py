@@ -12,7 +12,7 @@ from rankfall.commands.terminal import examples, progress, say, show, show_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rankfall.training.ranker import Step, TrainResult
+    from rankfall.training.run import Step, TrainResult
 
 EXAMPLES = examples(
     "rankfall train config.yaml --out runs/first",

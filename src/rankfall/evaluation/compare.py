@@ -42,7 +42,8 @@ from rankfall.evaluation.table import csv_table, markdown_table
 from rankfall.evaluation.workers import Failure, run_tasks
 from rankfall.metrics.named import parse
 from rankfall.training.config import RankerConfig
-from rankfall.training.ranker import CONFIG, RESULT, load_lists, load_run, train
+from rankfall.training.ranker import load_lists, load_run, train
+from rankfall.training.run import CONFIG, RESULT
 from rankfall.training.scoring import score
 
 if TYPE_CHECKING:

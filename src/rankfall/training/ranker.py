@@ -1,13 +1,4 @@
-"""The loop that trains one ranker, and the directory of a run.
-
-================================  ====================================================================================
-``config.yaml``                   what was asked for, every default written out
-``metrics.jsonl``                 one line an epoch: training loss, validation metric, lists a second
-``checkpoints/best.safetensors``  the weights of the epoch with the best validation metric
-``checkpoints/last.safetensors``  the weights of the last epoch
-``result.json``                   written last: a run that has it is finished
-================================  ====================================================================================
-"""
+"""The loop that trains one ranker."""
 
 from __future__ import annotations
 
@@ -15,15 +6,15 @@ import json
 import math
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import torch
 
+from rankfall._checkpoint import read_checkpoint, write_checkpoint
 from rankfall._files import write_file
 from rankfall._settings import ConfigError, dump, read_yaml
 from rankfall.data.batches import Lists
@@ -31,61 +22,30 @@ from rankfall.data.ranking import Moments, RankingData
 from rankfall.metrics.named import parse
 from rankfall.models import FeatureScaling
 from rankfall.training.build import Ranker, classifies, make_loss, make_optimizer, make_ranker
-from rankfall.training.checkpoint import read_checkpoint, write_checkpoint
 from rankfall.training.config import RankerConfig, Role, validate
+from rankfall.training.run import (
+    CHECKPOINTS,
+    CONFIG,
+    METRICS,
+    RESULT,
+    Epoch,
+    Step,
+    TrainingError,
+    TrainResult,
+    check_free,
+    clear,
+    repeatable,
+)
 from rankfall.training.scoring import measure, score
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from torch import nn
 
     from rankfall.data.batches import Batch
     from rankfall.training.config import DataConfig, LossConfig
 
-CONFIG, METRICS, RESULT, CHECKPOINTS = "config.yaml", "metrics.jsonl", "result.json", "checkpoints"
 QIDS_SHOWN = 5
 CHUNK_ROWS = 1 << 16
-
-
-class TrainingError(ValueError):
-    """A training that cannot go on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """How far a training has come."""
-
-    epoch: int  # the first is 1
-    epochs: int
-    batch: int
-    batches: int
-    loss: float  # mean over the lists of the epoch so far
-    metric: float | None  # the last validation's
-    lists_per_second: float
-
-
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """What is known after an epoch: one line of ``metrics.jsonl``."""
-
-    epoch: int
-    loss: float
-    metric: float
-    lists_per_second: float
-    seconds: float  # since the training started
-    trained: dict[str, float]  # what the loss has learned: alpha of ARF
-
-
-@dataclass(frozen=True, slots=True)
-class TrainResult:
-    """What came of a training."""
-
-    best_metric: float
-    best_epoch: int
-    epochs: int
-    seconds: float
-    parameters: int
 
 
 Progress = Callable[[Step], None]
@@ -111,12 +71,12 @@ def train(
     data = load_data(config.data)
     lists = {role: load_lists(data, config.data, role) for role in get_args(Role) if config.data.splits(role)}
     _check_apart(data, config.data)
-    _check_free(out, force)
-    with _repeatable(config.training.seed, config.training.threads):
+    check_free(out, force)
+    with repeatable(config.training.seed, config.training.threads):
         grades = _grades(lists["train"]) if classifies(config.loss) else None
         model = make_ranker(config.model, _fit_scaling(data, config.data), grades)
         training = _Training(config, out, model, lists["train"], lists["valid"])
-        _clear(out)
+        clear(out)
         write_file(out / CONFIG, dump(_with_absolute_path(config)))
         result = training.run(progress or (lambda step: None), on_validation or (lambda epoch, model: None))
     write_file(out / RESULT, json.dumps(asdict(result), indent=2) + "\n")
@@ -253,19 +213,6 @@ def _temperatures(loss: LossConfig) -> list[tuple[str, float]]:
     return [(f"{place}.tau", options["tau"]) for place, options in places if options.get("tau") is not None]
 
 
-@contextmanager
-def _repeatable(seed: int, threads: int) -> Generator[None]:
-    """A generator and a number of threads of one's own; the caller's are given back."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            yield
-    finally:
-        torch.set_num_threads(before)
-
-
 # --- what a training starts from ----------------------------------------------------------------------------------
 
 
@@ -348,37 +295,6 @@ def read_config(directory: Path) -> RankerConfig:
     if not (directory / CONFIG).is_file():
         raise ValueError(f"{directory} is not the directory of a run: it has no {CONFIG} (see 'rankfall train --help')")
     return validate(read_yaml(directory / CONFIG), where=str(directory / CONFIG))
-
-
-def is_finished(directory: Path) -> bool:
-    """Whether a training ended in this directory."""
-    return (directory / RESULT).is_file()
-
-
-def read_result(directory: Path) -> TrainResult:
-    """What came of a finished training."""
-    result: dict[str, Any] = json.loads((directory / RESULT).read_text())
-    return TrainResult(**result)
-
-
-def _check_free(out: Path, force: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file, expected a directory for the run")
-    if not out.exists() or not any(out.iterdir()):
-        return
-    if not (out / CONFIG).is_file():
-        raise ValueError(f"{out} holds other files and no run; name another directory")
-    if not force:
-        raise ValueError(f"{out} holds a run already; name another directory, or replace it with --force")
-
-
-def _clear(out: Path) -> None:
-    """Make the directory, and take away what a run before left in it."""
-    (out / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-    written = [RESULT, METRICS, "evaluation*.json", "values*.parquet", f"{CHECKPOINTS}/*.safetensors", CONFIG]
-    for pattern in written:  # the configuration last: it tells a run's directory from one with other files
-        for path in out.glob(pattern):
-            path.unlink()
 
 
 def _with_absolute_path(config: RankerConfig) -> RankerConfig:
