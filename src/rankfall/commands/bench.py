@@ -14,6 +14,7 @@ from rankfall.commands.terminal import examples, progress, say, show, show_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from rankfall.benchmarks import loader
     from rankfall.benchmarks.claims import Claim
     from rankfall.benchmarks.run import Row, Settings
 
@@ -21,6 +22,7 @@ EXAMPLES = examples(
     "rankfall bench ops",
     "rankfall bench ops --quick",
     "rankfall bench losses --sizes 100,1000,10000",
+    "rankfall bench loader",
     "rankfall bench ops --json > bench.json",
 )
 MIN_SIZE = 20
@@ -31,26 +33,35 @@ class What(StrEnum):
 
     OPS = "ops"
     LOSSES = "losses"
+    LOADER = "loader"
 
 
 def bench(
-    what: Annotated[What, typer.Argument(help="Operators or losses.")],
+    what: Annotated[What, typer.Argument(help="Operators, losses or the loader of impressions.")],
     sizes: Annotated[
         str | None, typer.Option(help="List lengths, separated by commas.", show_default="50 to 100,000")
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Short lists, k = 10, one thread, no memory, no promises: seconds."),
+        typer.Option("--quick", help="Little data, k = 10, one thread, no memory, no promises: seconds."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
-    """Measure forward + backward of every operator or loss.
+    """Measure forward + backward of every operator or loss, or the loading of impressions.
 
     Each function runs in turns with its textbook form and with the floors torch.sigmoid, torch.topk and
     torch.sort. Times are medians of CPU time on one thread, and of wall time on all threads; memory is the
     peak of a fresh process. Lists come in batches of (128, n), longer ones in fewer.
+
+    The loader runs in turns with a loop over requests, which is how published code loads, and with a plain
+    copy of the same file, all on one thread.
     """
     chosen = None if sizes is None else _parse_sizes(sizes)
+    if what is What.LOADER:
+        if chosen is not None:
+            raise typer.BadParameter("belongs to operators and losses, not to the loader", param_hint="--sizes")
+        _bench_loader(quick, as_json)
+        return
     kind: Literal["ops", "losses"] = "ops" if what is What.OPS else "losses"
     say(f"measuring {kind}, forward + backward")
     with progress() as bar:
@@ -60,7 +71,7 @@ def bench(
         return
     _show_tables(rows)
     if claims:
-        show(_claims_table(claims))
+        show(_claims_table(claims, "(128, 1000), k = 10, one thread, unless said otherwise"))
 
 
 def _parse_sizes(text: str) -> list[int]:
@@ -160,10 +171,43 @@ def _growth_text(exponents: dict[str, float]) -> str:
     return f"   time of a list grows like {', '.join(known)}" if known else ""
 
 
-def _claims_table(claims: list[Claim]) -> Table:
-    table = Table(title="\npromises: (128, 1000), k = 10, one thread, unless said otherwise", title_justify="left")
+def _claims_table(claims: list[Claim], setting: str) -> Table:
+    table = Table(title=f"\npromises: {setting}", title_justify="left")
     for column in ("promise", "target", "measured", ""):
         table.add_column(column)
     for claim in claims:
         table.add_row(claim.claim, claim.target, claim.measured, "[green]met[/]" if claim.met else "[red]not met[/]")
+    return table
+
+
+# --- the loader -------------------------------------------------------------------------------------------------
+
+
+def _bench_loader(quick: bool, as_json: bool) -> None:
+    import torch
+
+    from rankfall.benchmarks import loader
+
+    say(f"measuring the loader: {loader.SETTING}")
+    seconds = 0.02 if quick else 1.0
+    with progress() as bar:
+        task = bar.add_task("writing a log", total=2)
+        rows = loader.sweep(seconds, quick=quick, report=lambda done: bar.update(task, advance=1, description=done))
+    claims = [] if quick else loader.check_claims(rows)
+    if as_json:
+        kept = {"what": "loader", "torch": torch.__version__, "threads": 1, "seconds_a_step": seconds}
+        show_json(kept | {"rows": [asdict(row) for row in rows], "must_show": [asdict(claim) for claim in claims]})
+        return
+    show(_loader_table(rows))
+    if claims:
+        show(_claims_table(claims, "one thread, CPU time"))
+
+
+def _loader_table(rows: list[loader.Row]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("", "impressions/s", "MB/s", "faster"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True, header_style="dim")
+    for row in rows:
+        numbers = f"{row.impressions_per_second:,.0f}", f"{row.megabytes_per_second:,.0f}", _number(row.faster, "x")
+        table.add_row(row.name, *numbers)
     return table

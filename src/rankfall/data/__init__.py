@@ -1,6 +1,12 @@
-"""What comes in: ranking files and the prepared data they become.
+"""What comes in: logs of cascades and ranking files, and the prepared data they become.
 
-:func:`prepare_letor` turns ranking text into a directory, :meth:`RankingData.load` opens it::
+An impression log is a directory that :meth:`ImpressionLog.load` opens and :class:`ImpressionLoader` feeds to training::
+
+    log = rf.data.ImpressionLog.load("log")
+    for batch in rf.data.ImpressionLoader(log, "2024-01-13..2024-02-02", batch=1024):
+        scores = model(batch)
+
+:func:`prepare_letor` turns ranking text into a directory of lists, :meth:`RankingData.load` opens it::
 
     data = rf.data.RankingData.load("mslr")
     train = data["train"]
@@ -8,8 +14,36 @@
     features = scaling(train.features[train.offsets[0] : train.offsets[1]])  # the first list
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from rankfall.data.letor.prepare import prepare_letor
 from rankfall.data.letor.recipe import Recipe
+from rankfall.data.log import ImpressionLog
 from rankfall.data.ranking import Moments, RankingData, RankingSplit, Scaling
 
-__all__ = ["Moments", "RankingData", "RankingSplit", "Recipe", "Scaling", "prepare_letor"]
+if TYPE_CHECKING:
+    from rankfall.data.loader import ImpressionLoader, Impressions
+
+__all__ = [
+    "ImpressionLoader",
+    "ImpressionLog",
+    "Impressions",
+    "Moments",
+    "RankingData",
+    "RankingSplit",
+    "Recipe",
+    "Scaling",
+    "prepare_letor",
+]
+
+if not TYPE_CHECKING:  # a type checker that saw this function would accept any attribute
+
+    def __getattr__(name: str) -> Any:
+        # Loading gives tensors, and torch takes seconds to import; preparing data must not wait for it.
+        if name in ("ImpressionLoader", "Impressions"):
+            from rankfall.data import loader
+
+            return getattr(loader, name)
+        raise AttributeError(f"module 'rankfall.data' has no attribute {name!r}")

@@ -31,6 +31,7 @@ after that: what looks finished is.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -136,17 +137,20 @@ class LogWriter:
         if not self._days:
             raise ValueError("no impression was left to write")
         _write_table(self.directory / "items.arrow", items.combine_chunks())
+        checksums = {}
         for name, values in vocabularies.items():
             path = self.directory / "vocabularies" / f"{name}.arrow"
             path.parent.mkdir(exist_ok=True)
             _write_table(path, pa.table({"value": values}))
+            checksums[name] = checksum(path)
         manifest = {
             "format": FORMAT,
             "version": VERSION,
             "rankfall": installed_version("rankfall"),
-            "days": list(self._days),
+            "days": {name: day["sha256"] for name, day in self._days.items()},
             "impressions": sum(day["impressions"] for day in self._days.values()),
             "items": {"count": len(items), "sha256": checksum(self.directory / "items.arrow")},
+            "vocabularies": checksums,
             "stages": self.spec.stage_names,
             "features": self.features.to_json(),
             "spec": self.spec.model_dump(mode="json", exclude_none=True),
@@ -208,6 +212,7 @@ class _DayWriter:
 
     def _write_block(self, table: pa.Table) -> None:
         (block,) = table.combine_chunks().to_batches()
+        check_no_nulls(block, f"day {self.day}")
         # offsets of a slice start anywhere; those of a block start at 0, whatever it was cut from
         self._writer.write_batch(_compact(block))
         times = block["time"].cast(pa.int64()).to_numpy()
@@ -218,6 +223,18 @@ class _DayWriter:
 
 def _compact(block: pa.RecordBatch) -> pa.RecordBatch:
     return block.take(pa.array(range(len(block)), pa.int64()))
+
+
+def check_no_nulls(block: pa.RecordBatch, where: str) -> None:
+    """Impressions have no nulls, not even inside lists, where Arrow's own schemas do not look."""
+    for name, values in zip(block.schema.names, block.columns, strict=True):
+        if _has_nulls(values):
+            raise ValueError(f"{where}: column {name!r} has nulls, which no column may have")
+
+
+def _has_nulls(values: pa.Array) -> bool:
+    nested = pa.types.is_list(values.type) or pa.types.is_fixed_size_list(values.type)
+    return values.null_count > 0 or (nested and _has_nulls(values.flatten()))
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
@@ -273,11 +290,21 @@ class ImpressionLog:
             log.verify()
         return log
 
+    @property
+    def checksum(self) -> str:
+        """Of everything a model may see, wherever the log lies and however it was made."""
+        content = {key: self.manifest[key] for key in ("days", "items", "vocabularies", "stages", "features")}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
     def verify(self) -> None:
         """Read every file and compare it with its checksum."""
         files = {day.path / "impressions.arrow": day.manifest["sha256"] for day in self.days.values()}
         files[self.path / "items.arrow"] = self.manifest["items"]["sha256"]
+        for name, expected in self.manifest["vocabularies"].items():
+            files[self.path / "vocabularies" / f"{name}.arrow"] = expected
         for file, expected in files.items():
+            if not file.is_file():
+                raise ValueError(f"path: {file} is not there any more")
             if checksum(file) != expected:
                 raise ValueError(f"path: {file} has changed since it was written")
 
@@ -327,23 +354,27 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not is_log(path):
         raise ValueError(f"path: {path} is not an impression log (see 'rankfall prepare' and 'rankfall simulate')")
     manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    if manifest["version"] != VERSION:
+    if manifest.get("version") != VERSION:
         raise ValueError(
-            f"path: {path} was written in format version {manifest['version']}, this release reads version {VERSION}; "
-            "prepare it again"
+            f"path: {path} was written in format version {manifest.get('version')}, this release reads version "
+            f"{VERSION}; prepare it again"
         )
+    for key in ("days", "items", "vocabularies", "features", "spec"):
+        if key not in manifest:
+            raise ValueError(f"path: {path / MANIFEST} is damaged, it has no {key!r}")
     return manifest
 
 
 def _open_day(path: Path, name: str) -> Day:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        expected = manifest["bytes"]
+    except (OSError, ValueError, LookupError, TypeError):
         raise ValueError(f"path: {path} should be a day of the log but has no readable {MANIFEST}") from None
     file = path / "impressions.arrow"
     found = file.stat().st_size if file.is_file() else 0
-    if found != manifest["bytes"]:
-        raise ValueError(f"path: {file} has {found:,} bytes, its manifest says {manifest['bytes']:,}; it was cut off")
+    if found != expected:
+        raise ValueError(f"path: {file} has {found:,} bytes, its manifest says {expected:,}; it was cut off")
     return Day(name, path, manifest)
 
 

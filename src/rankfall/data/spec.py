@@ -311,6 +311,7 @@ class Spec(Section):
         return self
 
     def _check_sequence(self, where: str, sequence: SequenceConfig) -> None:
+        _all_different(f"{where}.features", sequence.features)
         for feature in sequence.features:
             _one_of(f"{where}.features", feature, list(self.features.item))
             if is_dense(self.features.item[feature]):

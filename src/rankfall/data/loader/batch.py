@@ -1,0 +1,72 @@
+"""A batch of impressions as tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+
+@dataclass(slots=True)
+class Impressions:
+    """Some impressions of one day: ``batch.user["age"]``, ``batch.items["author_id"]``.
+
+    B impressions with lists of N items, both static where the loader can make them so. Ids are int32, numbers float32,
+    vectors have their numbers in a last dimension. Where `mask` is False there is padding.
+    """
+
+    day: str
+    rows: Tensor  # (B,) int64, where the impressions stand in the day's file
+    time: Tensor  # (B,) int64, milliseconds since 1970
+    user: dict[str, Tensor]  # (B,)
+    context: dict[str, Tensor]  # (B,)
+    sequences: dict[str, dict[str, Tensor]]  # (B, L) int32, oldest first, then 0 up to the sequence's maximum length
+    sequence_mask: dict[str, Tensor]  # (B, L) bool
+    item: Tensor  # (B, N) int32, -1 in padding
+    items: dict[str, Tensor]  # (B, N), 0 in padding
+    depth: Tensor  # (B, N) int32, -1 for added negatives and padding
+    rank: Tensor  # (B, N) int32, -1 where there is none
+    relevance: Tensor  # (B, N) float32, 0 for added negatives and padding
+    grade: Tensor  # (B, N) int32, 0 for added negatives and padding
+    feedback: dict[str, Tensor]  # (B, N) float32, 0 for added negatives and padding
+    mask: Tensor  # (B, N) bool, True for items
+    truth: Tensor | None = None  # (B, N) float32, NaN for added negatives: nobody knows; 0 in padding
+
+    def __len__(self) -> int:
+        """The number of impressions."""
+        return len(self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all tensors."""
+        sizes: list[int] = []
+
+        def note(tensor: Tensor) -> Tensor:
+            sizes.append(tensor.nbytes)
+            return tensor
+
+        self._map(note)
+        return sum(sizes)
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Impressions:
+        """The same on another device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Impressions:
+        """The same in memory that a GPU can copy from by itself."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Impressions:
+        return Impressions(**{field.name: _mapped(getattr(self, field.name), change) for field in fields(self)})
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    return {name: _mapped(part, change) for name, part in value.items()} if isinstance(value, dict) else value
