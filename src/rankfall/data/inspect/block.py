@@ -1,0 +1,135 @@
+"""The impressions of a mapped file, a block at a time, as arrays that are copied only where a block is damaged."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from rankfall.data.log import check_no_nulls, impression_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from rankfall.data.log import Day
+    from rankfall.data.spec import Spec
+
+
+class Block:
+    """Impressions whose lists agree in length, as arrays."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        """The number of impressions."""
+        return len(self.batch)
+
+    def values(self, column: str) -> NDArray[Any]:
+        """The values of a column, those of all its lists one after the other; (n, size) if they are vectors."""
+        return flat(self.batch[column])
+
+    def lengths(self, column: str) -> NDArray[np.int64]:
+        """The length of each list of a column."""
+        return _lengths(self.batch[column])
+
+    @cached_property
+    def item_counts(self) -> NDArray[np.int64]:
+        """The number of items of each impression."""
+        return self.lengths("item")
+
+    @cached_property
+    def owner(self) -> NDArray[np.int64]:
+        """The impression of each item."""
+        return np.repeat(np.arange(len(self)), self.item_counts)
+
+    @cached_property
+    def relevant(self) -> NDArray[np.bool_]:
+        """Which items are relevant."""
+        above: NDArray[np.bool_] = self.values("relevance") > 0
+        return above
+
+    def per_impression(self, marked: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """How many of the items of each impression are marked."""
+        ends = np.cumsum(self.item_counts)
+        sums = np.concatenate([[0], np.cumsum(marked)])
+        counts: NDArray[np.int64] = sums[ends] - sums[ends - self.item_counts]
+        return counts
+
+
+def read_blocks(day: Day, spec: Spec) -> Iterator[tuple[Block, int]]:
+    """The blocks of a day, each with the number of impressions left out of it because their lists disagree."""
+    path = day.path / "impressions.arrow"
+    table = day.table()
+    _check_columns(table.schema, spec, str(path))
+    if len(table) != len(day):
+        raise ValueError(f"path: {path} has {len(table):,} impressions, its manifest says {len(day):,}")
+    groups = _lists_of_one_length(table.schema)
+    for batch in table.to_batches():
+        _check_content(batch, str(path))
+        even = _even(batch, groups)
+        uneven = len(batch) - int(np.count_nonzero(even))
+        yield Block(batch.filter(pa.array(even)) if uneven else batch), uneven
+
+
+def _check_columns(found: pa.Schema, spec: Spec, path: str) -> None:
+    expected = impression_schema(
+        spec,
+        request=found.field("request").type if "request" in found.names else pa.int64(),
+        truth="truth" in found.names,
+    )
+    for field in expected:
+        if field.name not in found.names:
+            raise ValueError(f"path: {path} has no column {field.name!r}, which its description names")
+        if found.field(field.name).type != field.type:
+            raise ValueError(
+                f"path: {path}: column {field.name!r} is {found.field(field.name).type}, expected {field.type}"
+            )
+
+
+def _check_content(batch: pa.RecordBatch, path: str) -> None:
+    try:
+        batch.validate(full=True)  # offsets that point beyond the file must not be followed
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"path: {path} is damaged ({error})") from None
+    check_no_nulls(batch, f"path: {path}")
+
+
+def _lists_of_one_length(schema: pa.Schema) -> list[list[str]]:
+    """Columns by what their lists belong to: the items of an impression, or the events of a sequence."""
+    groups: dict[str, list[str]] = {}
+    for field in schema:
+        if pa.types.is_list(field.type):
+            of = field.name.split(".")[1] if field.name.startswith("sequence.") else ""
+            groups.setdefault(of, []).append(field.name)
+    return list(groups.values())
+
+
+def _even(batch: pa.RecordBatch, groups: list[list[str]]) -> NDArray[np.bool_]:
+    even = np.ones(len(batch), np.bool_)
+    for first, *others in groups:
+        lengths = _lengths(batch[first])
+        for column in others:
+            even &= _lengths(batch[column]) == lengths
+    return even
+
+
+def _lengths(lists: pa.Array) -> NDArray[np.int64]:
+    lengths: NDArray[np.int64] = np.diff(lists.offsets.to_numpy()).astype(np.int64)
+    return lengths
+
+
+def flat(values: pa.Array) -> NDArray[Any]:
+    """The values of an Arrow array, those of lists one after the other; (n, size) if they are vectors."""
+    if pa.types.is_list(values.type):
+        values = values.flatten()
+    if pa.types.is_fixed_size_list(values.type):
+        return flat(values.flatten()).reshape(-1, values.type.list_size)
+    if pa.types.is_timestamp(values.type):
+        values = values.cast(pa.int64())
+    array: NDArray[Any] = values.to_numpy()
+    return array
