@@ -1,4 +1,4 @@
-"""``rankfall prepare``: turn raw files into data a model can be trained on."""
+"""``rankfall prepare letor``: ranking text into prepared ranking data."""
 
 from __future__ import annotations
 
@@ -14,23 +14,16 @@ from rankfall.commands.terminal import examples, progress, say, show, show_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-LETOR_EXAMPLES = examples(
+EXAMPLES = examples(
     "rankfall prepare letor Fold1/*.txt --out mslr --log1p --standardise train",
     "rankfall prepare letor S1=S1.txt.gz S2=S2.txt.gz S3=S3.txt.gz S4=S4.txt.gz S5=S5.txt.gz --out mq2007",
     "rankfall prepare letor train=rank.train --groups rank.train.query --out example",
     "rankfall prepare letor data.txt --out arf --min-list 41 --max-list 200 --keep-positives 15 --log1p",
 )
-app = typer.Typer(name="prepare", no_args_is_help=True, epilog=LETOR_EXAMPLES)
 _PACKED = {".gz", ".xz", ".zst"}
 _TEXT = {".txt", ".svm", ".svmlight", ".libsvm", ".letor", ".dat"}
 
 
-@app.callback()
-def prepare() -> None:
-    """Turn raw files into data a model can be trained on."""
-
-
-@app.command("letor", epilog=LETOR_EXAMPLES)
 def letor(
     sources: Annotated[
         list[str],
@@ -147,7 +140,7 @@ def letor(
     if as_json:
         show_json(data.manifest)
     else:
-        show(_summary(data.manifest, out))
+        show(summary(data.manifest, out))
     _warn(data.manifest)
 
 
@@ -188,7 +181,8 @@ def _groups(sources: list[str], groups: list[Path] | None) -> dict[Path, Path]:
     return {_source(text)[1]: file for text, file in zip(sources, groups, strict=True)}
 
 
-def _summary(manifest: dict[str, Any], out: Path) -> Table:
+def summary(manifest: dict[str, Any], out: Path) -> Table:
+    """The splits of prepared ranking data."""
     from rich.table import Table
 
     columns = manifest["features"]["columns"]

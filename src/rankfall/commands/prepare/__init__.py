@@ -1,0 +1,29 @@
+"""``rankfall prepare``: turn raw files into data a model can be trained on, one file a kind of source."""
+
+from __future__ import annotations
+
+import typer
+
+from rankfall.commands.prepare import letor, movielens, mq2007, recflow, rows
+from rankfall.commands.terminal import examples
+
+app = typer.Typer(
+    name="prepare",
+    no_args_is_help=True,
+    epilog=examples(
+        "rankfall prepare letor Fold1/*.txt --out mslr --log1p --standardise train",
+        "rankfall prepare rows log/ --spec spec.yaml --out impressions",
+    ),
+)
+
+
+@app.callback()
+def prepare() -> None:
+    """Turn raw files into data a model can be trained on."""
+
+
+app.command("letor", epilog=letor.EXAMPLES)(letor.letor)
+app.command("rows", epilog=rows.EXAMPLES)(rows.rows)
+app.command("recflow", epilog=recflow.EXAMPLES)(recflow.recflow)
+app.command("movielens", epilog=movielens.EXAMPLES)(movielens.movielens)
+app.command("mq2007", epilog=mq2007.EXAMPLES)(mq2007.mq2007)

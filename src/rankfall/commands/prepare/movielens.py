@@ -1,0 +1,59 @@
+"""``rankfall prepare movielens``: MovieLens-1M's ratings into a funnel that is made from them."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from typing import Annotated
+
+import typer
+
+from rankfall.commands.prepare.steps import steps
+from rankfall.commands.prepare.summary import report
+from rankfall.commands.terminal import examples
+
+EXAMPLES = examples(
+    "rankfall prepare movielens ml-1m --out movielens",
+    "rankfall prepare movielens ml-1m --days 20 --sample 5 --out movielens",
+)
+
+
+def movielens(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SRC",
+            exists=True,
+            file_okay=False,
+            help="Directory with ratings.dat, users.dat and movies.dat of MovieLens-1M.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Directory to write.", show_default=False)],
+    days: Annotated[int, typer.Option(min=1, help="Parts of equal size into which requests are cut, by time.")] = 10,
+    block: Annotated[int, typer.Option(min=1, help="Ratings of a user, at least, that make a request.")] = 20,
+    sample: Annotated[
+        int, typer.Option(min=1, help="Items of each stage (random, popular, low, liked) that a request keeps.")
+    ] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample of each stage.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace an impression log that exists.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+) -> None:
+    """Prepare MovieLens-1M. Its ratings are real, its funnel is a construction.
+
+    A request is a block of a user's ratings; its candidates are films of the block that the user liked (4 or 5 stars)
+    or rated low, popular ones and random ones that the user never rated. Popularity and sequences know the past only.
+    """
+    from rankfall.data.movielens import prepare_movielens
+
+    with steps() as on_progress:
+        log = prepare_movielens(
+            source,
+            out,
+            days=days,
+            block=block,
+            sample=sample,
+            seed=seed,
+            force=force,
+            on_requests=lambda done, total: on_progress("requests", done, total),
+        )
+    report(log, as_json=as_json)

@@ -1,0 +1,53 @@
+"""``rankfall prepare mq2007``: judged documents with 21 systems' ranks and 46 features into impressions."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from typing import Annotated
+
+import typer
+
+from rankfall.commands.prepare.summary import report
+from rankfall.commands.terminal import examples, progress
+
+EXAMPLES = examples("rankfall prepare mq2007 mq2007 --out impressions")
+
+
+def mq2007(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SRC",
+            exists=True,
+            file_okay=False,
+            help="Directory with systems21_S1.txt and features46_S1.txt, to S5, plain or packed (.txt.gz).",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Directory to write.", show_default=False)],
+    missing_at_random: Annotated[
+        bool,
+        typer.Option(
+            "--missing-at-random",
+            help="Leave out what rows_from_models.tsv lists: rows that are relevant more often than others.",
+        ),
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an impression log that exists.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+) -> None:
+    """Prepare MQ2007 and MQ2007-agg as a cascade with human judgements; the partitions S1 to S5 become days.
+
+    A first stage sees the ranks that 21 retrieval systems gave a document, a second one its 46 LETOR features.
+    """
+    from rankfall.data.mq2007 import prepare_mq2007, source_files
+
+    with progress() as bar:
+        task = bar.add_task("reading (kB)", total=sum(path.stat().st_size for path in source_files(source)) // 1000)
+        log = prepare_mq2007(
+            source,
+            out,
+            missing_at_random=missing_at_random,
+            force=force,
+            on_read=lambda count: bar.advance(task, count / 1000),
+        )
+    report(log, as_json=as_json)

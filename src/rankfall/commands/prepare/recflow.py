@@ -1,0 +1,90 @@
+"""``rankfall prepare recflow``: RecFlow's published layout into impressions."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from typing import Annotated
+
+import typer
+
+from rankfall.commands.prepare.steps import steps
+from rankfall.commands.prepare.summary import report
+from rankfall.commands.terminal import examples
+
+EXAMPLES = examples(
+    "rankfall prepare recflow RecFlow --out impressions",
+    "rankfall prepare recflow RecFlow --days 2024-01-13..2024-02-04 --stages 3 --out impressions",
+)
+
+
+class Cascade(StrEnum):
+    """How many stages are trained."""
+
+    TWO = "2"
+    THREE = "3"
+
+
+class Origin(StrEnum):
+    """Where behaviour sequences come from."""
+
+    PICKLE = "pickle"
+    LOG = "log"
+    NONE = "none"
+
+
+def recflow(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SRC",
+            exists=True,
+            file_okay=False,
+            help="Directory with all_stage/, and if they are there seq_effective_50_dict/ and others/id_cnt.pkl.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Directory to write.", show_default=False)],
+    stages: Annotated[
+        Cascade,
+        typer.Option(
+            help="Cascade of two stages (ten items each of prerank_neg, coarse_neg, rank_neg, rank_pos) or of three "
+            "(rerank_neg and rerank_pos instead of rank_pos)."
+        ),
+    ] = Cascade.TWO,
+    days: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIRST..LAST", help="Only these days; one day, FIRST.. or ..LAST too.", show_default="all"
+        ),
+    ] = None,
+    sequences: Annotated[
+        Origin | None,
+        typer.Option(
+            help="Where behaviour sequences come from: the published pickles, which are read without running what is "
+            "in them, or the views in the log itself.",
+            show_default="pickle if they are there, else log",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample of each stage.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace an impression log that exists.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+) -> None:
+    """Prepare RecFlow, the public full-stage log of a video platform, or a log simulated in its layout.
+
+    Times are those of Asia/Shanghai. Memory does not grow with the number of days.
+    """
+    from rankfall.data.recflow import prepare_recflow
+
+    with steps() as on_progress:
+        log = prepare_recflow(
+            source,
+            out,
+            stages=3 if stages is Cascade.THREE else 2,
+            days=days,
+            sequences=None if sequences is None else sequences.value,
+            seed=seed,
+            force=force,
+            on_progress=on_progress,
+        )
+    report(log, as_json=as_json)

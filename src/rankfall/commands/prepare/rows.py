@@ -1,0 +1,81 @@
+"""``rankfall prepare rows``: logs with one row for each request and item into impressions."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from typing import Annotated
+
+import typer
+
+from rankfall.commands.prepare.steps import steps
+from rankfall.commands.prepare.summary import report
+from rankfall.commands.terminal import examples
+
+EXAMPLES = examples(
+    "rankfall prepare rows log/ --spec spec.yaml --out impressions",
+    "rankfall prepare rows 2024-01-*.parquet --items videos.csv --users users.csv --spec spec.yaml --out impressions",
+    "rankfall prepare rows log.csv.gz --requests requests.parquet --fit-days 20 --spec spec.yaml --out impressions",
+)
+
+
+def rows(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SRC...",
+            exists=True,
+            help="Files (.csv, .csv.gz, .parquet, .feather, .arrow, .ipc) or directories of them, with one row for "
+            "each request and item. How a log is split into files does not matter.",
+            show_default=False,
+        ),
+    ],
+    spec: Annotated[
+        Path, typer.Option(help="Description of columns, stages and features, a YAML file.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="Directory to write.", show_default=False)],
+    items: Annotated[
+        Path | None, typer.Option(exists=True, help="A table with features of items.", show_default=False)
+    ] = None,
+    users: Annotated[
+        Path | None, typer.Option(exists=True, help="A table with features of users.", show_default=False)
+    ] = None,
+    requests: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, help="A table with times, users, context and sequences of requests.", show_default=False
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample of each stage and of random negatives.")] = 0,
+    fit_days: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Fit vocabularies, scalings and buckets to so many of the first days.",
+            show_default="all but the last",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an impression log that exists.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+) -> None:
+    """Prepare a full-stage log of your own: one row for each request and item, in CSV, Parquet or Arrow files.
+
+    Its memory does not grow with the number of rows, and what it writes does not depend on how the log is split into
+    files or sorted. What is wrong with a log ends in a message that says where.
+    """
+    from rankfall.data.rows.prepare import prepare_rows
+    from rankfall.data.spec import load_spec
+
+    with steps() as on_progress:
+        log = prepare_rows(
+            sources,
+            out,
+            load_spec(spec),
+            items=items,
+            users=users,
+            requests=requests,
+            seed=seed,
+            fit_days=fit_days,
+            force=force,
+            on_progress=on_progress,
+        )
+    report(log, as_json=as_json)

@@ -1,0 +1,119 @@
+"""What a command that writes an impression log says about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rankfall.commands.terminal import say, show, show_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.table import Table
+
+    from rankfall.data.log import ImpressionLog
+
+WORTH_A_WARNING = 0.01  # the share of ids never seen
+
+
+def report(log: ImpressionLog, *, as_json: bool) -> None:
+    """What came in and what became of it, or the manifest as JSON; then what looks wrong."""
+    if as_json:
+        show_json(log.manifest)
+    else:
+        _show_summary(log)
+    _warn(log)
+
+
+def _show_summary(log: ImpressionLog) -> None:
+    """Tables of what came in and what was dropped, and why."""
+    about = log.manifest["about"]
+    show(_stages(log))
+    for what, count in about.get("left_out", {}).items():
+        if count:
+            show(f"left out: {count:,} {what}")
+    if about["counts"]["values"]:
+        show(_ids(about["counts"]))
+
+
+def _warn(log: ImpressionLog) -> None:
+    """Everything that looks wrong, one line each, on standard error."""
+    about = log.manifest["about"]
+    for message in (*_count_warnings(about["counts"]), *_source_warnings(about)):
+        say(f"warning: {message}")
+
+
+def _stages(log: ImpressionLog) -> Table:
+    from rich.table import Table
+
+    from rankfall.data.rows.about import stage_counts
+
+    counts, items = log.manifest["about"]["counts"], log.manifest["items"]["count"]
+    title = f"{log.path}: {counts['requests']:,} impressions of {len(log.days)} days, {items:,} items"
+    table = Table(title=title, title_justify="left", show_footer=True)
+    stages = stage_counts(log)
+    table.add_column("stage", "all")
+    table.add_column("rows logged", f"{stages['logged'].sum():,}", justify="right")
+    table.add_column("a request", justify="right")
+    table.add_column("sample", justify="right")
+    table.add_column("rows kept", f"{stages['kept'].sum():,}", justify="right")
+    table.add_column("dropped: beyond the sample", f"{stages['dropped'].sum():,}", justify="right")
+    table.add_column("requests with fewer", justify="right")
+    for stage in stages.iter_rows(named=True):
+        table.add_row(
+            stage["stage"],
+            f"{stage['logged']:,}",
+            f"{stage['logged_per_request']:.1f}",
+            "all" if stage["sample"] is None else str(stage["sample"]),
+            f"{stage['kept']:,}",
+            f"{stage['dropped']:,}",
+            f"{stage['short']:,}",
+        )
+    if counts["negatives"]:
+        table.add_row("random negatives", "", "", "", f"{counts['negatives']:,}", "", "")
+    return table
+
+
+def _ids(counts: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="ids of features", title_justify="left")
+    table.add_column("feature")
+    for heading in ("values", "missing", "never seen"):
+        table.add_column(heading, justify="right")
+    for name, values in counts["values"].items():
+        missing, unseen = (counts[what].get(name, 0) for what in ("missing", "unseen"))
+        table.add_row(name, f"{values:,}", _share(missing, values), _share(unseen, values))
+    return table
+
+
+def _share(count: int, of: int) -> str:
+    return f"{count:,} ({count / of:.2%})" if count else "0"
+
+
+def _count_warnings(counts: dict[str, Any]) -> Iterator[str]:
+    requests = counts["requests"]
+    for name, unseen in counts["unseen"].items():
+        if unseen >= WORTH_A_WARNING * (values := counts["values"][name]):
+            yield f"{name}: {_share(unseen, values)} ids were never seen in the days that were fitted on"
+    if without := counts["without_relevant"]:
+        yield f"{_share(without, requests)} impressions have no relevant item"
+    for stage, short in counts["short"].items():
+        if short:
+            yield f"stage {stage}: {_share(short, requests)} impressions have fewer items than the sample"
+    for stage, logged in counts["logged"].items():
+        if not logged:
+            yield f"stage {stage}: no item of the log ended there"
+
+
+def _source_warnings(about: dict[str, Any]) -> Iterator[str]:
+    for source in about["sources"]:
+        if source["rows"] == 0:
+            yield f"{source['path']} has no rows"
+    if days := about.get("empty_days"):
+        yield f"nothing was logged on {', '.join(days[:5])}{' and other days' if len(days) > 5 else ''}"
+    for table, unknown in about.get("unknown", {}).items():
+        if unknown:
+            yield f"{unknown:,} {table} of the log are not in the table of {table}; what it adds is missing for them"
+    if unused := about.get("unused_requests"):
+        yield f"{unused:,} requests of the table of requests are not in the log"

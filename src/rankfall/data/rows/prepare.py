@@ -1,0 +1,128 @@
+"""From raw logs to impressions, in memory that does not grow with the number of rows.
+
+The keys are read first: they tell which requests there are, and portions of whole requests are cut in the order in
+which requests will be written. Then the log is spooled by portions, everything that is fitted is fitted to the portions
+of the first days, and portion after portion becomes impressions. What is written depends on the rows alone, not on
+the files they come in, their order, the size of portions or the number of threads.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pyarrow as pa
+
+from rankfall._files import fresh_directory
+from rankfall.data.assemble import TRUTH, assemble
+from rankfall.data.counts import Counts
+from rankfall.data.log import ImpressionLog, LogWriter, impression_schema, is_log
+from rankfall.data.rows.about import about_rows
+from rankfall.data.rows.fit import fit_portions
+from rankfall.data.rows.histories import Histories
+from rankfall.data.rows.portions import Portions
+from rankfall.data.rows.raw import RawLog
+from rankfall.data.rows.requests import find_requests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from rankfall.data.encoding import Encoding
+    from rankfall.data.rows.layout import Place
+    from rankfall.data.rows.source import Source
+    from rankfall.data.spec import Spec
+
+    OnProgress = Callable[[str, int, int | None], None]
+
+PORTION_ROWS = 2**19
+
+
+def prepare_rows(
+    sources: Sequence[Path | Source],
+    out: Path,
+    spec: Spec,
+    *,
+    items: Path | None = None,
+    users: Path | None = None,
+    requests: Path | None = None,
+    seed: int = 0,
+    fit_days: int | None = None,
+    force: bool = False,
+    about: Mapping[str, Any] = MappingProxyType({}),
+    portion_rows: int = PORTION_ROWS,
+    on_progress: OnProgress = lambda step, rows, total: None,
+) -> ImpressionLog:
+    """Turn a log with one row for each request and item into an impression log.
+
+    `sources` are files (CSV, Parquet, Arrow) or directories of them; `items`, `users` and `requests` are tables that
+    add columns. Vocabularies, scalings and buckets are fitted to the first `fit_days` days, by default to all but the
+    last. `about` is added to what the manifest says of how the log was made. About `portion_rows` rows are in memory at
+    a time. `on_progress` hears the name of a step, how many rows or files are done and of how many, if that is known.
+    """
+    if portion_rows < 1:
+        raise ValueError(f"portion_rows: found {portion_rows}, expected at least 1")
+    with fresh_directory(out, is_log, force=force) as directory:
+        tables: dict[Place, Path | None] = {"items": items, "users": users, "requests": requests}
+        raw = RawLog.open(spec, sources, tables, _Step("looking at text", None, on_progress))
+        found = find_requests(raw, portion_rows, _Step("finding requests", None, on_progress))
+        fitted_on = _fit_days(found.days, fit_days)
+        with closing(Portions(raw, found, directory)) as portions:
+            portions.fill(_Step("sorting rows", found.rows, on_progress))
+            encoding, table = fit_portions(portions, fitted_on, _Step("fitting", found.rows, on_progress))
+            writer = LogWriter(directory, spec, encoding.features, _schema(raw))
+            counts = _write(portions, encoding, table, seed, writer, _Step("writing", found.rows, on_progress))
+        vocabularies = {name: values.to_arrow() for name, values in encoding.vocabularies.items()}
+        on_file = _Step("checksums of files", sum(map(len, raw.sources.values())), on_progress)
+        made = about_rows(portions, encoding, counts, seed=seed, fit_days=fitted_on, on_file=on_file)
+        writer.finish(table, vocabularies, {**made, **about})
+    return ImpressionLog.load(out)
+
+
+class _Step:
+    """Tells how far a step is."""
+
+    def __init__(self, name: str, total: int | None, on_progress: OnProgress) -> None:
+        self._name, self._total, self._on_progress = name, total, on_progress
+        self._done = 0
+
+    def __call__(self, rows: int) -> None:
+        self._done += rows
+        self._on_progress(self._name, self._done, self._total)
+
+
+def _fit_days(days: Sequence[str], count: int | None) -> list[str]:
+    if count is None:
+        return list(days[:-1] or days)
+    if not 1 <= count <= len(days):
+        raise ValueError(f"fit_days: found {count}, expected 1 to {len(days)}, the number of days in the log")
+    return list(days[:count])
+
+
+def _schema(raw: RawLog) -> pa.Schema:
+    is_text = raw.types["log", raw.spec.request] == pl.String()
+    return impression_schema(raw.spec, request=pa.string() if is_text else pa.int64(), truth=TRUTH in raw.places)
+
+
+def _write(
+    portions: Portions,
+    encoding: Encoding,
+    items: pa.Table,
+    seed: int,
+    writer: LogWriter,
+    on_rows: Callable[[int], None],
+) -> Counts:
+    histories = Histories(encoding.spec)
+    counts = Counts()
+    for number, (day, size) in enumerate(portions.requests.portions):
+        rows = portions.rows(number)
+        requests = portions.first_rows(rows)
+        extra = portions.sequences(number, requests).with_columns(histories.advance(rows, requests))
+        assembled = assemble(rows, encoding, seed=seed, requests=extra, items=items)
+        for _, impressions in assembled.days:  # a portion is of one day
+            writer.write(day, impressions)
+        counts += assembled.counts
+        on_rows(size)
+    return counts
