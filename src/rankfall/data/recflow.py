@@ -1,0 +1,317 @@
+"""RecFlow's published layout: a full-stage log of a video platform.
+
+::
+
+    SRC/all_stage/2024-01-13.feather            one row for each request and item: everything but sequences
+    SRC/seq_effective_50_dict/2024-01-13.pkl    {request: array (50, 10)}: what the user had watched before
+    SRC/others/id_cnt.pkl                       {feature: number of ids}
+
+The pickles are read with :mod:`rankfall.data.pickles`, which runs nothing. ``request_id_dict`` has the items of
+``all_stage`` once more, without users and times, and is not read.
+
+An item that is in none of the stages of the cascade is left out: the two-stage cascade has no place for what
+only the rerank stages logged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from rankfall._files import checksum, fresh_directory
+from rankfall._words import did_you_mean
+from rankfall.data.hashing import combine, hash_values
+from rankfall.data.history import History
+from rankfall.data.log import ImpressionLog, is_log
+from rankfall.data.pickles import read_dict, read_pairs
+from rankfall.data.recflow_spec import (
+    HISTORY_LENGTH,
+    ITEM_IDS,
+    RANK,
+    STAGES,
+    USER_IDS,
+    rank_expression,
+    recflow_spec,
+    sequence_column,
+)
+from rankfall.data.rows.layout import uses
+from rankfall.data.rows.prepare import prepare_rows
+from rankfall.data.rows.source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from rankfall.data.spec import Spec
+
+    OnProgress = Callable[[str, int, int | None], None]
+
+Sequences = Literal["pickle", "log", "none"]
+
+ROWS, PICKLES, ID_COUNTS = "all_stage", "seq_effective_50_dict", "others/id_cnt.pkl"
+# Columns of the arrays in the pickles. A row is an event if the time of its request is above 0, else padding.
+EVENT_COLUMNS = ("video_id", "author_id", "category_level_two", "category_level_one", "upload_type")
+EVENT_TIME, EVENT_WIDTH = 7, 10
+
+_REQUEST, _USER, _TIME, _VIEW = "request_id", "user_id", "request_timestamp", "effective_view"
+_LISTS = [sequence_column(name) for name in ITEM_IDS]
+
+
+def prepare_recflow(
+    source: Path,
+    out: Path,
+    *,
+    stages: Literal[2, 3] = 2,
+    days: str | None = None,
+    sequences: Sequences | None = None,
+    seed: int = 0,
+    force: bool = False,
+    on_progress: OnProgress = lambda step, done, total: None,
+) -> ImpressionLog:
+    """Turn a directory in RecFlow's layout into an impression log for a cascade of two or three stages.
+
+    `days` is one day or a range ``FIRST..LAST``. Behaviour sequences come from the pickles, or from the views of the
+    `log` itself, which are those of the chosen days; by default from the pickles if there are any. `on_progress` hears
+    the name of a step, how much of it is done and of how much, if that is known.
+    """
+    with fresh_directory(out, is_log, force=force) as directory:
+        files = _chosen(_day_files(source), days)
+        origin = sequences or ("pickle" if (source / PICKLES).is_dir() else "log")
+        pickles = [_pickle_of(source, day) for day in files] if origin == "pickle" else []
+        spec = recflow_spec(_id_counts(source, files), stages=stages)
+        for path in files.values():
+            _check_columns(path, _needed(spec, stages))
+        spooled = directory / "sequences"
+        if origin == "none":
+            spec = spec.model_copy(update={"sequences": {}})
+        elif origin == "pickle":
+            _spool(spooled, _from_pickles(dict(zip(files, pickles, strict=True))), on_progress)
+        else:
+            _spool(spooled, _from_log(files), on_progress)
+        prepare_rows(
+            [_DayFile(path, stages) for path in files.values()],
+            directory / "log",
+            spec,
+            requests=None if origin == "none" else spooled,
+            seed=seed,
+            about={
+                "command": "prepare recflow",
+                "sequences": origin,
+                "tables": {"requests": [_about_file(path) for path in pickles]} if pickles else {},
+                "left_out": {"rows of no stage of the cascade": _rows_without_stage(files, spec)},
+            },
+            on_progress=on_progress,
+        )
+        _keep_only(directory / "log", directory)
+    return ImpressionLog.load(out)
+
+
+def _keep_only(made: Path, directory: Path) -> None:
+    """Put what was made into the place of everything that helped to make it."""
+    for spooled in (directory / "sequences").glob("*"):
+        spooled.unlink()
+    if (directory / "sequences").is_dir():
+        (directory / "sequences").rmdir()
+    for path in made.iterdir():
+        path.rename(directory / path.name)
+    made.rmdir()
+
+
+def _about_file(path: Path) -> dict[str, Any]:
+    return {"path": str(path), "bytes": path.stat().st_size, "sha256": checksum(path)}
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+def _day_files(source: Path) -> dict[str, Path]:
+    files = {path.stem: path for path in sorted((source / ROWS).glob("*.feather"))}
+    if not files:
+        only = " (request_id_dict is not enough: it has no users and no times)" if _has_request_dict(source) else ""
+        raise ValueError(f"{source / ROWS}: found no DATE.feather{only}")
+    return files
+
+
+def _has_request_dict(source: Path) -> bool:
+    return any((source / "request_id_dict").glob("*.pkl"))
+
+
+def _chosen(files: dict[str, Path], days: str | None) -> dict[str, Path]:
+    if days is None:
+        return files
+    first, dots, last = days.partition("..")
+    last = last if dots else first
+    for name in filter(None, (first, last)):
+        if name not in files:
+            there = f"there are {next(iter(files))} to {list(files)[-1]}"
+            raise ValueError(f"days: found {name!r}{did_you_mean(name, files)}; {there}")
+    chosen = {day: path for day, path in files.items() if (first or day) <= day <= (last or day)}
+    if not chosen:
+        raise ValueError(f"days: {days!r} ends before it begins")
+    return chosen
+
+
+def _pickle_of(source: Path, day: str) -> Path:
+    path = source / PICKLES / f"{day}.pkl"
+    if not path.is_file():
+        raise ValueError(f"{path} is not there (--sequences log makes sequences from the log itself)")
+    return path
+
+
+def _id_counts(source: Path, files: Mapping[str, Path]) -> dict[str, int]:
+    """The number of ids of each feature: those that were published, else those that occur."""
+    path = source / ID_COUNTS
+    published = {}
+    if path.is_file():
+        for key, count in read_dict(path).items():
+            if not isinstance(key, str) or not isinstance(count, int) or count < 1:
+                raise ValueError(
+                    f"{path}: found {key!r} with {count!r}, expected names of features with numbers of ids"
+                )
+            published[key.strip()] = count  # one release has a space before a name
+    missing = [name for name in (*USER_IDS, *ITEM_IDS) if name not in published]
+    if missing:
+        published |= _largest_ids(files, missing)
+    return {name: published[name] for name in (*USER_IDS, *ITEM_IDS)}
+
+
+def _largest_ids(files: Mapping[str, Path], columns: Sequence[str]) -> dict[str, int]:
+    largest = dict.fromkeys(columns, 0)
+    for path in files.values():
+        for batch in _rows(path, columns):
+            for name in columns:
+                largest[name] = max(largest[name], int(batch[name].cast(pl.Int64).to_numpy().max(initial=0)))
+    return {name: value + 1 for name, value in largest.items()}
+
+
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+    """Some columns of a day, a bounded number of rows at a time."""
+    _check_columns(path, columns)
+    return Source(path).batches(columns)
+
+
+def _check_columns(path: Path, columns: Sequence[str]) -> None:
+    found = Source(path).columns()
+    for name in columns:
+        if name not in found:
+            raise ValueError(f"{path}: there is no column {name!r}{did_you_mean(name, found)}")
+
+
+def _needed(spec: Spec, stages: Literal[2, 3]) -> list[str]:
+    """The columns of the files that the description asks for."""
+    asked = [use.column for use in uses(spec) if use.role != "sequence" and use.column != RANK]
+    return [*asked, *rank_expression(stages).meta.root_names()]
+
+
+def _rows_without_stage(files: Mapping[str, Path], spec: Spec) -> int:
+    flags = [name for stage in spec.stages if (name := stage.flag) is not None]
+    batches = (batch for path in files.values() for batch in _rows(path, flags))
+    return sum(int((~_in_a_stage(batch, flags)).sum()) for batch in batches)
+
+
+def _in_a_stage(rows: pl.DataFrame, flags: Sequence[str]) -> pl.Series:
+    return rows.select(pl.any_horizontal(pl.col(name) > 0 for name in flags).fill_null(False)).to_series()
+
+
+@dataclass(frozen=True)
+class _DayFile(Source):
+    """The rows of a day that belong to the cascade, with their ranks in one column."""
+
+    stages: Literal[2, 3]
+
+    def columns(self) -> dict[str, pl.DataType]:
+        return {**super().columns(), RANK: pl.Int64()}
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        flags = STAGES[self.stages]
+        rank = rank_expression(self.stages)
+        read = [name for name in dict.fromkeys([*columns, *flags, *rank.meta.root_names()]) if name != RANK]
+        for batch in super().batches(read):
+            yield batch.filter(_in_a_stage(batch, flags)).with_columns(rank).select(columns)
+
+
+# --- sequences --------------------------------------------------------------------------------------------------
+
+
+def _spool(directory: Path, days: Iterator[tuple[str, Iterator[pl.DataFrame]]], on_progress: OnProgress) -> None:
+    """Write the sequences of every day's requests into a file of its own."""
+    directory.mkdir()
+    done = 0
+    for day, portions in days:
+        schema = pa.schema([(_REQUEST, pa.int64()), *((name, pa.large_list(pa.int64())) for name in _LISTS)])
+        with (
+            pa.OSFile(str(directory / f"{day}.arrow"), "wb") as file,
+            pa.ipc.new_file(file, schema) as writer,
+        ):
+            for portion in portions:
+                writer.write_table(portion.to_arrow().cast(schema))
+                on_progress("reading sequences", done := done + len(portion), None)
+
+
+def _from_pickles(files: Mapping[str, Path]) -> Iterator[tuple[str, Iterator[pl.DataFrame]]]:
+    for day, path in files.items():
+        yield day, (_lists_of(path, pairs) for pairs in read_pairs(path))
+
+
+def _lists_of(path: Path, pairs: Sequence[tuple[str | int, Any]]) -> pl.DataFrame:
+    for request, events in pairs:
+        if not isinstance(request, int) or not _is_events(events):
+            raise ValueError(
+                f"{path}: found {_shape(events)} for the request {request!r}, expected arrays of whole numbers of "
+                f"{EVENT_WIDTH} columns"
+            )
+    rows = np.concatenate([events for _, events in pairs]).astype(np.int64, copy=False)
+    owner = np.repeat(np.arange(len(pairs)), [len(events) for _, events in pairs])
+    real = rows[:, EVENT_TIME] > 0
+    lengths = np.bincount(owner[real], minlength=len(pairs))
+    columns = [rows[real, EVENT_COLUMNS.index(name)] for name in ITEM_IDS]
+    return _lists([request for request, _ in pairs], lengths, columns)
+
+
+def _is_events(events: object) -> bool:
+    return (
+        isinstance(events, np.ndarray)
+        and events.ndim == 2
+        and events.shape[1] == EVENT_WIDTH
+        and np.issubdtype(events.dtype, np.integer)
+    )
+
+
+def _shape(events: object) -> str:
+    if isinstance(events, np.ndarray):
+        return f"an array of {events.dtype} of shape {events.shape}"
+    return f"a {type(events).__name__}"
+
+
+def _lists(requests: Sequence[Any], lengths: NDArray[np.int64], columns: Sequence[NDArray[np.int64]]) -> pl.DataFrame:
+    edges = pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
+    lists = [pa.LargeListArray.from_arrays(edges, pa.array(np.ascontiguousarray(values))) for values in columns]
+    frame = pl.from_arrow(pa.table([pa.array(requests, pa.int64()), *lists], names=[_REQUEST, *_LISTS]))
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def _from_log(files: Mapping[str, Path]) -> Iterator[tuple[str, Iterator[pl.DataFrame]]]:
+    """What users watched before each request, as far as the days before it tell."""
+    history = History(HISTORY_LENGTH, ITEM_IDS)
+    for day, path in files.items():
+        yield day, iter([_views_before(path, history)])
+
+
+def _views_before(path: Path, history: History) -> pl.DataFrame:
+    requests, events = [], []
+    for batch in _rows(path, list(dict.fromkeys([_REQUEST, _USER, _TIME, _VIEW, *ITEM_IDS]))):
+        requests.append(batch.select(_REQUEST, _USER, _TIME).unique())
+        events.append(batch.filter(pl.col(_VIEW) > 0))
+    asked = pl.concat(requests).unique(_REQUEST).sort(_TIME, _REQUEST)
+    views = pl.concat(events)
+    order = combine(hash_values(views[_REQUEST]), hash_values(views["video_id"]))
+    happened = views.select(*ITEM_IDS, user=_USER, time=_TIME).with_columns(pl.Series("order", order))
+    found = history.advance(asked[_USER], asked[_TIME], happened).rename(sequence_column)
+    return pl.concat([asked.select(_REQUEST), found], how="horizontal")
