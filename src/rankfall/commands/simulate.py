@@ -1,0 +1,131 @@
+"""``rankfall simulate``: the full-stage log of a platform that does not exist."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rankfall.commands.terminal import examples, progress, show, show_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+EXAMPLES = examples(
+    "rankfall simulate log --preset tiny",
+    "rankfall simulate log --preset recflow-like --days 22 --requests-per-day 3000 --seed 1",
+    "rankfall simulate log --preset recflow-like-3 --truth",
+    "rankfall simulate RecFlow --preset recflow-like --layout recflow",
+    "rankfall simulate ads --preset industry-hard",
+)
+
+
+class Name(StrEnum):
+    """The platforms there are."""
+
+    TINY = "tiny"
+    RECFLOW = "recflow-like"
+    RECFLOW_3 = "recflow-like-3"
+    EASY = "industry-easy"
+    HARD = "industry-hard"
+
+
+class Layout(StrEnum):
+    """What is written."""
+
+    RANKFALL = "rankfall"
+    RECFLOW = "recflow"
+
+
+def simulate(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write.", show_default=False)],
+    preset: Annotated[
+        Name,
+        typer.Option(
+            help="The platform: tiny is made in seconds; recflow-like has the stages and features of RecFlow for a "
+            "cascade of two stages, recflow-like-3 for one of three; industry-easy and industry-hard have short lists "
+            "of ads with statistics as features."
+        ),
+    ] = Name.TINY,
+    days: Annotated[int | None, typer.Option(min=1, help="Days to live.", show_default="the preset's")] = None,
+    requests_per_day: Annotated[
+        int | None, typer.Option(min=1, help="Requests of each day.", show_default="the preset's")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0,
+    layout: Annotated[
+        Layout, typer.Option(help="An impression log to train on, or RecFlow's files, to be prepared.")
+    ] = Layout.RANKFALL,
+    truth: Annotated[bool, typer.Option("--truth", help="Also write the true relevance of items.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a log that exists.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Simulate a platform and write the full-stage log of its cascade.
+
+    Users' interests drift, items are born and die, and an imperfect cascade serves requests day by day. Memory does not
+    grow with days or requests; a longer log begins like a shorter one.
+    """
+    from rankfall.data.platform.presets import preset_of
+    from rankfall.data.platform.simulate import Plan, simulate_log, simulate_recflow
+
+    chosen = preset_of(preset.value)
+    if layout is Layout.RECFLOW and chosen.layout != "recflow":
+        raise typer.BadParameter(f"--preset {preset.value} cannot be written with --layout recflow")
+    plan = Plan(
+        preset=preset.value,
+        days=days or chosen.days,
+        requests_per_day=requests_per_day or chosen.requests_per_day,
+        seed=seed,
+    )
+    start = time.perf_counter()
+    with progress() as bar:
+        task = bar.add_task("serving requests", total=plan.days * plan.requests_per_day)
+
+        def on_requests(count: int) -> None:
+            bar.advance(task, count)
+
+        if layout is Layout.RANKFALL:
+            log = simulate_log(plan, out, truth=truth, force=force, on_requests=on_requests)
+            counts = log.manifest["about"]["counts"]
+            rows, logged, kept = counts["rows"], counts["logged"], counts["kept"]
+            names = log.spec.stage_names
+        else:
+            manifest = simulate_recflow(plan, out, truth=truth, force=force, on_requests=on_requests)
+            rows, logged, kept = manifest["rows"], manifest["stages"], {}
+            names = list(logged)
+    summary = {
+        "out": str(out),
+        **plan.to_json(),
+        "layout": layout.value,
+        "impressions": plan.days * plan.requests_per_day,
+        "rows": rows,
+        "stages": {name: {"logged": logged[name]} | ({"kept": kept[name]} if kept else {}) for name in names},
+        "megabytes": round(sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 1e6, 1),
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+    if as_json:
+        show_json(summary)
+    else:
+        show(
+            f"{out}: {preset.value}, {plan.days} days, {summary['impressions']:,} impressions, {rows:,} rows, "
+            f"{summary['megabytes']:,} MB, {summary['seconds']} s"
+        )
+        show(_stages(summary))
+
+
+def _stages(summary: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("stage")
+    table.add_column("rows logged", justify="right")
+    table.add_column("a request", justify="right")
+    if any("kept" in counts for counts in summary["stages"].values()):
+        table.add_column("kept in impressions", justify="right")
+        table.add_column("a request", justify="right")
+    for name, counts in summary["stages"].items():
+        cells = [text for count in counts.values() for text in (f"{count:,}", f"{count / summary['impressions']:.1f}")]
+        table.add_row(name, *cells)
+    return table

@@ -1,0 +1,121 @@
+"""A simulated platform's log, written as impressions or in RecFlow's layout."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankfall._files import fresh_directory
+from rankfall.data.assemble import TRUTH, assemble, item_table
+from rankfall.data.counts import Counts
+from rankfall.data.encoding import Encoding
+from rankfall.data.log import ImpressionLog, LogWriter, is_log
+from rankfall.data.platform.industry import IndustryTables
+from rankfall.data.platform.matching import NOBODY
+from rankfall.data.platform.platform import Platform
+from rankfall.data.platform.presets import preset_of
+from rankfall.data.platform.recflow_layout import RecFlowWriter, is_simulated
+from rankfall.data.platform.tables import RecFlowTables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    OnRequests = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to simulate; the same plan gives the same bytes. A plan with more days begins with the same ones."""
+
+    preset: str
+    days: int
+    requests_per_day: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        preset_of(self.preset)
+        for name, least in (("days", 1), ("requests_per_day", 1), ("seed", 0)):
+            if not least <= getattr(self, name) < 2**63:
+                raise ValueError(f"{name}: found {getattr(self, name)}, expected {least} or more, below 2^63")
+
+    def to_json(self) -> dict[str, Any]:
+        """As manifests keep it."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def platform(self) -> Platform:
+        """The platform on the eve of its first day."""
+        return Platform(preset_of(self.preset), self.seed, self.requests_per_day)
+
+
+def simulate_log(
+    plan: Plan, out: Path, *, truth: bool = False, force: bool = False, on_requests: OnRequests = lambda count: None
+) -> ImpressionLog:
+    """Write an impression log, with the true relevance of items if `truth` says so.
+
+    Features, stages and the sample are those of the preset. `on_requests` hears how many requests were served.
+    """
+    with fresh_directory(out, is_log, force=force) as directory:
+        platform = plan.platform()
+        made = IndustryTables if platform.preset.layout == "industry" else RecFlowTables
+        tables = made(platform, plan.days)
+        encoding = Encoding(tables.spec)
+        writer: LogWriter | None = None
+        counts = Counts()
+        seen = _Seen()
+        for portion in platform.run(plan.days):
+            rows = tables.rows(portion)
+            assembled = assemble(
+                rows if truth else rows.drop(TRUTH), encoding, seed=plan.seed, requests=tables.requests(portion)
+            )
+            ((day, impressions),) = assembled.days
+            writer = writer or LogWriter(directory, tables.spec, encoding.features, impressions.schema)
+            writer.write(day, impressions)
+            counts += assembled.counts
+            seen.add(portion.items)
+            on_requests(len(portion.items))
+        assert writer is not None  # a plan has a day, and a day a request
+        about: dict[str, Any] = {"command": "simulate", **plan.to_json(), "truth": truth, "counts": counts.to_json()}
+        if tables.per_request:
+            about["item_features"] = "per request"
+        writer.finish(item_table(tables.items(seen.numbers()), encoding), {}, about)
+    return ImpressionLog.load(out)
+
+
+def simulate_recflow(
+    plan: Plan, out: Path, *, truth: bool = False, force: bool = False, on_requests: OnRequests = lambda count: None
+) -> dict[str, Any]:
+    """Write RecFlow's layout; gives what ``simulated.json`` says there. With `truth` rows have a column more."""
+    preset = preset_of(plan.preset)
+    if preset.layout != "recflow":
+        raise ValueError(f"preset: {plan.preset} has no users' videos to write in RecFlow's layout")
+    with fresh_directory(out, is_simulated, force=force) as directory:
+        platform = plan.platform()
+        tables = RecFlowTables(platform, plan.days)
+        with closing(RecFlowWriter(directory, tables.id_counts)) as writer:
+            for portion in platform.run(plan.days):
+                rows = tables.rows(portion)
+                writer.write(portion, rows if truth else rows.drop(TRUTH), platform.items)
+                on_requests(len(portion.items))
+            return writer.finish({**plan.to_json(), "truth": truth})
+
+
+class _Seen:
+    """Which items were logged."""
+
+    def __init__(self) -> None:
+        self._seen = np.zeros(0, np.bool_)
+
+    def add(self, items: np.ndarray[Any, np.dtype[np.int32]]) -> None:
+        """`items` may hold NOBODY."""
+        numbers = items[items != NOBODY]
+        if (largest := int(numbers.max(initial=0))) >= len(self._seen):
+            self._seen = np.concatenate([self._seen, np.zeros(largest + 1 - len(self._seen), np.bool_)])
+        self._seen[numbers] = True
+
+    def numbers(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return np.flatnonzero(self._seen)
