@@ -2,6 +2,8 @@
 
 :mod:`rankfall.ops` holds soft sorts and soft top-k, :mod:`rankfall.losses` the losses on one list of scores
 and :mod:`rankfall.metrics` the exact metrics. Each works on the last dimension; leading dimensions are batch.
+:mod:`rankfall.data` reads full-stage logs, :mod:`rankfall.models` scores them, a :class:`Cascade` puts models in order
+and :mod:`rankfall.objectives` trains it.
 
 >>> import torch, rankfall as rf
 >>> scores = torch.tensor([3.0, 1.0, 2.0], requires_grad=True)
@@ -17,17 +19,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from types import ModuleType
+    from rankfall import data, losses, metrics, models, objectives, ops
+    from rankfall.cascade import Cascade, Stage
 
-    from rankfall import data, losses, metrics, ops
-
-__all__ = ["data", "losses", "metrics", "ops"]
+__all__ = ["Cascade", "Stage", "data", "losses", "metrics", "models", "objectives", "ops"]
 __version__ = "0.1.0"
 
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any attribute
 
-    def __getattr__(name: str) -> ModuleType:
+    def __getattr__(name: str) -> object:
         # The parts need torch, which takes seconds to import; `rankfall --help` must not wait for it.
+        if name in ("Cascade", "Stage"):
+            return getattr(import_module("rankfall.cascade"), name)
         if name in __all__:
             return import_module(f"rankfall.{name}")
         raise AttributeError(f"module 'rankfall' has no attribute {name!r}")

@@ -1,11 +1,80 @@
-"""Scorers: features of documents in, scores out. They know nothing of lists or losses.
+"""Scorers. They know nothing of losses.
+
+:class:`TwoTower`, :class:`DIN` and :class:`EmbeddingMLP` map a batch of impressions to scores ``(B, N)``, one an item.
+They are built for the features of a log, of which they embed those that are ids. :class:`MLP` and :class:`Linear` map
+rows of numbers to scores ``(rows,)``.
 
 >>> import torch
 >>> MLP(3, [8, 4])(torch.zeros(5, 3)).shape
 torch.Size([5])
+
+An own model is any module that maps a batch to scores:
+
+>>> class Popular(torch.nn.Module):
+...     def __init__(self):
+...         super().__init__()
+...         self.weight = torch.nn.Parameter(torch.ones(()))
+...     def forward(self, batch):
+...         return self.weight * batch.items["views"]
+>>> from types import SimpleNamespace
+>>> Popular()(SimpleNamespace(items={"views": torch.tensor([[3.0, 1.0, 2.0]])}))
+tensor([[3., 1., 2.]], grad_fn=...)
 """
 
-from rankfall.models.features import FeatureScaling
-from rankfall.models.mlp import ACTIVATIONS, MLP, Linear
+from __future__ import annotations
 
-__all__ = ["ACTIVATIONS", "MLP", "FeatureScaling", "Linear"]
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from rankfall._words import did_you_mean
+from rankfall.models.batch import Batch, Request
+from rankfall.models.din import DIN
+from rankfall.models.embedding import FeatureEmbedding
+from rankfall.models.embedding_mlp import EmbeddingMLP
+from rankfall.models.features import FeatureScaling
+from rankfall.models.layers import ACTIVATIONS
+from rankfall.models.mlp import MLP, Linear
+from rankfall.models.scorer import Scorer
+from rankfall.models.two_tower import TwoTower
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from rankfall.data.spec import Features
+
+__all__ = [
+    "ACTIVATIONS",
+    "DIN",
+    "KINDS",
+    "MLP",
+    "Batch",
+    "EmbeddingMLP",
+    "FeatureEmbedding",
+    "FeatureScaling",
+    "Linear",
+    "Request",
+    "Scorer",
+    "TwoTower",
+    "from_config",
+]
+
+KINDS: dict[str, type[Scorer]] = {model.kind: model for model in (TwoTower, DIN, EmbeddingMLP)}
+
+
+def from_config(
+    config: Mapping[str, Any], features: Features, *, tables: Mapping[str, nn.Embedding] | None = None
+) -> Scorer:
+    """The model of a description, ``{"kind": "din", "dim": 16, ...}``: what its `config` gave, or less of it."""
+    options = dict(config)
+    kind = options.pop("kind", None)
+    if kind not in KINDS:
+        raise ValueError(f"kind: found {kind!r}{did_you_mean(kind, KINDS)}; allowed are {', '.join(KINDS)}")
+    model: Any = KINDS[kind]
+    allowed = [name for name in inspect.signature(model).parameters if name not in ("features", "tables")]
+    for name in options:
+        if name not in allowed:
+            raise ValueError(f"{kind} has no option {name!r}{did_you_mean(name, allowed)}; it has {', '.join(allowed)}")
+    made: Scorer = model(features, tables=tables, **options)
+    return made

@@ -8,24 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from rankfall.models.layers import Layers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jaxtyping import Float
-
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "leaky_relu": nn.LeakyReLU,
-    "elu": nn.ELU,
-    "selu": nn.SELU,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-    "tanh": nn.Tanh,
-    "sigmoid": nn.Sigmoid,
-}
 
 
 class _Head(nn.Module):
@@ -56,11 +46,9 @@ class Linear(nn.Module):
 
 
 class MLP(nn.Module):
-    """Hidden layers of any widths, each a linear map, batch norm, an activation and dropout.
+    """Hidden layers and a score; the options are those of :class:`~rankfall.models.layers.Layers`.
 
-    hidden: their widths. activation: a key of `ACTIVATIONS`. batch_norm: normalise over the rows, of which none may
-    be padding. norm_momentum: share of a batch in the running mean and variance. dropout: one share for all hidden
-    layers or one for each. residual: add a layer's input to its output where the two are of one width.
+    batch_norm: normalise over the rows, of which none may be padding.
 
     >>> model = MLP(3, [4, 4], residual=True)
     >>> [layer.residual for layer in model.layers]
@@ -80,65 +68,17 @@ class MLP(nn.Module):
         grades: int | None = None,
     ) -> None:
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
-        shares = [dropout] * len(hidden) if isinstance(dropout, int | float) else list(dropout)
-        if len(shares) != len(hidden):
-            raise ValueError(f"dropout must be one number or {len(hidden)}, one a hidden layer, got {len(shares)}")
-        widths = [features, *hidden]
-        self.layers = nn.ModuleList(
-            _Layer(
-                width_in,
-                width_out,
-                activation=ACTIVATIONS[activation](),
-                norm=_RowNorm(width_out, momentum=norm_momentum) if batch_norm else None,
-                dropout=share,
-                residual=residual and width_in == width_out,
-            )
-            for width_in, width_out, share in zip(widths, hidden, shares, strict=False)
+        self.layers = Layers(
+            features,
+            hidden,
+            activation=activation,
+            batch_norm=batch_norm,
+            norm_momentum=norm_momentum,
+            dropout=dropout,
+            residual=residual,
         )
-        self.head = _Head(widths[-1], grades)
+        self.head = _Head(([features, *hidden])[-1], grades)
 
     def forward(self, features: Float[Tensor, "rows features"]) -> Tensor:
-        for layer in self.layers:
-            features = layer(features)
-        output: Tensor = self.head(features)
+        output: Tensor = self.head(self.layers(features))
         return output
-
-
-class _Layer(nn.Module):
-    def __init__(
-        self,
-        width_in: int,
-        width_out: int,
-        *,
-        activation: nn.Module,
-        norm: nn.Module | None,
-        dropout: float,
-        residual: bool,
-    ) -> None:
-        super().__init__()
-        # A bias before batch norm would be taken away again with the mean.
-        parts = [nn.Linear(width_in, width_out, bias=norm is None), norm, activation, _dropout(dropout, activation)]
-        self.layers = nn.Sequential(*(part for part in parts if part is not None))
-        self.residual = residual
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.layers(inputs)
-        return inputs + outputs if self.residual else outputs
-
-
-def _dropout(share: float, activation: nn.Module) -> nn.Module | None:
-    if share == 0:
-        return None
-    # SELU keeps mean and variance, and its dropout must not undo that.
-    return nn.AlphaDropout(share) if isinstance(activation, nn.SELU) else nn.Dropout(share)
-
-
-class _RowNorm(nn.BatchNorm1d):
-    """Batch norm that takes a single row, which has no variance, as in evaluation."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        if len(input) > 1:
-            return super().forward(input)
-        return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)

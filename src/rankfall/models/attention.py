@@ -1,0 +1,166 @@
+"""The attention of DIN: how much each event of a behaviour sequence matters to each candidate.
+
+A unit of one hidden layer sees the embeddings of an event and of a candidate side by side. The columns of its weight
+that meet the event and those that meet the candidate are used apart: what is left for every pair is to add two
+vectors, an activation and a dot product. There are still B N L H of these numbers, a thousand times more than there are
+weights, so they are made block by block, never all at once, and made again in the backward pass.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from rankfall.models.layers import make_activation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jaxtyping import Bool, Float
+
+# Numbers of a block. On a CPU a block has to stay in the cache, which makes all of it ten times faster than whole
+# tensors; on other devices every block is a wait for kernels to start.
+_BLOCK_ON_CPU = 2**20
+_BLOCK_ELSEWHERE = 2**26
+
+
+class AttentionPooling(nn.Module):
+    """For each candidate the mean of a sequence's events, weighted by a softmax of what the unit says of the pairs.
+
+    width: of events and of candidates. hidden: of the unit. Without a bias at its end, which a softmax takes away.
+    """
+
+    def __init__(self, width: int, hidden: int = 80, *, activation: str = "relu") -> None:
+        super().__init__()
+        self.hidden = nn.Linear(2 * width, hidden)
+        self.activation = make_activation(activation, where="attention_activation")
+        self.out = nn.Linear(hidden, 1, bias=False)
+
+    def forward(
+        self,
+        events: Float[Tensor, "batch length width"],
+        targets: Float[Tensor, "batch n width"],
+        mask: Bool[Tensor, "batch length"],
+    ) -> Float[Tensor, "batch n width"]:
+        for_events, for_targets = self.hidden.weight.chunk(2, dim=1)
+        weights = attention_weights(
+            nn.functional.linear(events, for_events, self.hidden.bias),
+            nn.functional.linear(targets, for_targets),
+            self.out.weight.squeeze(0),
+            mask,
+            self.activation,
+        )
+        return weights.to(events.dtype) @ events
+
+
+def attention_weights(
+    events: Float[Tensor, "batch length hidden"],
+    targets: Float[Tensor, "batch n hidden"],
+    weight: Float[Tensor, " hidden"],
+    mask: Bool[Tensor, "batch length"],
+    activation: nn.Module,
+) -> Float[Tensor, "batch n length"]:
+    """The softmax over the real events of ``activation(events + targets) @ weight``; 0 where there are none."""
+    weight = weight.to(events.dtype)
+    if torch.compiler.is_compiling():  # which would write the loops out
+        return _weights(events, targets, weight, mask, activation)
+    per_item = events.shape[1] * events.shape[2]
+    items = max(1, _block(events) // max(1, per_item))
+    found = [_weights_of_block(events, part, weight, mask, activation) for part in targets.split(items, dim=1)]
+    return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+
+
+def _weights_of_block(events: Tensor, targets: Tensor, weight: Tensor, mask: Tensor, activation: nn.Module) -> Tensor:
+    if isinstance(activation, nn.ReLU):
+        weights: Tensor = _ReLUWeights.apply(events, targets, weight, mask)  # type: ignore[no-untyped-call]
+        return weights
+    parts = [
+        checkpoint(
+            _weights,
+            events[block],
+            targets[block],
+            weight,
+            mask[block],
+            activation,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        for block in _blocks(events, targets)
+    ]
+    return torch.cat(parts)
+
+
+def _weights(events: Tensor, targets: Tensor, weight: Tensor, mask: Tensor, activation: nn.Module) -> Tensor:
+    hidden = activation(events.unsqueeze(1) + targets.unsqueeze(2))
+    # A product with the vector would read better, but compilers keep all of `hidden` for it.
+    return _softmax((hidden * weight).sum(-1), mask)
+
+
+def _softmax(logits: Tensor, mask: Tensor) -> Tensor:
+    mask = mask.unsqueeze(1)
+    # of no real events: equal weights, which the mask takes away
+    return logits.masked_fill(~mask, torch.finfo(logits.dtype).min).softmax(-1) * mask
+
+
+def _block(events: Tensor) -> int:
+    return _BLOCK_ON_CPU if events.device.type == "cpu" else _BLOCK_ELSEWHERE
+
+
+def _blocks(events: Tensor, targets: Tensor) -> Iterator[slice]:
+    """Impressions that make a block."""
+    batch, length, hidden = events.shape
+    size = max(1, _block(events) // max(1, targets.shape[1] * length * hidden))
+    for start in range(0, max(1, batch), size):
+        yield slice(start, min(start + size, batch))
+
+
+class _ReLUWeights(torch.autograd.Function):
+    """:func:`_weights` with ReLU: fewer passes over the pairs, by hand.
+
+    Forward: relu(e + t) = max(e, -t) + t, and the softmax takes t away, which is the same for all events.
+    Backward: the gradient of e + t is [e > -t] times that of the logit, times the weight. That of e, or t, is its sum
+    over candidates, or events. As relu(x) = [x > 0] x, these sums times e, or t, but not the weight, make the weight's.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, events: Tensor, targets: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
+        logits = events.new_empty(targets.shape[0], targets.shape[1], events.shape[1])
+        negative = -targets
+        for block, hidden in _pairs(events, targets):
+            torch.maximum(events[block].unsqueeze(1), negative[block].unsqueeze(2), out=hidden)
+            torch.mv(hidden.view(-1, len(weight)), weight, out=logits[block].view(-1))
+        weights = _softmax(logits, mask)
+        ctx.save_for_backward(events, targets, weight, weights)
+        return weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        events, targets, weight, weights = ctx.saved_tensors
+        of_logits = weights * (grad - (weights * grad).sum(-1, keepdim=True))
+        of_logits = of_logits.to(events.dtype).unsqueeze(-1)
+        negative = -targets
+        of_events, of_targets = torch.empty_like(events), torch.empty_like(targets)
+        of_weight = torch.zeros_like(weight)
+        for block, hidden in _pairs(events, targets):
+            torch.gt(events[block].unsqueeze(1), negative[block].unsqueeze(2), out=hidden)
+            hidden.mul_(of_logits[block])
+            for values, grads, others in ((events, of_events, 1), (targets, of_targets, 2)):
+                sums = torch.sum(hidden, others, out=grads[block])
+                of_weight += (sums * values[block]).sum((0, 1))
+                sums *= weight
+        return of_events, of_targets, of_weight, None
+
+
+def _pairs(events: Tensor, targets: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of impressions, each with room for the hidden numbers of its pairs."""
+    room: Tensor | None = None
+    for block in _blocks(events, targets):
+        shape = (block.stop - block.start, targets.shape[1], *events.shape[1:])
+        if room is None or room.shape != shape:
+            room = events.new_empty(shape)
+        yield block, room

@@ -1,0 +1,205 @@
+"""Hidden layers, on inputs that may come in parts and rows of which some may be padding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rankfall._words import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "elu": nn.ELU,
+    "selu": nn.SELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+}
+
+
+def make_activation(name: str, *, where: str = "activation") -> nn.Module:
+    """The activation of that name; `where` is the argument it was given as."""
+    if name not in ACTIVATIONS:
+        raise ValueError(
+            f"{where} must be one of {', '.join(ACTIVATIONS)}, got {name!r}{did_you_mean(name, ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[name]()
+
+
+class LayerOptions(TypedDict, total=False):
+    """The options of :class:`Layers`."""
+
+    activation: str
+    batch_norm: bool
+    norm_momentum: float
+    dropout: float | Sequence[float]
+    residual: bool
+
+
+class Layers(nn.ModuleList):
+    """Hidden layers of any widths, each a linear map, batch norm, an activation and dropout.
+
+    width: of the input. hidden: widths of the layers. activation: a key of `ACTIVATIONS`. norm_momentum: share of a
+    batch in the running mean and variance. dropout: one share for all layers or one for each. residual: add a
+    layer's input to its output where the two are of one width.
+
+    The input is one tensor ``(..., width)``, or several that would be broadcast against each other and concatenated.
+    They are not: each meets its own columns of the first weight, and the products are added. What is the same
+    for all items of an impression, ``(B, 1, width)``, is multiplied once an impression and not once an item.
+
+    mask: bool, of the broadcast shape without its last dimension; rows where it is False do not count for batch norm.
+
+    >>> users, items = torch.randn(2, 1, 3), torch.randn(2, 5, 4)
+    >>> layers = Layers(7, [8])
+    >>> joined = torch.cat([users.expand(2, 5, 3), items], -1)
+    >>> torch.allclose(layers(users, items), layers(joined), atol=1e-6)
+    True
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: Sequence[int],
+        *,
+        activation: str = "relu",
+        batch_norm: bool = False,
+        norm_momentum: float = 0.1,
+        dropout: float | Sequence[float] = 0.0,
+        residual: bool = False,
+    ) -> None:
+        shares = [dropout] * len(hidden) if isinstance(dropout, int | float) else list(dropout)
+        if len(shares) != len(hidden):
+            raise ValueError(f"dropout must be one number or {len(hidden)}, one a hidden layer, got {len(shares)}")
+        widths = [width, *hidden]
+        super().__init__(
+            _Layer(
+                width_in,
+                width_out,
+                activation=make_activation(activation),
+                norm=RowNorm(width_out, momentum=norm_momentum) if batch_norm else None,
+                dropout=share,
+                residual=residual and width_in == width_out,
+            )
+            for width_in, width_out, share in zip(widths, hidden, shares, strict=False)
+        )
+
+    def forward(self, *parts: Tensor, mask: Tensor | None = None) -> Tensor:
+        for layer in self:
+            parts = (layer(parts, mask),)
+        return join(parts)
+
+
+class Network(nn.Module):
+    """Hidden layers, then a linear map to `width_out` numbers; inputs as for :class:`Layers`."""
+
+    def __init__(self, width: int, hidden: Sequence[int], width_out: int, **options: Unpack[LayerOptions]) -> None:
+        super().__init__()
+        self.layers = Layers(width, hidden, **options)
+        self.out = nn.Linear([width, *hidden][-1], width_out)
+
+    def forward(self, *parts: Tensor, mask: Tensor | None = None) -> Tensor:
+        if len(self.layers):
+            parts = (self.layers(*parts, mask=mask),)
+        return linear_of_parts(parts, self.out.weight, self.out.bias)
+
+
+class _Layer(nn.Module):
+    def __init__(
+        self,
+        width_in: int,
+        width_out: int,
+        *,
+        activation: nn.Module,
+        norm: RowNorm | None,
+        dropout: float,
+        residual: bool,
+    ) -> None:
+        super().__init__()
+        # A bias before batch norm would be taken away again with the mean.
+        self.linear = nn.Linear(width_in, width_out, bias=norm is None)
+        self.norm = norm
+        self.activation = activation
+        self.dropout = _dropout(dropout, activation)
+        self.residual = residual
+
+    def forward(self, parts: tuple[Tensor, ...], mask: Tensor | None) -> Tensor:
+        outputs: Tensor = linear_of_parts(parts, self.linear.weight, self.linear.bias)
+        if self.norm is not None:
+            outputs = self.norm(outputs, mask)
+        outputs = self.activation(outputs)
+        if self.dropout is not None:
+            outputs = self.dropout(outputs)
+        return join(parts) + outputs if self.residual else outputs
+
+
+def linear_of_parts(parts: tuple[Tensor, ...], weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The linear map of the concatenated parts, without concatenating them."""
+    first, *others = parts
+    if not others:
+        return F.linear(first, weight, bias)
+    columns = weight.split([part.shape[-1] for part in parts], dim=1)
+    output = F.linear(first, columns[0], bias)
+    for part, own in zip(others, columns[1:], strict=True):
+        output = output + F.linear(part, own)
+    return output
+
+
+def join(parts: Sequence[Tensor]) -> Tensor:
+    """Parts side by side, broadcast against each other in all but the last dimension."""
+    if len(parts) == 1:
+        return parts[0]
+    shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
+    return torch.cat([part.expand(*shape, part.shape[-1]) for part in parts], dim=-1)
+
+
+def _dropout(share: float, activation: nn.Module) -> nn.Module | None:
+    if share == 0:
+        return None
+    # SELU keeps mean and variance, and its dropout must not undo that.
+    return nn.AlphaDropout(share) if isinstance(activation, nn.SELU) else nn.Dropout(share)
+
+
+class RowNorm(nn.BatchNorm1d):
+    """Batch norm over all leading dimensions, of rows that are not padding.
+
+    A single row, which has no variance, is treated as in evaluation.
+    """
+
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        rows = input.reshape(-1, self.num_features)
+        if self.training and mask is not None:
+            return self._over_real_rows(rows, mask.reshape(-1)).view_as(input)
+        if self.training and len(rows) > 1:
+            return super().forward(rows).view_as(input)
+        normed = F.batch_norm(rows, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return normed.view_as(input)
+
+    def _over_real_rows(self, rows: Tensor, mask: Tensor) -> Tensor:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        # Not rows[mask]: its shape would depend on the data, and a GPU would have to be waited for.
+        real = mask.to(rows.dtype)
+        count = real.sum()
+        share = real / count.clamp_min(1)
+        mean = share @ rows
+        variance = share @ (rows - mean).square()
+        enough = count > 1
+        with torch.no_grad():
+            assert self.momentum is not None
+            momentum = enough * self.momentum
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+            unbiased = variance * (count / (count - 1).clamp_min(1))
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
+            self.num_batches_tracked.add_(1)
+        mean = torch.where(enough, mean, self.running_mean)
+        scale = self.weight * torch.where(enough, variance, self.running_var).add(self.eps).rsqrt()
+        return torch.addcmul(self.bias - mean * scale, rows, scale)
