@@ -144,7 +144,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 def test_manifests_say_what_is_there(tmp_path: Path) -> None:
     log = random_log(tmp_path / "log")
-    assert log.manifest["days"] == list(DAYS)
+    assert log.manifest["days"] == {name: day.manifest["sha256"] for name, day in log.days.items()}
+    assert list(log.days) == list(DAYS)
     assert log.manifest["impressions"] == 150
     assert log.manifest["stages"] == ["dropped", "ranked", "shown"]
     assert log.manifest["items"]["count"] == ITEMS

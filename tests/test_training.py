@@ -24,8 +24,8 @@ from rankfall.data.batches import Lists
 from rankfall.evaluation.evaluate import evaluate_run
 from rankfall.training.build import Ranker, make_loss, make_optimizer, make_ranker
 from rankfall.training.config import LossConfig, LossName, OptimizerConfig, validate
-from rankfall.training.ranker import load_run, train
-from rankfall.training.run import Epoch, Step, TrainingError, is_finished, read_result
+from rankfall.training.ranker import Epoch, load_run, train
+from rankfall.training.run import Step, TrainingError, is_finished, read_result
 from rankfall.training.scoring import score
 
 if TYPE_CHECKING:
@@ -223,11 +223,12 @@ def test_a_metric_that_should_be_low_is_made_low(data: Path, tmp_path: Path) -> 
 
 def test_on_validation_and_progress_hear_everything(data: Path, tmp_path: Path) -> None:
     steps: list[Step] = []
-    train(validate(config_for(data)), tmp_path / "run", progress=steps.append)
+    config = validate(config_for(data))
+    train(config, tmp_path / "run", progress=steps.append)
     assert [(step.epoch, step.batch) for step in steps] == [(e, b) for e in (1, 2, 3) for b in range(1, 6)]
-    assert steps[0].metric is None
-    assert steps[5].metric is not None
-    assert all(math.isfinite(step.loss) and step.lists_per_second > 0 for step in steps)
+    assert steps[0].validation == {}
+    assert list(steps[5].validation) == [config.training.metric]
+    assert all(math.isfinite(step.parts["loss"]) and step.per_second > 0 for step in steps)
 
 
 # --- repeatability ------------------------------------------------------------------------------------------------

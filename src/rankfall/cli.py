@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankfall import __version__
-from rankfall.commands import bench, compare, config, demo, evaluate, methods, prepare, reproduce, train
+from rankfall.commands import bench, compare, config, data, demo, evaluate, methods, prepare, reproduce, simulate, train
 from rankfall.commands.terminal import examples, fail
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ app = typer.Typer(
 app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
 app.command("methods", epilog=methods.EXAMPLES)(methods.methods)
 app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
+app.command("simulate", epilog=simulate.EXAMPLES)(simulate.simulate)
 app.add_typer(prepare.app)
+app.command("data", epilog=data.EXAMPLES)(data.data)
 app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command("compare", epilog=compare.EXAMPLES)(compare.compare)

@@ -1,4 +1,4 @@
-"""``rankfall train``: train one ranker."""
+"""``rankfall train``: train a cascade, or one ranker."""
 
 from __future__ import annotations
 
@@ -38,13 +38,15 @@ def train(
     force: Annotated[bool, typer.Option("--force", help="Replace a run that exists.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
-    """Train a ranker on prepared lists and keep its best and last weights.
+    """Train a cascade on a log, or one ranker on prepared lists, and keep the best and the last weights.
 
-    After each epoch the validation lists are ranked; training stops when that has not become better for a while.
+    A configuration with stages is one of a cascade. After each epoch the validation data are ranked; training
+    stops when that has not become better for a while.
     The same configuration and data give the same weights.
     """
     say("loading torch")
-    from rankfall.training import ranker
+    from rankfall.training import cascade, ranker
+    from rankfall.training.cascade_config import CascadeConfig
     from rankfall.training.config import load_config
 
     changes = [*(overrides or []), *([] if seed is None else [f"training.seed={seed}"])]
@@ -61,7 +63,10 @@ def train(
                 description=_status(step, metric),
             )
 
-        result = ranker.train(settings, out, force=force, progress=report)
+        if isinstance(settings, CascadeConfig):
+            result = cascade.train(settings, out, force=force, progress=report)
+        else:
+            result = ranker.train(settings, out, force=force, progress=report)
     if as_json:
         from dataclasses import asdict
 
@@ -71,8 +76,9 @@ def train(
 
 
 def _status(step: Step, metric: str) -> str:
-    reached = "" if step.metric is None else f"  {metric} {step.metric:.4f}"
-    return f"epoch {step.epoch}/{step.epochs}  loss {step.loss:.4f}{reached}  {step.lists_per_second:,.0f} lists/s"
+    parts = "  ".join(f"{name} {value:.4f}" for name, value in step.parts.items())
+    reached = f"  {metric} {step.validation[metric]:.4f}" if step.validation else ""
+    return f"epoch {step.epoch}/{step.epochs}  {parts}{reached}  {step.per_second:,.0f}/s"
 
 
 def _table(result: TrainResult, metric: str, out: Path) -> Table:

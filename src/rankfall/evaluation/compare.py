@@ -35,12 +35,14 @@ import torch
 from rankfall._files import write_file
 from rankfall._settings import dump
 from rankfall.data.ranking import RankingData
-from rankfall.evaluation.evaluate import evaluate, write_evaluation
+from rankfall.evaluation.evaluate import evaluate, evaluate_run, write_evaluation
 from rankfall.evaluation.runs import ComparisonConfig, Plan, RidgeConfig, Run, Settings, TreesConfig, make_plan
 from rankfall.evaluation.summary import Outcome, summarise
 from rankfall.evaluation.table import csv_table, markdown_table
 from rankfall.evaluation.workers import Failure, run_tasks
 from rankfall.metrics.named import parse
+from rankfall.training import cascade, funnel
+from rankfall.training.cascade_config import CascadeConfig
 from rankfall.training.config import RankerConfig
 from rankfall.training.ranker import load_lists, load_run, train
 from rankfall.training.run import CONFIG, RESULT
@@ -108,7 +110,7 @@ class _Comparison:
     def choose(self) -> Chosen:
         """The settings of each method and fold that are best on validation; none if all of them failed."""
         plan, seed = self.plan, self.plan.config.seeds[0]
-        sign = 1 if parse(plan.validation_metric).higher_is_better else -1
+        sign = 1 if _higher_is_better(plan.validation_metric) else -1
         trials = {
             (method, fold): [plan.run(method, fold, one, seed) for one in settings]
             for fold in plan.folds
@@ -205,6 +207,9 @@ def perform(step: Step) -> None:
 def _train(run: Run) -> None:
     if run.directory.exists():  # half of a run
         shutil.rmtree(run.directory)
+    if isinstance(run.config, CascadeConfig):
+        cascade.train(run.config, run.directory)
+        return
     if isinstance(run.config, RankerConfig):
         train(run.config, run.directory)
         return
@@ -215,6 +220,9 @@ def _train(run: Run) -> None:
 
 
 def _test(run: Run) -> None:
+    if isinstance(run.config, CascadeConfig):
+        evaluate_run(run.directory, data=run.config.data.path)
+        return
     lists = load_lists(RankingData.load(run.config.data.path), run.config.data, "test")
     if isinstance(run.config, RankerConfig):
         scores = score(load_run(run.directory)[1], lists)
@@ -226,6 +234,12 @@ def _test(run: Run) -> None:
 def _is_tested(run: Run) -> bool:
     path = run.directory / VALUES
     return path.exists() and set(run.config.metrics) <= set(pq.read_schema(path).names)
+
+
+def _higher_is_better(metric: str) -> bool:
+    if metric == funnel.JOINT or "/" in metric:  # of a cascade
+        return funnel.higher_is_better(metric)
+    return parse(metric).higher_is_better
 
 
 def _module(config: TreesConfig | RidgeConfig) -> Any:
@@ -307,6 +321,6 @@ def _outcome(plan: Plan, tables: dict[str, pa.Table], metrics: list[str]) -> Out
     return Outcome(
         values={method: {name: values(table, name) for name in metrics} for method, table in tables.items()},
         chance={name: values(first, CHANCE + name)[0] for name in metrics},
-        higher_is_better={name: parse(name).higher_is_better for name in metrics},
+        higher_is_better={name: _higher_is_better(name) for name in metrics},
         folds=[lists[fold] // seeds for fold in plan.folds],
     )

@@ -13,10 +13,14 @@ import torch
 
 from rankfall._files import write_file
 from rankfall.data.batches import Lists
+from rankfall.data.log import ImpressionLog
 from rankfall.data.ranking import RankingData
 from rankfall.metrics.named import parse
+from rankfall.training import cascade
+from rankfall.training.cascade_config import CascadeConfig
 from rankfall.training.config import Role
 from rankfall.training.ranker import load_lists, load_run
+from rankfall.training.run import read_config
 from rankfall.training.scoring import measure, score
 
 if TYPE_CHECKING:
@@ -56,9 +60,29 @@ def evaluate(scores: Tensor, lists: Lists, metrics: Sequence[str]) -> Evaluation
 def evaluate_run(run_dir: Path, split: str = "test", *, data: str | None = None) -> Evaluation:
     """Evaluate the best checkpoint of a run and write what comes out into its directory.
 
-    split: what the configuration calls train, valid or test, or else the name of a split of the data. data: where
+    split: what the configuration calls train, valid or test, or else a split or a day of the data. data: where
     the prepared data are now, if not where they were.
     """
+    config = read_config(run_dir)
+    measured = _evaluate_cascade if isinstance(config, CascadeConfig) else _evaluate_ranker
+    evaluation = measured(run_dir, split, data)
+    write_evaluation(run_dir, evaluation, split)
+    return evaluation
+
+
+def _evaluate_cascade(run_dir: Path, split: str, data: str | None) -> Evaluation:
+    config, model = cascade.load_run(run_dir)
+    log = ImpressionLog.load(data or config.data.path)
+    if split not in get_args(Role):
+        changed = config.data.model_copy(update={"test": [split]})
+        config, split = config.model_copy(update={"data": changed}), "test"
+    loader = cascade.make_loader(log, config, cast("Role", split))
+    values, chance = cascade.measure(model, loader, config)
+    tables = [log.days[day].table()["request"].cast(pa.string()) for day in loader.days]
+    return Evaluation(pa.chunked_array([c for t in tables for c in t.chunks]).to_pylist(), values, chance)
+
+
+def _evaluate_ranker(run_dir: Path, split: str, data: str | None) -> Evaluation:
     config, model = load_run(run_dir)
     prepared = RankingData.load(data or config.data.path)
     if prepared.features != len(model.scaling.mean):
@@ -68,9 +92,7 @@ def evaluate_run(run_dir: Path, split: str = "test", *, data: str | None = None)
         )
     is_role = split in get_args(Role)
     lists = load_lists(prepared, config.data, cast("Role", split)) if is_role else Lists([prepared[split]])
-    evaluation = evaluate(score(model, lists), lists, config.metrics)
-    write_evaluation(run_dir, evaluation, split)
-    return evaluation
+    return evaluate(score(model, lists), lists, config.metrics)
 
 
 def write_evaluation(run_dir: Path, evaluation: Evaluation, split: str = "test") -> None:

@@ -1,7 +1,7 @@
 """What a comparison is told, and the runs it consists of.
 
-A comparison is a training configuration with `methods`, what each of them changes, and how often they are trained:
-`seeds`, `folds`, and the settings that are tried on validation data, `tune`.
+A comparison is a training configuration, of a ranker or of a cascade, with `methods`, what each of them changes, and
+how often they are trained: `seeds`, `folds`, and the settings that are tried on validation data, `tune`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from pydantic import Field, ValidationError, model_validator
 
 from rankfall._files import checksum
 from rankfall._settings import ConfigError, Section, explain, read_yaml
+from rankfall.data.log import ImpressionLog
 from rankfall.data.ranking import MANIFEST, RankingData
+from rankfall.training.cascade_config import CascadeConfig, CascadeTrainingConfig, LogConfig, validate_cascade
 from rankfall.training.config import (
     DEFAULT_METRICS,
     Count,
@@ -31,6 +33,7 @@ from rankfall.training.config import (
     set_option,
     validate,
 )
+from rankfall.training.funnel import measures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,6 +60,10 @@ class ComparisonConfig(Section):
     data: dict[str, Any]
     model: dict[str, Any] = Field(default={})
     loss: dict[str, Any] = Field(default={})
+    relevant: int | None = Field(default=None, description="Of a cascade.")
+    stages: list[dict[str, Any]] = Field(default=[], description="Of a cascade; without them it is a ranker.")
+    share: list[str] = Field(default=[], description="Of a cascade.")
+    objective: dict[str, Any] = Field(default={}, description="Of a cascade.")
     optimizer: dict[str, Any] = Field(default={})
     training: dict[str, Any] = Field(default={})
     metrics: list[str] = Field(default=[], description="What is evaluated; the same for all methods.")
@@ -115,10 +122,13 @@ class RidgeConfig(Section):
     )
 
 
-RunConfig = RankerConfig | TreesConfig | RidgeConfig
+RunConfig = RankerConfig | CascadeConfig | TreesConfig | RidgeConfig
 
 _KINDS: dict[str, type[TreesConfig | RidgeConfig]] = {"lightgbm": TreesConfig, "ridge": RidgeConfig}
-_SECTIONS = ("data", "model", "loss", "optimizer", "training")  # of a ranker that a method may change
+_SECTIONS = {  # that a method may change
+    "ranker": ("data", "model", "loss", "optimizer", "training"),
+    "cascade": ("data", "relevant", "stages", "share", "objective", "optimizer", "training"),
+}
 
 
 def load_comparison(path: Path, overrides: Sequence[str] = ()) -> ComparisonConfig:
@@ -150,11 +160,15 @@ class Plan:
     @property
     def metrics(self) -> list[str]:
         """What is evaluated, by every method."""
+        if self.config.stages:
+            return measures([stage.get("name", "") for stage in self.config.stages])
         return list(dict.fromkeys(self.config.metrics)) or DEFAULT_METRICS
 
     @property
     def validation_metric(self) -> str:
         """By what settings are chosen."""
+        if self.config.stages:
+            return _checked(CascadeTrainingConfig, self.config.training, "training").metric
         return _checked(TrainingConfig, self.config.training, "training").metric
 
     def run(self, method: str, fold: str, settings: Settings, seed: int) -> Run:
@@ -165,15 +179,20 @@ class Plan:
     def _resolve(self, method: str, fold: str, settings: Settings, seed: int) -> RunConfig:
         changes = dict(self.config.methods[method] or {})
         changes.pop("tune", None)
-        kind, where = changes.pop("kind", "ranker"), f"methods.{method}"
+        kind, where = changes.pop("kind", _own_kind(self.config)), f"methods.{method}"
         data = merge({"data": self.config.data}, {"data": self.folds[fold]})["data"]
-        if kind == "ranker":
-            _check_keys(changes, _SECTIONS, where)
-            sections = {name: getattr(self.config, name) for name in _SECTIONS}
-            content = merge(sections | {"data": data, "metrics": self.metrics}, changes)
+        if kind == _own_kind(self.config):
+            _check_keys(changes, _SECTIONS[kind], where)
+            sections = {name: getattr(self.config, name) for name in _SECTIONS[kind]}
+            given = {name: value for name, value in sections.items() if value is not None} | {"data": data}
+            content = merge(given, changes)
             for key, value in {**settings, "training.seed": seed}.items():
                 content = set_option(content, key, value)
-            return validate(content, where=where)
+            if kind == "cascade":
+                return validate_cascade(content, where=where)
+            return validate(content | {"metrics": self.metrics}, where=where)
+        if self.config.stages:
+            raise ConfigError(f"{where}.kind: found {kind!r}, all methods of this comparison are cascades")
         if kind not in _KINDS:
             raise ConfigError(f"{where}.kind: found {kind!r}, expected ranker, {' or '.join(_KINDS)}")
         given = {"kind": kind, "data": data, "metric": self.validation_metric, "metrics": self.metrics, "seed": seed}
@@ -187,15 +206,19 @@ def make_plan(config: ComparisonConfig, out: Path) -> Plan:
     if "path" not in config.data:
         raise ConfigError("data.path: missing, expected a directory made by 'rankfall prepare'")
     path = Path(config.data["path"])
-    data = RankingData.load(path)
+    data = ImpressionLog.load(path) if config.stages else RankingData.load(path)
+    content = data.checksum if isinstance(data, ImpressionLog) else checksum(path / MANIFEST)
     folds = {name: fold.model_dump() for name, fold in (config.folds or {}).items()} or {"all": {}}
     candidates = _candidates(config)
-    plan = Plan(config, folds, candidates, out, checksum(path / MANIFEST))
+    plan = Plan(config, folds, candidates, out, content)
     for method, settings in candidates.items():
         for fold, one in itertools.product(folds, settings):
             run = plan.run(method, fold, one, config.seeds[0])
             _check_splits(run.config.data, data)
-            if isinstance(run.config, RankerConfig) and run.config.training.metric != plan.validation_metric:
+            if (
+                isinstance(run.config, RankerConfig | CascadeConfig)
+                and run.config.training.metric != plan.validation_metric
+            ):
                 raise ConfigError(
                     f"methods.{method}: found training.metric {run.config.training.metric}, expected that of all "
                     f"methods, {plan.validation_metric}"
@@ -203,10 +226,19 @@ def make_plan(config: ComparisonConfig, out: Path) -> Plan:
     return plan
 
 
-def _check_splits(config: DataConfig, data: RankingData) -> None:
+def _own_kind(config: ComparisonConfig) -> Literal["ranker", "cascade"]:
+    """What methods are unless they say otherwise."""
+    return "cascade" if config.stages else "ranker"
+
+
+def _check_splits(config: DataConfig | LogConfig, data: RankingData | ImpressionLog) -> None:
     if not config.test:
-        raise ConfigError("data.test: missing, a comparison needs splits to test on (or folds)")
-    for name in (*config.train, *config.valid, *config.test):
+        raise ConfigError("data.test: missing, a comparison needs splits or days to test on (or folds)")
+    names = [*config.train, *config.valid, *config.test]
+    if isinstance(data, ImpressionLog):
+        data.choose(names)
+        return
+    for name in names:
         data[name]
 
 
@@ -251,7 +283,7 @@ def _grid(config: ComparisonConfig, method: str) -> list[Settings]:
     own = changes.get("tune", {})
     if not isinstance(own, dict) or not all(isinstance(values, list) and values for values in own.values()):
         raise ConfigError(f"methods.{method}.tune: found {own!r}, expected keys with lists of values")
-    values = {**config.tune, **own} if changes.get("kind", "ranker") == "ranker" else own
+    values = {**config.tune, **own} if changes.get("kind", _own_kind(config)) == _own_kind(config) else own
     return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
 
 
@@ -263,5 +295,11 @@ def _run_name(config: RunConfig, data_checksum: str) -> str:
     """What a run is called: the same for the same training on the same data, wherever those lie."""
     content = config.model_dump(mode="json", exclude={"metrics": True, "data": {"path"}})
     text = json.dumps([content, data_checksum], sort_keys=True)
-    title = config.loss.name if isinstance(config, RankerConfig) else config.kind
+    match config:
+        case RankerConfig():
+            title: str = config.loss.name
+        case CascadeConfig():
+            title = config.objective.name
+        case _:
+            title = config.kind
     return f"{title}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 FEW_QUERIES = 300  # below this many, a difference of .01 is within the noise, and intervals are shown
 
-_CAPTION = "* not significantly worse than the best (one-sided paired t-test over queries, Holm, 5 %)"
+CAPTION = "* not significantly worse than the best (one-sided paired t-test over queries, Holm, 5 %)"
 _COLUMNS = ("mean", "std", "low", "high", "chance", "queries")
 _TEST_COLUMNS = ("best", "difference", "p_value", "adjusted_p_value", "significantly_worse")
 
@@ -34,30 +34,30 @@ def terminal_table(result: dict[str, Any]) -> Table:
 
     runs = " x ".join(f"{len(result[of])} {of if len(result[of]) > 1 else of[:-1]}" for of in ("folds", "seeds"))
     title = f"test queries, mean±standard deviation over {runs}"
-    caption = f"< best   {_CAPTION}" + ("\n[ ] 95 % confidence interval of the mean" if _few(result) else "")
+    caption = f"< best   {CAPTION}" + ("\n[ ] 95 % confidence interval of the mean" if _few(result) else "")
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
     table.show_edge, table.pad_edge, table.padding = False, False, (0, 1, 0, 0)
     table.add_column("method", style="cyan", no_wrap=True)
     for metric in _metrics(result):
         table.add_column(metric, no_wrap=True)
-    for name, cells in _rows(result):
+    for name, cells in rows(result):
         table.add_row(name, *(_terminal_cell(cell) for cell in cells))
     for name in result["incomplete"]:
         table.add_row(name, "failed", style="red")
     table.add_section()
     table.add_row("chance", *_chance(result), style="dim")
     if result.get("oracle"):  # of generated data
-        table.add_row("oracle", *(_short(result["oracle"][metric]) for metric in _metrics(result)), style="dim")
+        table.add_row("oracle", *(short(result["oracle"][metric]) for metric in _metrics(result)), style="dim")
     return table
 
 
 def markdown_table(result: dict[str, Any]) -> str:
     """The table as Markdown, best values in bold."""
     lines = [["method", *_metrics(result)], ["---"] * (1 + len(_metrics(result)))]
-    lines += [[name, *(_markdown_cell(cell) for cell in cells)] for name, cells in _rows(result)]
+    lines += [[name, *(_markdown_cell(cell) for cell in cells)] for name, cells in rows(result)]
     lines += [[name, "failed"] for name in result["incomplete"]]
     lines.append(["chance", *_chance(result)])
-    caption = f"**best** {_CAPTION.replace('*', chr(92) + '*')}; mean ± standard deviation over runs"
+    caption = f"**best** {CAPTION.replace('*', chr(92) + '*')}; mean ± standard deviation over runs"
     caption += ", [95 % confidence interval]." if _few(result) else "."
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{caption}\n"
 
@@ -76,7 +76,8 @@ def csv_table(result: dict[str, Any]) -> str:
     return text.getvalue()
 
 
-def _rows(result: dict[str, Any]) -> Iterator[tuple[str, list[Cell]]]:
+def rows(result: dict[str, Any]) -> Iterator[tuple[str, list[Cell]]]:
+    """The methods and what the table says of them."""
     tests, few = _tests(result), _few(result)
     for method in result["methods"]:
         name = method["name"]
@@ -87,8 +88,8 @@ def _cell(figures: dict[str, Any], test: dict[str, Any], few: bool) -> Cell:
     best = test["method"] == test["best"]
     return Cell(
         # a single run has no spread
-        number=_short(figures["mean"]) + (f"±{_short(figures['std'])}" if len(figures["values"]) > 1 else ""),
-        interval=f"[{_short(figures['low'])}, {_short(figures['high'])}]" if few else "",
+        number=short(figures["mean"]) + (f"±{short(figures['std'])}" if len(figures["values"]) > 1 else ""),
+        interval=f"[{short(figures['low'])}, {short(figures['high'])}]" if few else "",
         best=best,
         close=not best and not test["significantly_worse"],
     )
@@ -104,7 +105,7 @@ def _markdown_cell(cell: Cell) -> str:
     return f"{number} {cell.interval}".rstrip()
 
 
-def _short(number: float) -> str:
+def short(number: float) -> str:
     """Three decimals, without the zero before the point: seven metrics fit a terminal."""
     text = f"{number:.3f}"
     return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
@@ -117,7 +118,7 @@ def _metrics(result: dict[str, Any]) -> list[str]:
 def _chance(result: dict[str, Any]) -> list[str]:
     if not result["methods"]:
         return []
-    return [_short(figures["chance"]) for figures in result["methods"][0]["metrics"].values()]
+    return [short(figures["chance"]) for figures in result["methods"][0]["metrics"].values()]
 
 
 def _tests(result: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:

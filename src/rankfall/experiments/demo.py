@@ -1,49 +1,124 @@
-"""What ``rankfall demo`` shows: one small network, eight losses, generated lists whose ideal order is known."""
+"""What ``rankfall demo`` shows: a simulated platform, and its cascade trained stage by stage and as one network."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rankfall.data import Recipe
-from rankfall.experiments.setup import LEARNING_RATE, SMALL_NETWORK, Method, Setup, compare, oracle
-from rankfall.experiments.task import Size
-from rankfall.training.config import RankerConfig, validate
+from rankfall._files import write_file
+from rankfall._settings import dump
+from rankfall.data.platform.simulate import Plan, simulate_log
+from rankfall.evaluation.evaluate import Evaluation, evaluate_run
+from rankfall.evaluation.report import comparison_report
+from rankfall.evaluation.summary import Outcome, summarise
+from rankfall.training.cascade import train
+from rankfall.training.cascade_config import validate_cascade
+from rankfall.training.funnel import higher_is_better
 
 if TYPE_CHECKING:
-    from rankfall.experiments.datasets import DataSet
-    from rankfall.experiments.task import Task
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
-METRICS = ("ndcg@10", "recall@20@10", "mrr", "opa")
-METHODS = {
-    "mse_loss": Method("mse_loss"),
-    "ranknet_loss": Method("ranknet_loss"),
-    "softmax_loss": Method("softmax_loss"),
-    "lambda_loss": Method("lambda_loss", {"k": 10}),
-    "approx_ndcg_loss": Method("approx_ndcg_loss"),
-    "pirank_ndcg_loss": Method("pirank_ndcg_loss", {"k": 10}, (5.0,)),
-    "relax_loss": Method("relax_loss", {"m": 20, "k": 10}, (20.0,)),
-    "topk_bce_loss": Method("topk_bce_loss", {"k": 10, "topk": "dftopk"}),
+    from rankfall.data.log import ImpressionLog
+    from rankfall.training.cascade_config import CascadeConfig
+
+    # what is being done, how much of it is done, and of how much
+    Progress = Callable[[str, float, float | None], None]
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "bce": {"name": "bce"},
+    "lcron": {"name": "lcron", "topk": {"name": "dftopk", "tau": 1.0}},
 }
-SETUP = Setup(recipe=Recipe(), network=SMALL_NETWORK, metric="ndcg@10")
-FULL = Size(generated_lists=300, epochs=12, patience=4, seeds=2, tune=False)
-QUICK = Size(generated_lists=60, epochs=2, patience=2, seeds=1, tune=False)
+STAGES: list[dict[str, Any]] = [
+    {"name": "retrieval", "quota": 30, "model": {"kind": "two_tower"}},
+    {"name": "ranking", "quota": 20, "min_depth": 2, "model": {"kind": "din"}},
+]
+ABOUT = (
+    "A simulated platform of 500 users logged which items its production cascade kept at each stage. A two-tower model "
+    "keeps 30 of 40 items, a deep interest network 20 of those 30; joint recall is the share of the 10 best that "
+    "survive both. BCE trains each stage by itself, LCRON trains both as one network. One seed and one setting, tuned "
+    "for neither: this shows the tool at work and decides nothing."
+)
 
 
-def run(task: Task) -> tuple[dict[str, Any], RankerConfig]:
-    """The comparison, with what the oracle gets, and a configuration that trains on the same data."""
-    data = task.data(SETUP.recipe)
-    result = compare(task, data, SETUP, METHODS, METRICS)
-    return {**result, "oracle": oracle(data, METRICS)}, _config(task, data)
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a demonstration is."""
+
+    days: int  # of which the last two are for validation and test
+    requests_per_day: int
+    epochs: int
+    batch: int
 
 
-def _config(task: Task, data: DataSet) -> RankerConfig:
-    (fold,) = data.folds.values()
-    return validate(
+FULL = Size(days=7, requests_per_day=1000, epochs=3, batch=128)
+QUICK = Size(days=3, requests_per_day=100, epochs=1, batch=32)
+
+
+def run(out: Path, *, size: Size, seed: int, progress: Progress = lambda *step: None) -> dict[str, Any]:
+    """Simulate, train, compare and report; `out` gets everything a user may want to look at."""
+    log = _simulate(out / "log", size, seed, progress)
+    evaluations: dict[str, Evaluation] = {}
+    for name, objective in OBJECTIVES.items():
+        config = _config(log, objective, size, seed)
+        steps = _report(progress, f"training with {name}")
+        train(config, out / "runs" / name, force=True, progress=steps)
+        evaluations[name] = evaluate_run(out / "runs" / name)
+    result = _summary(evaluations, log, seed)
+    config = _config(log, OBJECTIVES["lcron"], size, seed)
+    text = dump(config)
+    write_file(out / "config.yaml", text)
+    title = "Cascades trained stage by stage and as one"
+    write_file(out / "report.html", comparison_report(result, title=title, about=ABOUT, config=text))
+    return result
+
+
+def _simulate(path: Path, size: Size, seed: int, progress: Progress) -> ImpressionLog:
+    plan = Plan(preset="tiny", days=size.days, requests_per_day=size.requests_per_day, seed=seed)
+    total, served = size.days * size.requests_per_day, 0
+
+    def on_requests(count: int) -> None:
+        nonlocal served
+        served += count
+        progress("simulating a platform", served, total)
+
+    return simulate_log(plan, path, force=True, on_requests=on_requests)
+
+
+def _report(progress: Progress, what: str) -> Callable[[Any], None]:
+    return lambda step: progress(what, (step.epoch - 1) * step.batches + step.batch, step.epochs * step.batches)
+
+
+def _config(log: ImpressionLog, objective: Mapping[str, Any], size: Size, seed: int) -> CascadeConfig:
+    *training, valid, test = log.days
+    return validate_cascade(
         {
-            "data": {"path": str(data.path), **fold},
-            "model": SMALL_NETWORK,
-            "loss": {"name": "lambda_loss", "k": 10},
-            "optimizer": {"lr": LEARNING_RATE},
-            "training": {"epochs": task.size.epochs, "patience": task.size.patience, "seed": task.seed},
+            "data": {
+                "path": str(log.path.absolute()),
+                "train": f"{training[0]}..{training[-1]}",
+                "valid": valid,
+                "test": test,
+            },
+            "relevant": 10,
+            "stages": STAGES,
+            "objective": dict(objective),
+            "optimizer": {"lr": 0.01},
+            "training": {"epochs": size.epochs, "batch": size.batch, "seed": seed},
         }
     )
+
+
+def _summary(evaluations: Mapping[str, Evaluation], log: ImpressionLog, seed: int) -> dict[str, Any]:
+    """The content of ``comparison.json``: one seed, one fold."""
+    first = next(iter(evaluations.values()))
+    outcome = Outcome(
+        values={
+            method: {name: values.double().unsqueeze(0) for name, values in evaluation.values.items()}
+            for method, evaluation in evaluations.items()
+        },
+        chance={name: values.double() for name, values in first.chance.items()},
+        higher_is_better={name: higher_is_better(name) for name in first.values},
+        folds=[len(first.qids)],
+    )
+    about = {"metrics": list(first.values), "seeds": [seed], "folds": {"all": {}}}
+    return {**about, **summarise(outcome), "incomplete": [], "failed": []}

@@ -28,6 +28,8 @@ from rankfall._settings import KIND, ConfigError, Section, explain, parse_yaml, 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from rankfall.training.cascade_config import CascadeConfig
+
 
 LossName = Literal[
     "mse_loss",
@@ -203,13 +205,20 @@ class RankerConfig(Section):
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RankerConfig:
-    """The configuration in a YAML file, with ``key=value`` words that change it."""
-    return validate(apply_overrides(read_yaml(Path(path)), overrides), where=str(path))
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RankerConfig | CascadeConfig:
+    """The configuration in a YAML file, with ``key=value`` words that change it; of a cascade if it has stages."""
+    return validate_any(apply_overrides(read_yaml(Path(path)), overrides), where=str(path))
+
+
+def validate_any(content: Mapping[str, Any], *, where: str = "config") -> RankerConfig | CascadeConfig:
+    """A checked configuration, of a cascade if it has stages."""
+    from rankfall.training.cascade_config import validate_cascade
+
+    return validate_cascade(content, where=where) if "stages" in content else validate(content, where=where)
 
 
 def validate(content: Mapping[str, Any], *, where: str = "config") -> RankerConfig:
-    """A checked configuration; `where` stands before what is wrong with it."""
+    """A checked configuration of a ranker; `where` stands before what is wrong with it."""
     try:
         return RankerConfig.model_validate(dict(content))
     except ValidationError as error:
@@ -256,7 +265,11 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return _merge(base, changes, "")
 
 
-_CHOOSERS = {"loss.name": None, "model.kind": "mlp"}  # keys to which their neighbours belong, and their defaults
+_CHOOSERS = {
+    "loss.name": None,
+    "model.kind": "mlp",
+    "objective.name": None,
+}  # keys to which their neighbours belong, and their defaults
 
 
 def _merge(base: Mapping[str, Any], changes: Mapping[str, Any], section: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -16,24 +16,24 @@ import torch
 
 from rankfall._checkpoint import read_checkpoint, write_checkpoint
 from rankfall._files import write_file
-from rankfall._settings import ConfigError, dump, read_yaml
+from rankfall._settings import ConfigError, dump
 from rankfall.data.batches import Lists
 from rankfall.data.ranking import Moments, RankingData
 from rankfall.metrics.named import parse
 from rankfall.models import FeatureScaling
 from rankfall.training.build import Ranker, classifies, make_loss, make_optimizer, make_ranker
-from rankfall.training.config import RankerConfig, Role, validate
+from rankfall.training.config import RankerConfig, Role
 from rankfall.training.run import (
     CHECKPOINTS,
     CONFIG,
     METRICS,
     RESULT,
-    Epoch,
     Step,
     TrainingError,
     TrainResult,
     check_free,
     clear,
+    read_config,
     repeatable,
 )
 from rankfall.training.scoring import measure, score
@@ -46,6 +46,18 @@ if TYPE_CHECKING:
 
 QIDS_SHOWN = 5
 CHUNK_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What is known after an epoch: one line of ``metrics.jsonl``."""
+
+    epoch: int
+    loss: float
+    metric: float
+    lists_per_second: float
+    seconds: float  # since the training started
+    trained: dict[str, float]  # what the loss has learned: alpha of ARF
 
 
 Progress = Callable[[Step], None]
@@ -132,7 +144,8 @@ class _Training:
             total += self._step(batch, f"epoch {number}, batch {position} of {len(batches)}") * len(numbers)
             seen += len(numbers)
             speed = seen / (time.perf_counter() - start)
-            progress(Step(number, settings.epochs, position, len(batches), total / seen, self.reached, speed))
+            reached = {} if self.reached is None else {self.metric.name: self.reached}
+            progress(Step(number, settings.epochs, position, len(batches), {"loss": total / seen}, reached, speed))
         return total / seen, speed
 
     def _step(self, batch: Batch, where: str) -> float:
@@ -278,6 +291,8 @@ def _grades(lists: Lists) -> int:
 def load_run(directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> tuple[RankerConfig, Ranker]:
     """The configuration of a run and its model, ready to score."""
     config = read_config(directory)
+    if not isinstance(config, RankerConfig):
+        raise ValueError(f"{directory} is the run of a cascade, expected that of a ranker")
     tensors, about = read_checkpoint(directory / CHECKPOINTS / f"{checkpoint}.safetensors")
     scaling = FeatureScaling.identity(about["features"], log1p=config.data.log1p)
     with torch.random.fork_rng(devices=[]):  # the first weights are drawn and thrown away
@@ -288,13 +303,6 @@ def load_run(directory: Path, *, checkpoint: Literal["best", "last"] = "best") -
     except RuntimeError as error:
         raise ValueError(f"{directory}: the checkpoint {checkpoint} does not fit config.yaml: {error}") from None
     return config, model.eval()
-
-
-def read_config(directory: Path) -> RankerConfig:
-    """The configuration of a run."""
-    if not (directory / CONFIG).is_file():
-        raise ValueError(f"{directory} is not the directory of a run: it has no {CONFIG} (see 'rankfall train --help')")
-    return validate(read_yaml(directory / CONFIG), where=str(directory / CONFIG))
 
 
 def _with_absolute_path(config: RankerConfig) -> RankerConfig:

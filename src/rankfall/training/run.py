@@ -18,9 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rankfall._settings import read_yaml
+from rankfall.training.config import validate_any
+
 if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
+
+    from rankfall.training.cascade_config import CascadeConfig
+    from rankfall.training.config import RankerConfig
 
 CONFIG, METRICS, RESULT, CHECKPOINTS = "config.yaml", "metrics.jsonl", "result.json", "checkpoints"
 
@@ -36,22 +42,10 @@ class Step:
     epoch: int  # the first is 1
     epochs: int
     batch: int
-    batches: int
-    loss: float  # mean over the lists of the epoch so far
-    metric: float | None  # the last validation's
-    lists_per_second: float
-
-
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """What is known after an epoch: one line of ``metrics.jsonl``."""
-
-    epoch: int
-    loss: float
-    metric: float
-    lists_per_second: float
-    seconds: float  # since the training started
-    trained: dict[str, float]  # what the loss has learned: alpha of ARF
+    batches: int  # of an epoch
+    parts: dict[str, float]  # the loss, or its terms: means over the epoch so far
+    validation: dict[str, float]  # the last one's, by metric
+    per_second: float  # lists or impressions
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +70,13 @@ def repeatable(seed: int, threads: int) -> Generator[None]:
             yield
     finally:
         torch.set_num_threads(before)
+
+
+def read_config(directory: Path) -> RankerConfig | CascadeConfig:
+    """The configuration of a run."""
+    if not (directory / CONFIG).is_file():
+        raise ValueError(f"{directory} is not the directory of a run: it has no {CONFIG} (see 'rankfall train --help')")
+    return validate_any(read_yaml(directory / CONFIG), where=str(directory / CONFIG))
 
 
 def is_finished(directory: Path) -> bool:

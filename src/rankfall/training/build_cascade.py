@@ -1,0 +1,225 @@
+"""From a configuration's words to the cascade, the objective and the optimizers they mean."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rankfall import objectives, ops
+from rankfall._words import did_you_mean
+from rankfall.cascade import Cascade, Stage
+from rankfall.models import KINDS, Scorer, from_config
+from rankfall.training.build import SORTS, make_optimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from rankfall.data.spec import Features
+    from rankfall.objectives import Objective
+    from rankfall.training.cascade_config import CascadeConfig
+    from rankfall.training.config import OptimizerConfig
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    "bce": objectives.BCE,
+    "icc": objectives.ICC,
+    "rankflow": objectives.RankFlow,
+    "fs_ranknet": objectives.FSRankNet,
+    "fs_lambda_loss": objectives.FSLambdaLoss,
+    "sort_ce": objectives.SortCE,
+    "arf": objectives.ARF,
+    "arf_v2": objectives.ARFv2,
+    "lcron": objectives.LCRON,
+}
+_TEMPERATURES = ("tau", "temperature", "steepness")
+
+
+# --- models -----------------------------------------------------------------------------------------------------
+
+
+def try_model(config: Mapping[str, Any]) -> None:
+    """Refuse a kind of model that there is not, and options that it does not have."""
+    options = dict(config)
+    kind = options.pop("kind", None)
+    if kind not in KINDS:
+        raise ValueError(f"model.kind: found {kind!r}{did_you_mean(kind, KINDS)}; allowed are {', '.join(KINDS)}")
+    allowed = [name for name in inspect.signature(KINDS[kind]).parameters if name not in ("features", "tables")]
+    for name in options:
+        if name not in allowed:
+            raise ValueError(f"model.{name}: {kind} has no such option{did_you_mean(name, allowed)}; it has {allowed}")
+
+
+def make_cascade(config: CascadeConfig, features: Features) -> Cascade:
+    """The cascade of a configuration, its weights drawn from torch's global generator."""
+    for name in config.share:
+        if name not in features.tables:
+            raise ValueError(
+                f"share: found {name!r}{did_you_mean(name, features.tables)}; the log has {', '.join(features.tables)}"
+            )
+    shared: dict[str, nn.Embedding] = {}
+    stages = []
+    for stage in config.stages:
+        try:
+            model = from_config(stage.model, features, tables=shared)
+        except ValueError as error:
+            raise ValueError(f"stages: the model of {stage.name}: {error}") from None
+        shared |= {name: table for name, table in model.embedding.tables.items() if name in config.share}
+        stages.append(Stage(stage.name, model, stage.quota))
+    return Cascade(stages)
+
+
+# --- objectives -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Temperature:
+    """A temperature that changes over a training; operators hold its tensor."""
+
+    value: Tensor
+    start: float
+    end: float
+    schedule: str
+
+    def set(self, share: float) -> None:
+        """Set it to where it belongs after a share of the training, from 0 to 1."""
+        if self.schedule == "linear":
+            now = self.start + (self.end - self.start) * share
+        else:
+            now = self.start * (self.end / self.start) ** share
+        self.value.fill_(now)
+
+
+def try_objective(config: CascadeConfig) -> None:
+    """Refuse options that the objective does not have, or that it refuses when it sees a list."""
+    objective, temperatures = make_objective(config)
+    for temperature in temperatures:
+        temperature.set(0.0)
+    scores = [torch.tensor([[0.0, 1.0, 2.0]])] * len(config.stages)
+    objective(scores, torch.tensor([[2.0, 1.0, 0.0]]), depth=torch.tensor([[2, 1, 0]]))
+
+
+def make_objective(config: CascadeConfig) -> tuple[Objective, list[Temperature]]:
+    """The objective of a configuration, and the temperatures in it that follow a schedule."""
+    name = config.objective.name
+    temperatures: list[Temperature] = []
+    allowed = inspect.signature(OBJECTIVES[name]).parameters
+    given = _given(config, allowed)
+    for option in config.objective.options:
+        if option not in allowed or option in ("relevant", "stages"):
+            free = [key for key in allowed if key not in ("relevant", "stages")]
+            raise ValueError(
+                f"objective: {name} has no option {option!r}{did_you_mean(option, free)}; it has {', '.join(free)}"
+            )
+    try:
+        options = {key: _option(key, value, temperatures) for key, value in config.objective.options.items()}
+        objective = OBJECTIVES[name](**(given | options))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"objective: {error}") from None
+    return objective, temperatures
+
+
+def _given(config: CascadeConfig, allowed: Mapping[str, Any]) -> dict[str, Any]:
+    """What the rest of the configuration says already."""
+    quotas = [stage.quota for stage in config.stages]
+    depths = [stage.min_depth for stage in config.stages]
+    known: dict[str, Any] = {"relevant": config.relevant, "stages": len(quotas)}
+    if config.objective.name != "lcron":  # whose training quotas are a choice of their own (LCR 5.1)
+        known["quotas"] = quotas
+    if any(depth is not None for depth in depths):
+        defaults = objectives.BCE(relevant=1, stages=len(depths)).min_depth
+        known["min_depth"] = [a if b is None else b for a, b in zip(defaults, depths, strict=True)]
+    return {key: value for key, value in known.items() if key in allowed}
+
+
+def _option(name: str, value: Any, temperatures: list[Temperature]) -> Any:
+    if name in _TEMPERATURES:
+        return _temperature(name, value, temperatures)
+    if name not in ("sort", "topk") or value is None:
+        return value
+    operator, options = _operator(name, value)
+    options = {key: _option(key, option, temperatures) for key, option in options.items()}
+    if name == "topk":
+        return ops.topk(operator, **options)
+    if operator not in SORTS:
+        raise ValueError(f"sort must be one of {', '.join(SORTS)}, got {operator!r}{did_you_mean(operator, SORTS)}")
+    function: Callable[..., Tensor] = getattr(ops, operator)
+    return partial(function, **options) if options else function
+
+
+def _operator(name: str, value: Any) -> tuple[str, dict[str, Any]]:
+    if isinstance(value, str):
+        return value, {}
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise ValueError(f"{name} must be an operator's name or {{name: ..., its options}}, got {value!r}")
+    return value["name"], {key: option for key, option in value.items() if key != "name"}
+
+
+def _temperature(name: str, value: Any, temperatures: list[Temperature]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    unknown = [key for key in value if key not in ("start", "end", "schedule")]
+    if unknown or "start" not in value or "end" not in value:
+        raise ValueError(f"{name}: found {value!r}, expected a number or start, end and schedule")
+    schedule = value.get("schedule", "exponential")
+    if schedule not in ("linear", "exponential"):
+        raise ValueError(f"{name}.schedule: found {schedule!r}, expected linear or exponential")
+    start, end = value["start"], value["end"]
+    for key, number in (("start", start), ("end", end)):
+        if not isinstance(number, int | float) or not 0 < number < math.inf:
+            raise ValueError(f"{name}.{key}: found {number!r}, expected a positive number")
+    temperature = Temperature(torch.tensor(float(start)), float(start), float(end), schedule)
+    temperatures.append(temperature)
+    return temperature.value
+
+
+# --- optimizers -------------------------------------------------------------------------------------------------
+
+
+class Optimizers:
+    """One optimizer for tables with sparse gradients, one for everything else, as if they were one."""
+
+    def __init__(self, config: OptimizerConfig, cascade: Cascade, objective: nn.Module) -> None:
+        sparse = [table.weight for table in _tables(cascade) if table.sparse]
+        chosen = {id(parameter) for parameter in sparse}
+        dense = [parameter for parameter in cascade.parameters() if id(parameter) not in chosen]
+        self.dense, self.clip = dense, config.clip
+        self.parts: dict[str, torch.optim.Optimizer] = {"dense": make_optimizer(config, dense, objective.parameters())}
+        if sparse:
+            if config.name != "adam" or config.weight_decay:
+                raise ValueError(
+                    f"optimizer: found {config.name} with weight_decay {config.weight_decay:g}, but tables with "
+                    "sparse gradients are trained by plain adam"
+                )
+            self.parts["sparse"] = torch.optim.SparseAdam(sparse, lr=config.lr)
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for part in self.parts.values():
+            part.zero_grad()
+
+    def step(self) -> None:
+        """Change all weights."""
+        for part in self.parts.values():
+            part.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each by name."""
+        return {name: part.state_dict() for name, part in self.parts.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The state of each by name."""
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+
+
+def _tables(cascade: Cascade) -> list[nn.Embedding]:
+    found: dict[int, nn.Embedding] = {}
+    for model in cascade.models.values():
+        if isinstance(model, Scorer):
+            found |= {id(table): table for table in model.embedding.tables.values()}
+    return list(found.values())
