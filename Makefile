@@ -31,6 +31,7 @@ test: lint
 bench: .venv/.installed
 	$(BIN)/rankfall bench ops
 	$(BIN)/rankfall bench losses
+	$(BIN)/rankfall bench loader
 
 docs: .venv/.dev
 	$(BIN)/pytest --collect-only --quiet --correctness=docs/correctness.md
@@ -45,6 +46,8 @@ experiments: .venv/.dev
 	test -d prepared/clueweb09 || $(BIN)/rankfall prepare letor --out prepared/clueweb09 \
 	  $(foreach part,1 2 3 4 5,$(RANKFALL_DATA)/clueweb09/fold$(part).txt.gz)
 	$(foreach name,mq2007 mslr_sample clueweb09,$(BIN)/rankfall compare experiments/$(name).yaml --out runs/$(name) --jobs 2;)
+	test -d prepared/recflow-like || $(BIN)/rankfall simulate prepared/recflow-like --preset recflow-like --seed 1
+	$(BIN)/rankfall compare experiments/recflow_like.yaml --out runs/recflow-like --jobs 2
 
 clean:
 	rm -rf .venv demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -141,6 +141,16 @@ def test_requests_bring_sequences() -> None:
     assert (counts.values["sequence.history.color"], counts.unseen["sequence.history.color"]) == (2, 1)
 
 
+def test_columns_of_requests_may_be_called_anything() -> None:
+    features = content()["features"]
+    names = ["day", "time", "hash", "row", "key"]
+    features["context"] = {name: {"kind": "categorical", "num_buckets": 9} for name in names}
+    extra = pl.DataFrame({"request_id": [7, 3], **{name: [4, 5] for name in names}})
+    days, _ = assemble(rows(), encoding_of(features=features), requests=extra)
+    for name in names:
+        assert [table[f"context.{name}"].to_pylist() for _, table in days] == [[7], [6]]
+
+
 def test_rows_may_bring_sequences() -> None:
     sequences = {"history": {"features": ["color"], "columns": {"color": "past"}}}
     past = [["red"], ["red"], ["red"], [], []]

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 import rankfall
-from rankfall import losses, metrics, ops
+from rankfall import losses, metrics, objectives, ops
 from rankfall.cli import main
 from rankfall.commands.methods import PAPERS, Kind, cited, find_methods
 
@@ -60,7 +60,7 @@ def test_every_verb_has_help_with_examples(verb: str, capsys: pytest.CaptureFixt
         ("bench", "cascades"),
         ("bench", "ops", "--sizes", "ten"),
         ("bench", "ops", "--sizes", "5"),
-        ("methods", "--kind", "objective"),
+        ("methods", "--kind", "objektive"),
         ("demo", "--seed", "-1"),
         ("demo", "--colour", "red"),
     ],
@@ -98,6 +98,7 @@ def test_methods_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("methods", "--json") == 0
     listed = {method["name"]: method for method in json.loads(capsys.readouterr().out)}
     public = {name for module in (ops, losses, metrics) for name in module.__all__ if name.islower()}
+    public |= set(objectives.__all__) - {"Objective"}
     assert public - set(listed) == {"expected_grade", "log_inclusion", "log_rows", "topk"}  # tools, not methods
     assert set(listed) - public == {"ARFLoss", "ARFv2Loss"}  # losses that have no function
     assert all(method["line"] for method in listed.values())
@@ -210,12 +211,15 @@ def test_bench_quick_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
 # --- the outer files ----------------------------------------------------------------------------------------
 
 
-def test_the_examples_in_the_readme_run() -> None:
+def test_the_examples_in_the_readme_run(demonstration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "log").symlink_to(demonstration / "log")
+    monkeypatch.chdir(tmp_path)
     examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     names: dict[str, Any] = {}
     for example in examples:
         exec(compile(example, "README.md", "exec"), names)
     assert names["inclusion"].sum(-1).tolist() == pytest.approx([20.0] * 32, abs=1e-3)
+    assert names["loss"].isfinite()
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:

@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 
 from command_line import run
-from rankfall.data.platform.simulate import Plan, simulate_log, simulate_recflow
+from rankfall.data.platform.simulate import Simulation, simulate_log, simulate_recflow
 from rankfall.data.recflow import prepare_recflow
 
 if TYPE_CHECKING:
@@ -403,7 +403,7 @@ def test_the_command_says_what_it_did(layout: Layout, tmp_path: Path, capsys: py
 
 @pytest.mark.parametrize(("preset", "stages"), [("tiny", 2), ("recflow-like", 2), ("recflow-like-3", 3)])
 def test_a_simulated_log_is_the_same_by_way_of_the_layout(tmp_path: Path, preset: str, stages: Literal[2, 3]) -> None:
-    plan = Plan(preset=preset, days=3, requests_per_day=60, seed=5)
+    plan = Simulation(preset=preset, days=3, requests_per_day=60, seed=5)
     direct = simulate_log(plan, tmp_path / "direct")
     simulate_recflow(plan, tmp_path / "layout")
     prepared = prepare_recflow(tmp_path / "layout", tmp_path / "prepared", stages=stages, seed=5)

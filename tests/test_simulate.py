@@ -17,7 +17,7 @@ from rankfall.commands.simulate import Name
 from rankfall.data.log import ImpressionLog
 from rankfall.data.platform.platform import Platform
 from rankfall.data.platform.presets import PRESETS
-from rankfall.data.platform.simulate import Plan, simulate_log, simulate_recflow
+from rankfall.data.platform.simulate import Simulation, simulate_log, simulate_recflow
 from rankfall.data.recflow import prepare_recflow
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Row = dict[str, int]
 
 DAYS = ["2024-01-13", "2024-01-14", "2024-01-15"]
-TINY = Plan(preset="tiny", days=3, requests_per_day=60, seed=5)
+TINY = Simulation(preset="tiny", days=3, requests_per_day=60, seed=5)
 DAY_MS = 86_400_000
 FIRST_MS = 1_705_075_200_000  # midnight of the first day in Shanghai
 
@@ -77,12 +77,12 @@ def test_a_plan_gives_the_same_bytes_again(log: ImpressionLog, layout: Path, tmp
 
 
 def test_another_seed_gives_another_log(log: ImpressionLog, tmp_path: Path) -> None:
-    other = simulate_log(Plan(preset="tiny", days=1, requests_per_day=60, seed=6), tmp_path / "log")
+    other = simulate_log(Simulation(preset="tiny", days=1, requests_per_day=60, seed=6), tmp_path / "log")
     assert other.days[DAYS[0]].manifest["sha256"] != log.days[DAYS[0]].manifest["sha256"]
 
 
 def test_a_longer_log_begins_with_the_days_of_a_shorter_one(log: ImpressionLog, tmp_path: Path) -> None:
-    shorter = simulate_log(Plan(preset="tiny", days=2, requests_per_day=60, seed=5), tmp_path / "log")
+    shorter = simulate_log(Simulation(preset="tiny", days=2, requests_per_day=60, seed=5), tmp_path / "log")
     assert list(shorter.days) == DAYS[:2]
     for day in shorter.days:
         assert shorter.days[day].manifest == log.days[day].manifest
@@ -90,7 +90,7 @@ def test_a_longer_log_begins_with_the_days_of_a_shorter_one(log: ImpressionLog, 
 
 @pytest.mark.parametrize("preset", ["tiny", "recflow-like-3"])
 def test_recflows_layout_becomes_the_same_impressions(preset: str, tmp_path: Path) -> None:
-    plan = Plan(preset=preset, days=2, requests_per_day=40, seed=3)
+    plan = Simulation(preset=preset, days=2, requests_per_day=40, seed=3)
     ours = simulate_log(plan, tmp_path / "ours")
     simulate_recflow(plan, tmp_path / "recflow")
     stages = 3 if preset == "recflow-like-3" else 2
@@ -251,7 +251,7 @@ def test_there_is_room_for_every_id(layout: Path, rows: dict[str, list[Row]]) ->
     ],
 )
 def test_impressions_have_the_sample_of_their_preset(preset: str, stages: dict[str, int], tmp_path: Path) -> None:
-    log = simulate_log(Plan(preset=preset, days=1, requests_per_day=50), tmp_path / "log", truth=True)
+    log = simulate_log(Simulation(preset=preset, days=1, requests_per_day=50), tmp_path / "log", truth=True)
     table = log.days[DAYS[0]].table().to_pylist()
     assert log.spec.stage_names == list(stages)
     assert len(table) == 50
@@ -266,7 +266,7 @@ def test_truth_is_written_only_when_asked_for(log: ImpressionLog) -> None:
 
 
 def test_industry_grades_are_the_order_of_the_ranking_model_in_each_queue(tmp_path: Path) -> None:
-    log = simulate_log(Plan(preset="industry-hard", days=1, requests_per_day=30), tmp_path / "log")
+    log = simulate_log(Simulation(preset="industry-hard", days=1, requests_per_day=30), tmp_path / "log")
     for impression in log.days[DAYS[0]].table().to_pylist():
         best_first = sorted(zip(impression["depth"], impression["rank"], impression["grade"], strict=True), key=order)
         assert [grade for _, _, grade in best_first] == list(range(19, -1, -1))
@@ -288,7 +288,7 @@ def test_industry_statistics_count_what_was_shown_before(monkeypatch: pytest.Mon
         return portions[-1]
 
     monkeypatch.setattr(Platform, "_serve", watched)
-    log = simulate_log(Plan(preset="industry-easy", days=2, requests_per_day=40), tmp_path / "log")
+    log = simulate_log(Simulation(preset="industry-easy", days=2, requests_per_day=40), tmp_path / "log")
     views = Counter(first_views[0][first_views[0] >= 0].tolist())
     shows = Counter({ad: 2 * count for ad, count in views.items()})
     impressions = {row["request"]: row for day in log.days.values() for row in day.table().to_pylist()}
@@ -380,4 +380,4 @@ def test_what_is_not_a_log_is_never_replaced(tmp_path: Path, capsys: pytest.Capt
 def test_impossible_plans_name_the_argument(name: str, value: Any) -> None:
     fields: dict[str, Any] = {"preset": "tiny", "days": 1, "requests_per_day": 1, name: value}
     with pytest.raises(ValueError, match=f"^{name}: found '?{value}"):
-        Plan(**fields)
+        Simulation(**fields)

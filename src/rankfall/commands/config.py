@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from enum import StrEnum
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +16,15 @@ app = typer.Typer(
     help="What a configuration means, and what it may hold.",
     epilog=examples("rankfall config show config.yaml loss.tau=0.5", "rankfall config schema"),
 )
+
+
+class Kind(StrEnum):
+    """What a file may be."""
+
+    TRAINING = "training"
+    RANKER = "ranker"
+    CASCADE = "cascade"
+    SPEC = "spec"
 
 
 @app.command("show", epilog=examples("rankfall config show config.yaml", "rankfall config show config.yaml loss.k=5"))
@@ -34,9 +44,25 @@ def show(
         typer.echo(dump(settings), nl=False)
 
 
-@app.command("schema", epilog=examples("rankfall config schema > rankfall.schema.json"))
-def schema() -> None:
+@app.command(
+    "schema", epilog=examples("rankfall config schema > rankfall.schema.json", "rankfall config schema --kind spec")
+)
+def schema(
+    kind: Annotated[
+        Kind, typer.Option(help="Of any training, a ranker's or a cascade's, or of the description of a log.")
+    ] = Kind.TRAINING,
+) -> None:
     """Print the JSON schema of configurations, by which editors complete and check them."""
+    from pydantic import TypeAdapter
+
+    from rankfall.data.spec import Spec
+    from rankfall.training.cascade_config import CascadeConfig
     from rankfall.training.config import RankerConfig
 
-    show_json(RankerConfig.model_json_schema())
+    described: dict[Kind, Any] = {
+        Kind.TRAINING: RankerConfig | CascadeConfig,
+        Kind.RANKER: RankerConfig,
+        Kind.CASCADE: CascadeConfig,
+        Kind.SPEC: Spec,
+    }
+    show_json(TypeAdapter(described[kind]).json_schema())

@@ -1,4 +1,4 @@
-"""``rankfall methods``: every operator, loss and metric with its paper, read from the code."""
+"""``rankfall methods``: every operator, loss, objective and metric with its paper, read from the code."""
 
 from __future__ import annotations
 
@@ -47,6 +47,9 @@ PAPERS = {
     "Bruch et al. 2020": '"A Stochastic Treatment of Learning to Rank Scoring Functions". WSDM 2020',
     "NeuralNDCG": 'Pobrotyn, Białobrzeski. "NeuralNDCG: Direct Optimisation of a Ranking Metric via Differentiable '
     'Relaxation of Sorting". 2021',
+    "Gallagher et al. 2019": '"Joint Optimization of Cascade Ranking Models". WSDM 2019',
+    "Qin et al. 2022": '"RankFlow: Joint Optimization of Multi-Stage Cascade Ranking Systems as Flows". SIGIR 2022',
+    "Zheng et al. 2024": '"Full Stage Learning to Rank: A Unified Framework for Multi-Stage Systems". WWW 2024',
     "Järvelin and Kekäläinen 2002": '"Cumulated Gain-Based Evaluation of IR Techniques". TOIS 2002',
     "McSherry and Najork 2008": '"Computing Information Retrieval Performance Measures Efficiently in the Presence '
     'of Tied Scores". ECIR 2008',
@@ -65,6 +68,7 @@ class Kind(StrEnum):
 
     OPERATOR = "operator"
     LOSS = "loss"
+    OBJECTIVE = "objective"
     METRIC = "metric"
 
 
@@ -83,7 +87,7 @@ def methods(
     kind: Annotated[Kind | None, typer.Option(help="Only methods of one kind.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
-    """List every operator, loss and metric with one line and its paper."""
+    """List every operator, loss, objective and metric with one line and its paper."""
     found = [method for one in ([kind] if kind else list(Kind)) for method in find_methods(one)]
     if as_json:
         show_json([asdict(method) for method in found])
@@ -97,9 +101,10 @@ def methods(
 
 def find_methods(kind: Kind) -> list[Method]:
     """The public methods of one kind, in the order in which their module names them."""
-    from rankfall import losses, metrics, ops
+    from rankfall import losses, metrics, objectives, ops
 
-    module = {Kind.OPERATOR: ops, Kind.LOSS: losses, Kind.METRIC: metrics}[kind]
+    modules = {Kind.OPERATOR: ops, Kind.LOSS: losses, Kind.OBJECTIVE: objectives, Kind.METRIC: metrics}
+    module = modules[kind]
     members = {name: getattr(module, name) for name in module.__all__}
     return [_describe(kind, name, member) for name, member in members.items() if _is_method(kind, member)]
 
@@ -107,7 +112,7 @@ def find_methods(kind: Kind) -> list[Method]:
 def _is_method(kind: Kind, member: object) -> bool:
     if inspect.isclass(member):
         # A module is listed by its function, except those that have none because they hold a trained weight.
-        return hasattr(member, "forward") and not _title(member).startswith("Module of")
+        return hasattr(member, "forward") and not _title(member).startswith(("Module of", "A function of all stages'"))
     if not inspect.isfunction(member):
         return False
     # What works on operators or on a loss's outputs is public, but is not an operator or a loss.
@@ -115,6 +120,7 @@ def _is_method(kind: Kind, member: object) -> bool:
     return {
         Kind.OPERATOR: parameters[0] == "scores",
         Kind.LOSS: "labels" in parameters,
+        Kind.OBJECTIVE: False,
         Kind.METRIC: True,
     }[kind]
 
@@ -143,7 +149,7 @@ def cited(citation: str) -> list[str]:
 
 
 def _table(kind: Kind, found: list[Method]) -> Table:
-    plural = {Kind.OPERATOR: "operators", Kind.LOSS: "losses", Kind.METRIC: "metrics"}[kind]
+    plural = "losses" if kind is Kind.LOSS else f"{kind}s"
     table = Table(title=f"{len(found)} {plural}", title_justify="left", title_style="bold", expand=True)
     table.add_column("name", style="cyan", no_wrap=True)
     table.add_column("what it is", ratio=3)

@@ -68,12 +68,12 @@ def simulate(
     grow with days or requests; a longer log begins like a shorter one.
     """
     from rankfall.data.platform.presets import preset_of
-    from rankfall.data.platform.simulate import Plan, simulate_log, simulate_recflow
+    from rankfall.data.platform.simulate import Simulation, simulate_log, simulate_recflow
 
     chosen = preset_of(preset.value)
     if layout is Layout.RECFLOW and chosen.layout != "recflow":
         raise typer.BadParameter(f"--preset {preset.value} cannot be written with --layout recflow")
-    plan = Plan(
+    simulation = Simulation(
         preset=preset.value,
         days=days or chosen.days,
         requests_per_day=requests_per_day or chosen.requests_per_day,
@@ -81,25 +81,25 @@ def simulate(
     )
     start = time.perf_counter()
     with progress() as bar:
-        task = bar.add_task("serving requests", total=plan.days * plan.requests_per_day)
+        task = bar.add_task("serving requests", total=simulation.days * simulation.requests_per_day)
 
         def on_requests(count: int) -> None:
             bar.advance(task, count)
 
         if layout is Layout.RANKFALL:
-            log = simulate_log(plan, out, truth=truth, force=force, on_requests=on_requests)
+            log = simulate_log(simulation, out, truth=truth, force=force, on_requests=on_requests)
             counts = log.manifest["about"]["counts"]
             rows, logged, kept = counts["rows"], counts["logged"], counts["kept"]
             names = log.spec.stage_names
         else:
-            manifest = simulate_recflow(plan, out, truth=truth, force=force, on_requests=on_requests)
+            manifest = simulate_recflow(simulation, out, truth=truth, force=force, on_requests=on_requests)
             rows, logged, kept = manifest["rows"], manifest["stages"], {}
             names = list(logged)
     summary = {
         "out": str(out),
-        **plan.to_json(),
+        **simulation.to_json(),
         "layout": layout.value,
-        "impressions": plan.days * plan.requests_per_day,
+        "impressions": simulation.days * simulation.requests_per_day,
         "rows": rows,
         "stages": {name: {"logged": logged[name]} | ({"kept": kept[name]} if kept else {}) for name in names},
         "megabytes": round(sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 1e6, 1),
@@ -109,7 +109,7 @@ def simulate(
         show_json(summary)
     else:
         show(
-            f"{out}: {preset.value}, {plan.days} days, {summary['impressions']:,} impressions, {rows:,} rows, "
+            f"{out}: {preset.value}, {simulation.days} days, {summary['impressions']:,} impressions, {rows:,} rows, "
             f"{summary['megabytes']:,} MB, {summary['seconds']} s"
         )
         show(_stages(summary))

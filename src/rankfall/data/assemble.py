@@ -117,6 +117,7 @@ class _Builder:
         self.request_hash = hash_values(rows[self.spec.request])
         self.depth = stage_of(rows, self.spec)
         self.times = self._request_times()
+        self.extra = pl.DataFrame()  # what the caller knows of requests, in the order of
         self.requests = self._requests(requests)  # one row a request, in their final order
         self._choose()
 
@@ -172,11 +173,12 @@ class _Builder:
             requests = requests.with_columns(day=day.dt.strftime("%Y-%m-%d"))
         requests = requests.sort("day", "time", "hash", "key")
         if extra is not None:
-            extra = extra.rename({spec.request: "key"})
-            if extra["key"].is_duplicated().any():
-                twice = extra.filter(extra["key"].is_duplicated())["key"][0]
-                raise ValueError(f"request {twice!r} stands twice in the table of requests")
-            requests = requests.join(extra, on="key", how="left", maintain_order="left")
+            if (again := extra[spec.request].is_duplicated()).any():
+                raise ValueError(
+                    f"request {extra[spec.request].filter(again)[0]!r} stands twice in the table of requests"
+                )
+            keys = requests.select(pl.col("key").alias(spec.request))
+            self.extra = keys.join(extra, on=spec.request, how="left", maintain_order="left")
         self.counts.requests = len(requests)
         return requests
 
@@ -320,8 +322,8 @@ class _Builder:
     def _request_feature(self, group: Group, name: str) -> NDArray[Any]:
         feature = getattr(self.spec.features, group)[name]
         column = column_of(self.spec, name, feature)
-        if column in self.requests.columns and column not in self.rows.columns:
-            raw = self.requests[column]
+        if column in self.extra.columns and column not in self.rows.columns:
+            raw = self.extra[column]
         else:
             raw = self.rows[column].gather(self.requests["row"])
         return self._encode(group, name, raw, self.requests["key"])
@@ -344,10 +346,10 @@ class _Builder:
     def _sequence(self, name: str, feature: str, kind: pa.DataType) -> pa.Array:
         config = self.spec.sequences[name]
         column = f"sequence.{name}.{feature}"
-        if column in self.requests.columns:
-            raw = self.requests[column]
-        elif config.columns is not None and config.columns[feature] in self.requests.columns:
-            raw = self.requests[config.columns[feature]]
+        if column in self.extra.columns:
+            raw = self.extra[column]
+        elif config.columns is not None and config.columns[feature] in self.extra.columns:
+            raw = self.extra[config.columns[feature]]
         elif config.columns is not None and config.columns[feature] in self.rows.columns:
             raw = self.rows[config.columns[feature]].gather(self.requests["row"])
         else:

@@ -322,6 +322,9 @@ class ImpressionLog:
         for name in names:
             first, dots, last = name.partition("..")
             chosen += self._between(first, last, name) if dots else [self._known(name, name)]
+        for name in chosen:
+            if chosen.count(name) > 1:
+                raise ValueError(f"days: {name!r} is chosen twice")
         return [self.days[name] for name in chosen]
 
     def _between(self, first: str, last: str, where: str) -> list[str]:

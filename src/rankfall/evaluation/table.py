@@ -39,7 +39,7 @@ def terminal_table(result: dict[str, Any]) -> Table:
     table.show_edge, table.pad_edge, table.padding = False, False, (0, 1, 0, 0)
     table.add_column("method", style="cyan", no_wrap=True)
     for metric in _metrics(result):
-        table.add_column(metric, no_wrap=True)
+        table.add_column(metric.replace("/", "/\n"), no_wrap=True)  # a stage, and what is measured of it
     for name, cells in rows(result):
         table.add_row(name, *(_terminal_cell(cell) for cell in cells))
     for name in result["incomplete"]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall._files import write_file
 from rankfall._settings import dump
-from rankfall.data.platform.simulate import Plan, simulate_log
+from rankfall.data.platform.simulate import Simulation, simulate_log
 from rankfall.evaluation.evaluate import Evaluation, evaluate_run
 from rankfall.evaluation.report import comparison_report
 from rankfall.evaluation.summary import Outcome, summarise
@@ -74,7 +74,7 @@ def run(out: Path, *, size: Size, seed: int, progress: Progress = lambda *step: 
 
 
 def _simulate(path: Path, size: Size, seed: int, progress: Progress) -> ImpressionLog:
-    plan = Plan(preset="tiny", days=size.days, requests_per_day=size.requests_per_day, seed=seed)
+    simulation = Simulation(preset="tiny", days=size.days, requests_per_day=size.requests_per_day, seed=seed)
     total, served = size.days * size.requests_per_day, 0
 
     def on_requests(count: int) -> None:
@@ -82,7 +82,7 @@ def _simulate(path: Path, size: Size, seed: int, progress: Progress) -> Impressi
         served += count
         progress("simulating a platform", served, total)
 
-    return simulate_log(plan, path, force=True, on_requests=on_requests)
+    return simulate_log(simulation, path, force=True, on_requests=on_requests)
 
 
 def _report(progress: Progress, what: str) -> Callable[[Any], None]:

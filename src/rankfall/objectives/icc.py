@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ICC(Objective):
-    r"""A ranking loss on scores fused by soft cut-offs.
+    r"""A ranking loss on scores fused by soft cut-offs (Gallagher et al. 2019).
 
     .. math:: \sum_{t < T} \Big(\prod_{u < t} I_u\Big) (1 - I_t)\, s^t + \Big(\prod_{u < T} I_u\Big) s^T, \quad
               I_t = \sigma\Big(\frac{s^t - s^t_{[q_t]}}{temperature}\Big)

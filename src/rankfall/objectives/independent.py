@@ -57,7 +57,7 @@ class BCE(Objective):
 
 
 class FSRankNet(Objective):
-    """RankNet of each stage on all samples of the funnel, by full-stage grades (FS-LTR, Zheng et al. 2024)."""
+    """RankNet of each stage on all samples of the funnel, by full-stage grades (Zheng et al. 2024)."""
 
     def __init__(self, *, stages: int = 2) -> None:
         super().__init__(stages)
@@ -70,7 +70,7 @@ class FSRankNet(Objective):
 
 
 class FSLambdaLoss(Objective):
-    """LambdaLoss@K of each stage on all samples of the funnel, by full-stage grades (FS-LTR, Zheng et al. 2024).
+    """LambdaLoss@K of each stage on all samples of the funnel, by full-stage grades (Zheng et al. 2024).
 
     k: cut-off K. mix: the "smooth fraction", LambdaRank's share of the pair weights. gain: "linear" takes the grade
     itself as gain, as published; full-stage grades run to the length of the list, and with 2^y - 1 ("exp2") all but

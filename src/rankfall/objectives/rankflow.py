@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class RankFlow(Objective):
-    r"""Stage 1 learns from everything, stage t + 1 from the items that stage t keeps, and stage t from stage t + 1.
+    r"""Each stage learns from what its predecessor keeps, and from its successor (Qin et al. 2022).
+
+    Stage 1 learns from everything, stage t + 1 from the items that stage t keeps, and stage t from stage t + 1.
 
     On the kept items stage t is distilled by :math:`(1 - \alpha)` times the squared error to the next stage's scores,
     which carry no gradient here, plus :math:`\alpha` times :math:`-\log \sigma` of the difference between the mean

@@ -341,12 +341,8 @@ def _check_int(name: str, value: object, least: int) -> None:
 
 def _choose(log: ImpressionLog, days: str | Iterable[str]) -> list[Day]:
     chosen = log.choose([days] if isinstance(days, str) else days)
-    names = [day.name for day in chosen]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"days: {name!r} is chosen twice")
     if not any(len(day) for day in chosen):
-        raise ValueError(f"days: {', '.join(names) or 'none'} chosen, which have no impressions")
+        raise ValueError(f"days: {', '.join(day.name for day in chosen) or 'none'} chosen, which have no impressions")
     return chosen
 
 

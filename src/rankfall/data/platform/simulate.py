@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What to simulate; the same plan gives the same bytes. A plan with more days begins with the same ones."""
+class Simulation:
+    """What to simulate. The same one gives the same bytes, and one of more days begins with the same days."""
 
     preset: str
     days: int
@@ -53,24 +53,29 @@ class Plan:
 
 
 def simulate_log(
-    plan: Plan, out: Path, *, truth: bool = False, force: bool = False, on_requests: OnRequests = lambda count: None
+    simulation: Simulation,
+    out: Path,
+    *,
+    truth: bool = False,
+    force: bool = False,
+    on_requests: OnRequests = lambda count: None,
 ) -> ImpressionLog:
     """Write an impression log, with the true relevance of items if `truth` says so.
 
     Features, stages and the sample are those of the preset. `on_requests` hears how many requests were served.
     """
     with fresh_directory(out, is_log, force=force) as directory:
-        platform = plan.platform()
+        platform = simulation.platform()
         made = IndustryTables if platform.preset.layout == "industry" else RecFlowTables
-        tables = made(platform, plan.days)
+        tables = made(platform, simulation.days)
         encoding = Encoding(tables.spec)
         writer: LogWriter | None = None
         counts = Counts()
         seen = _Seen()
-        for portion in platform.run(plan.days):
+        for portion in platform.run(simulation.days):
             rows = tables.rows(portion)
             assembled = assemble(
-                rows if truth else rows.drop(TRUTH), encoding, seed=plan.seed, requests=tables.requests(portion)
+                rows if truth else rows.drop(TRUTH), encoding, seed=simulation.seed, requests=tables.requests(portion)
             )
             ((day, impressions),) = assembled.days
             writer = writer or LogWriter(directory, tables.spec, encoding.features, impressions.schema)
@@ -78,8 +83,13 @@ def simulate_log(
             counts += assembled.counts
             seen.add(portion.items)
             on_requests(len(portion.items))
-        assert writer is not None  # a plan has a day, and a day a request
-        about: dict[str, Any] = {"command": "simulate", **plan.to_json(), "truth": truth, "counts": counts.to_json()}
+        assert writer is not None  # a simulation has a day, and a day a request
+        about: dict[str, Any] = {
+            "command": "simulate",
+            **simulation.to_json(),
+            "truth": truth,
+            "counts": counts.to_json(),
+        }
         if tables.per_request:
             about["item_features"] = "per request"
         writer.finish(item_table(tables.items(seen.numbers()), encoding), {}, about)
@@ -87,21 +97,26 @@ def simulate_log(
 
 
 def simulate_recflow(
-    plan: Plan, out: Path, *, truth: bool = False, force: bool = False, on_requests: OnRequests = lambda count: None
+    simulation: Simulation,
+    out: Path,
+    *,
+    truth: bool = False,
+    force: bool = False,
+    on_requests: OnRequests = lambda count: None,
 ) -> dict[str, Any]:
     """Write RecFlow's layout; gives what ``simulated.json`` says there. With `truth` rows have a column more."""
-    preset = preset_of(plan.preset)
+    preset = preset_of(simulation.preset)
     if preset.layout != "recflow":
-        raise ValueError(f"preset: {plan.preset} has no users' videos to write in RecFlow's layout")
+        raise ValueError(f"preset: {simulation.preset} has no users' videos to write in RecFlow's layout")
     with fresh_directory(out, is_simulated, force=force) as directory:
-        platform = plan.platform()
-        tables = RecFlowTables(platform, plan.days)
+        platform = simulation.platform()
+        tables = RecFlowTables(platform, simulation.days)
         with closing(RecFlowWriter(directory, tables.id_counts)) as writer:
-            for portion in platform.run(plan.days):
+            for portion in platform.run(simulation.days):
                 rows = tables.rows(portion)
                 writer.write(portion, rows if truth else rows.drop(TRUTH), platform.items)
                 on_requests(len(portion.items))
-            return writer.finish({**plan.to_json(), "truth": truth})
+            return writer.finish({**simulation.to_json(), "truth": truth})
 
 
 class _Seen:
