@@ -78,6 +78,7 @@ def _correctness(items: list[pytest.Item]) -> str:
     counts = [
         f"| {len(methods[Kind.OPERATOR])} | operators |",
         f"| {len(methods[Kind.LOSS])} | losses |",
+        f"| {len(methods[Kind.OBJECTIVE])} | objectives of a cascade |",
         f"| {len(methods[Kind.METRIC])} | metrics and tests of significance |",
         f"| {len(items) - doctests} | test cases |",
         f"| {sum(sum(of.values()) for of in found.values())} | of them held against an independent witness |",
@@ -88,7 +89,7 @@ def _correctness(items: list[pytest.Item]) -> str:
 
 
 def _section(kind: str, names: list[str], found: Witnesses) -> str:
-    title = {"operator": "Operators", "loss": "Losses", "metric": "Metrics"}[kind]
+    title = {"operator": "Operators", "loss": "Losses", "objective": "Objectives", "metric": "Metrics"}[kind]
     kinds = sorted({one for name in names for one in found.get(name, ())})
     head = [f"## {title}\n", f"| | {' | '.join(kinds)} |", f"|---|{'---:|' * len(kinds)}"]
     rows = [

@@ -197,6 +197,9 @@ def test_show_prints_what_was_meant(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_schema_names_sections_and_losses(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("config", "schema") == 0
+    both = json.loads(capsys.readouterr().out)
+    assert {"CascadeConfig", "RankerConfig"} <= set(both["$defs"])
+    assert run("config", "schema", "--kind", "ranker") == 0
     schema = json.loads(capsys.readouterr().out)
     assert set(schema["properties"]) == {"data", "model", "loss", "optimizer", "training", "metrics"}
     assert "lambda_loss" in schema["$defs"]["LossConfig"]["properties"]["name"]["enum"]
