@@ -17,7 +17,7 @@ setup: .venv/.dev
 	touch $@
 
 demo: .venv/.installed
-	$(BIN)/rankfall demo --out demo
+	$(BIN)/rankfall demo --out demo --force
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

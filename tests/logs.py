@@ -75,6 +75,7 @@ def random_day(rng: np.random.Generator, number: int, impressions: int) -> Colum
             "grade": grades(depth[order], order),
             "feedback.click": (rng.random(len(depth)) < 0.3).astype(float),
             "feedback.like": (rng.random(len(depth)) < 0.1) * 2.5,
+            "left_out": sorted(set(range(ITEMS)) - set(items.tolist()))[: place % 3],
         }
         for column, value in one.items():
             columns[column].append(value.tolist() if isinstance(value, np.ndarray | np.generic) else value)

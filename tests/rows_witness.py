@@ -201,6 +201,9 @@ class Witness:
         found["relevance"] = [self.relevance(row) for row in kept]
         for name in spec.feedback:
             found[f"feedback.{name}"] = [float(row[name] or 0) for row in kept]
+        found["left_out"] = sorted(
+            self.numbers[row[spec.item]] for row in rows if row not in kept and self.relevance(row) > 0
+        )
         return found
 
     def impressions(self) -> dict[str, list[Row]]:

@@ -119,6 +119,8 @@ def test_flags_and_numbers_say_the_same_as_names() -> None:
     # the deepest flag counts, so it does not matter that shown items were in the first stage too
     flagged = assemble(rows(dropped=[1, 1, 0, 1, 1], shown=[0, 1, 1, None, 0]), encoding)
     assert flagged.days[1][1].equals(expected.days[1][1])
+    nans = [0.0, 1.0, 1.0, float("nan"), float("nan")]  # which are no marks
+    assert assemble(rows(dropped=[1, 1, 0, 1, 1], shown=nans), encoding).days[0][1].equals(expected.days[0][1])
 
 
 def test_days_may_have_names() -> None:
@@ -131,6 +133,59 @@ def test_relevance_may_be_a_column() -> None:
     assert by_item(days[1][1].to_pylist()[0], "relevance") == {10: 0, 11: 2, 12: 0}
     assert by_item(days[0][1].to_pylist()[0], "relevance") == {11: 0, 13: 0.5}
     assert counts.without_relevant == 0
+
+
+def test_relevant_items_beyond_the_sample_are_noted() -> None:
+    stages = [{"name": "drop"}, {"name": "show", "sample": 1}]
+    for seed in range(5):
+        days, _ = assemble(rows(), encoding_of(stages=stages), seed=seed)
+        (third,), (seventh,) = (table.to_pylist() for _, table in days)
+        assert third["left_out"] == []
+        assert 10 in seventh["item"]
+        assert len(seventh["left_out"]) == 1
+        assert {*seventh["item"], *seventh["left_out"]} == {10, 11, 12}
+    days, _ = assemble(rows(), encoding_of())  # without a sample nothing is left out
+    assert [table["left_out"].to_pylist() for _, table in days] == [[[]], [[]]]
+
+
+def test_relevant_items_beyond_the_sample_are_those_of_the_column() -> None:
+    # one item of each stage is kept: of request 3 that is 11, which is not relevant, or 13, which is
+    encoding = encoding_of(
+        stages=[{"name": "drop", "sample": 1}, {"name": "show", "sample": 1}], relevant={"column": "score"}
+    )
+    score = [0.0, 2.0, -1.0, None, 0.5]
+    names = {"item_id": ["ten", "eleven", "twelve", "eleven", "more"]}
+    table = item_table(rows(**names).unique("item_id", keep="first"), encoding)  # eleven, more, ten, twelve
+    third, seventh = set(), set()
+    for seed in range(20):
+        days, _ = assemble(rows(score=score), encoding, seed=seed)
+        named, _ = assemble(rows(score=score, **names), encoding, seed=seed, items=table)
+        for found, eleven, thirteen in ((days, 11, 13), (named, 0, 1)):
+            one, other = (table.to_pylist()[0] for _, table in found)
+            assert one["left_out"] == ([] if thirteen in one["item"] else [thirteen])
+            assert other["left_out"] == ([] if eleven in other["item"] else [eleven])
+            third.add(len(one["left_out"]))
+            seventh.add(len(other["left_out"]))
+    assert third == seventh == {0, 1}
+
+
+def test_relevant_items_beyond_the_sample_are_sorted() -> None:
+    encoding = encoding_of(stages=[{"name": "drop", "sample": 1}, {"name": "show"}], relevant="drop")
+    many = pl.concat(
+        [rows(item_id=[10, 40 - i, 12, 11, 40 - i]).filter(stage="drop", item_id=40 - i) for i in range(9)]
+    )
+    ((_, table),), _ = assemble(many, encoding)
+    (impression,) = table.to_pylist()
+    assert impression["left_out"] == [item for item in range(32, 41) if item not in impression["item"]]
+    assert len(impression["left_out"]) == 8
+
+
+def test_random_negatives_and_items_left_out_are_different() -> None:
+    stages = [{"name": "drop"}, {"name": "show", "sample": 1}]
+    encoding = encoding_of(stages=stages, negatives=9)
+    table = item_table(rows().unique("item_id", keep="first"), encoding)
+    (seventh,) = assemble(rows(), encoding, items=table).days[1][1].to_pylist()
+    assert sorted([*seventh["item"], *seventh["left_out"]]) == [10, 11, 12, 13]
 
 
 def test_requests_bring_sequences() -> None:
@@ -198,7 +253,7 @@ def test_ids_that_are_no_numbers_are_given_out() -> None:
 
 def test_truth_goes_along() -> None:
     truth = np.arange(5, dtype=np.float32)
-    days, _ = assemble(rows(truth=truth), encoding_of())
+    days, _ = assemble(rows(true=truth), encoding_of(truth="true"))
     assert by_item(days[1][1].to_pylist()[0], "truth") == {10: 0, 11: 1, 12: 2}
 
 
@@ -218,6 +273,15 @@ def test_truth_goes_along() -> None:
         ({"stage": [0.5, 1, 2, 0, 0]}, "column 'stage': found Float64, expected names or numbers of stages"),
         ({"user_id": [-1, -1, -1, 0, 0]}, r"found -1, expected whole numbers from 0 to 4 \(request 7\)"),
         ({"size": [[1.0, 2.0], [3.0, None], [5.0, 6.0], [3.0, 4.0], [9.0, 9.0]]}, r"column 'size': .* \(request 7\)"),
+        (
+            {"rank": [0, 2**31, 2, 3, 4]},
+            r"column 'rank': found 2147483648, expected at least 0, or -1 for none \(request 7",
+        ),
+        (
+            {"rank": [0, -4, 2, 3, 4]},
+            r"column 'rank': found -4, expected at least 0, or -1 for none \(request 7",
+        ),
+        ({"view": [0.0, 1.0, float("inf"), 0.0, 0.0]}, r"column 'view': found inf \(request 7, item 12\)"),
         ({"rank": [0.5, 1, 2, 3, 4]}, "column 'rank': found Float64, expected whole numbers"),
         ({"item_id": ["a", "b", "c", "d", "e"]}, "ids that are no int32 need a table of items"),
     ],

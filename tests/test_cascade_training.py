@@ -215,6 +215,7 @@ def test_train_and_evaluate_commands(log: Path, tmp_path: Path, capsys: pytest.C
         ("objective.topk.tau", -1.0, "tau must be positive"),
         ("objective.topk.tau", {"start": 1}, r"expected a number or start, end and schedule"),
         ("objective.topk.tau", {"start": 1, "end": 2, "schedule": "cosine"}, "expected linear or exponential"),
+        ("objective", {"name": "bce", "min_depth": [0, 3]}, "with bce ranking would see items from depth 3 on, but"),
         ("training.metric", "ranker/recall", "training.metric: found 'ranker/recall', the stages are"),
         ("training.metric", "ndcg@10", "found 'ndcg@10', expected joint_recall, STAGE/recall or STAGE/ndcg"),
     ],

@@ -112,6 +112,15 @@ def test_times_without_a_zone_are_local() -> None:
     assert to_times(pl.Series([dt.date(2024, 1, 15)]), None, "UTC").dt.epoch("s").to_list() == [1705276800]
 
 
+def test_each_time_is_read_by_itself() -> None:
+    texts = ["2024-01-13 08:30:00", "2024-01-13T00:30:00Z", "2024-01-13T08:30", "2024-01-13T01:30:00.000+01:00", None]
+    times = to_times(pl.Series(texts), None, "Asia/Shanghai").dt.epoch("s").to_list()
+    assert times == [1705105800] * 4 + [None]
+    assert to_times(pl.Series(["2024-01-13"]), None, "UTC").dt.epoch("s").to_list() == [1705104000]
+    with pytest.raises(ValueError, match="found '2024-03-99', expected times such as"):
+        to_times(pl.Series("at", ["2024-03-01T00:00:00", "2024-03-99"]), None, "UTC")
+
+
 @pytest.mark.parametrize(
     ("raw", "feature", "message"),
     [

@@ -362,6 +362,7 @@ def test_a_log_without_features_negatives_and_times(tmp_path: Path) -> None:
         "rank": [[0, -1], [3]],
         "relevance": [[0.0, 1.0], [0.0]],
         "grade": [[0, 1], [0]],
+        "left_out": [[], [1]],
     }
     path = tmp_path / "log"
     log = write_log(path, {"one": columns}, description=description, items={"item": [1, 2]}, request=pa.string())

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
 import torch
@@ -20,6 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankfall.data import ImpressionLoader, Impressions
+from rankfall.data.assemble import assemble, item_table
+from rankfall.data.encoding import Encoding
 from rankfall.data.loader.ahead import Ahead
 from rankfall.data.loader.negatives import draw
 from rankfall.data.loader.order import block_shuffled
@@ -64,9 +67,11 @@ def item_features(item: int) -> dict[str, Any]:
     return {"item.video": item + 2, "item.price": item / 4, "item.image": [item / 2, -1.0 - item]}
 
 
-def random_impression(rng: np.random.Generator, request: str, shortest: int) -> dict[str, Any]:
+def random_impression(rng: np.random.Generator, request: str, shortest: int, left_out: int) -> dict[str, Any]:
     count = int(rng.integers(shortest, LONGEST + 1))
-    items = [3 * int(item) for item in rng.permutation(ITEMS)[:count]]
+    everything = [3 * int(item) for item in rng.permutation(ITEMS)]
+    items = everything[:count]
+    more = max(0, int(rng.integers(-left_out, left_out + 1)))  # none in half of the impressions
     one: dict[str, Any] = {
         "request": request,
         "time": int(rng.integers(10**12)),
@@ -74,6 +79,7 @@ def random_impression(rng: np.random.Generator, request: str, shortest: int) -> 
         "user.taste": rng.random(3, np.float32).tolist(),
         "context.load": float(rng.random(dtype=np.float32)),
         "item": items,
+        "left_out": sorted(everything[count : count + more]),
         "depth": rng.integers(-1, 3, count).tolist(),
         "rank": rng.integers(-1, 9, count).tolist(),
         "grade": rng.integers(0, 9, count).tolist(),
@@ -93,16 +99,17 @@ def write_log(
     days: dict[str, int] = DAYS,
     shortest: int = 1,
     items: int = ITEMS,
+    left_out: int = 0,
     about: dict[str, Any] | None = None,
 ) -> ImpressionLog:
     """A log with lists and sequences of all lengths."""
-    rng, spec = np.random.default_rng(0), validate_spec(SPEC)
-    schema = impression_schema(spec, request=pa.string(), truth=True)
+    rng, spec = np.random.default_rng(0), validate_spec(SPEC | {"truth": "truth"})
+    schema = impression_schema(spec, request=pa.string())
     writer = LogWriter(path, spec, features_of(spec, {"user.id": 100, "item.video": 1000}), schema)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rankfall.data.log.BLOCK", block)
         for day, count in days.items():
-            rows = [random_impression(rng, f"{day}/{i}", shortest) for i in range(count)]
+            rows = [random_impression(rng, f"{day}/{i}", shortest, left_out) for i in range(count)]
             writer.write(day, pa.Table.from_pylist(rows, schema))
         known = [{"item": 3 * i} | item_features(3 * i) for i in range(items)]
         writer.finish(pa.Table.from_pylist(known, item_schema(spec)), {}, about or {})
@@ -517,6 +524,94 @@ def test_negatives_are_items_that_an_impression_has_not(log: ImpressionLog, sour
             assert batch.truth is not None
             assert batch.truth[row, LONGEST:][mask].isnan().all()
             assert not batch.truth[row, LONGEST:][~mask].any()
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> dict[int, ImpressionLog]:
+    """Logs that leave out few relevant items, for which the pool is roomy, and many."""
+    directory = tmp_path_factory.mktemp("sampled")
+    return {most: write_log(directory / str(most), left_out=most) for most in (2, 45)}
+
+
+@pytest.mark.parametrize("most", [2, 45])
+@pytest.mark.parametrize("world", [1, 2, 5])
+@pytest.mark.parametrize(
+    "options",
+    [{"negatives": 4}, {"negatives": ITEMS}, {"length": 30}, {"negatives": 3, "negatives_from": "batch"}],
+)
+def test_relevant_items_left_out_are_never_drawn(
+    sampled: dict[int, ImpressionLog], most: int, world: int, options: dict[str, Any]
+) -> None:
+    log = sampled[most]
+    impressions = {day: log.days[day].table().to_pylist() for day in DAYS}
+    loaders = [
+        ImpressionLoader(log, "..", batch=9, window=18, rank=rank, world=world, **options) for rank in range(world)
+    ]
+    single = ImpressionLoader(log, "..", batch=9, window=18, prefetch=0, **options)
+    met = 0  # draws that the items left out had to be kept from
+    for epoch in range(3):
+        whole = [joined(list(shares)) for shares in zip(*(passed(one, epoch) for one in loaders), strict=True)]
+        assert_same(whole, passed(single, epoch))
+        for batch in whole:
+            rows = [impressions[batch.day][row] for row in batch.rows.tolist()]
+            pool = set(range(0, 3 * ITEMS, 3))
+            if "negatives_from" in options:
+                pool = {item for row in rows for item in row["item"]}
+            for place, row in enumerate(rows):
+                own = set(row["item"])
+                found = batch.item[place][batch.mask[place]].tolist()
+                wanted = options.get("negatives", options.get("length", 0) - len(own))
+                allowed = pool - own - set(row["left_out"])
+                assert found[: len(own)] == row["item"]
+                added = found[len(own) :]
+                assert len(added) == len(set(added)) == min(wanted, len(allowed))
+                assert set(added) <= allowed
+                met += len(pool & set(row["left_out"]))
+    assert met > 20
+
+
+def test_nothing_changes_where_nothing_is_left_out() -> None:
+    own, items = np.tile(np.array([0, 2, 4, -1], np.int32), (50, 1)), np.arange(0, 400, 2, dtype=np.int32)
+    others = np.array([3 << 32 | item for item in range(6, 80, 2)])  # of the fourth list
+    plain = draw(own, items, 5, np.random.default_rng(0), rows=50, part=slice(None))
+    drawn = draw(own, items, 5, np.random.default_rng(0), rows=50, part=slice(None), left_out=others, most_left_out=37)
+    assert not set(items[drawn[3]]) & set(range(6, 80, 2))
+    assert np.array_equal(np.delete(drawn, 3, axis=0), np.delete(plain, 3, axis=0))
+
+
+def test_clicks_beyond_the_sample_are_never_negatives(tmp_path: Path) -> None:
+    """From rows to batches: each request has 12 relevant items of 40, of which at most four are kept."""
+    rng = np.random.default_rng(0)
+    shown = {request: rng.permutation(40)[:20].tolist() for request in range(30)}
+    rows = pl.DataFrame(
+        [
+            {"request_id": request, "item_id": item, "stage": "shown", "at": request, "click": int(place < 12)}
+            for request, items in shown.items()
+            for place, item in enumerate(items)
+        ]
+    )
+    spec = validate_spec(
+        {
+            "time": {"column": "at", "unit": "ms"},
+            "stage": "stage",
+            "stages": [{"name": "shown", "sample": 4}],
+            "relevant": {"column": "click"},
+            "features": {"item": {"item_id": {"kind": "categorical", "num_buckets": 40}}},
+        }
+    )
+    encoding = Encoding(spec)
+    ((day, table),), _ = assemble(rows, encoding)
+    writer = LogWriter(tmp_path / "log", spec, encoding.features, table.schema)
+    writer.write(day, table)
+    writer.finish(item_table(rows.unique("item_id"), encoding), {}, {})
+    for source in ("items", "batch"):
+        loader = ImpressionLoader(tmp_path / "log", "..", batch=10, negatives=15, negatives_from=source)
+        for epoch in range(3):
+            for batch in passed(loader, epoch):
+                for place, request in enumerate(loader.requests(batch).to_pylist()):
+                    added = batch.item[place, 4:][batch.mask[place, 4:]].tolist()
+                    assert added
+                    assert not set(added) & set(shown[request][:12])
 
 
 @pytest.mark.parametrize("length", [LONGEST, 20, ITEMS, ITEMS + 5])

@@ -73,6 +73,7 @@ def test_columns_of_impressions() -> None:
         "grade",
         "feedback.click",
         "feedback.like",
+        "left_out",
     ]
     types = {
         "request": pa.int64(),
@@ -92,6 +93,7 @@ def test_columns_of_impressions() -> None:
         "relevance": pa.float32(),
         "grade": pa.int32(),
         "feedback.click": pa.float32(),
+        "left_out": pa.int32(),
     }
     assert {name: SCHEMA.field(name).type for name in types} == types
     assert {name: SCHEMA.field(name).type.value_type for name in lists} == lists
@@ -99,7 +101,7 @@ def test_columns_of_impressions() -> None:
 
 
 def test_columns_that_only_some_logs_have() -> None:
-    schema = impression_schema(spec(), request=pa.string(), truth=True)
+    schema = impression_schema(spec(truth="truth"), request=pa.string())
     assert schema.field("request").type == pa.string()
     assert schema.names == [*SCHEMA.names, "truth"]
     assert schema.field("truth").type.value_type == pa.float32()

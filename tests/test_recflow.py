@@ -348,6 +348,12 @@ def _only_request_dict(folder: Path) -> None:
     (folder / "request_id_dict" / "2024-01-13.pkl").write_bytes(pickle.dumps({1: {"rank_pos": np.zeros((1, 8))}}))
 
 
+def _nested_count(folder: Path) -> None:
+    # a list in a list in a list: too deep for `pickle` to write, and for `repr`
+    value = b"]" * 100_000 + b"a" * 99_999
+    (folder / "others" / "id_cnt.pkl").write_bytes(b"\x80\x02}X\x03\x00\x00\x00age" + value + b"s.")
+
+
 SEQUENCES = "seq_effective_50_dict/2024-01-14.pkl"
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "no rows": (_remove("all_stage/*"), r"all_stage: found no DATE\.feather"),
@@ -360,8 +366,20 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "width": (_pickle(SEQUENCES, {1: np.zeros((50, 9), int)}), r"of shape \(50, 9\) for the request 1, expected"),
     "floats": (_pickle(SEQUENCES, {1: np.zeros((50, 10))}), "float64 .* expected arrays of whole numbers"),
     "lists": (_pickle(SEQUENCES, {1: [1, 2]}), "found a list for the request 1"),
-    "names": (_pickle(SEQUENCES, {"a": np.zeros((50, 10), int)}), "for the request 'a'"),
+    "names": (_pickle(SEQUENCES, {"a": np.zeros((50, 10), int)}), "found the request 'a', expected whole numbers"),
+    "large names": (
+        _pickle(SEQUENCES, {2**63: np.zeros((50, 10), int)}),
+        r"14\.pkl: found the request 9223372036854775808",
+    ),
+    "huge names": (_pickle(SEQUENCES, {10**5000: 1}), r"14\.pkl: found the request a number of more than 64 bits"),
     "counts": (_pickle("others/id_cnt.pkl", {"age": "many"}), r"id_cnt\.pkl: found 'age' with 'many'"),
+    "long count": (_pickle("others/id_cnt.pkl", {"age": "9" * 10**6}), r"found 'age' with '9{56}\.\.\., expected"),
+    "nested count": (_nested_count, r"id_cnt\.pkl: found 'age' with a list, expected"),
+    "huge count": (_pickle("others/id_cnt.pkl", {"age": 10**5000}), "found 'age' with a number of more than 64 bits"),
+    "text flag": (
+        _rows(lambda rows: rows.cast({"rank_neg": pl.String})),
+        r"14\.feather: column 'rank_neg': found String",
+    ),
     "column": (_rows(lambda rows: rows.drop("rank_index")), "rank_index"),
     "flag": (_rows(lambda rows: rows.rename({"coarse_neg": "course_neg"})), "'coarse_neg'.*did you mean.*course_neg"),
     "negative id": (_rows(lambda rows: rows.with_columns(author_id=-1)), "column 'author_id': found -1"),
@@ -376,6 +394,116 @@ def test_wrong_files_are_clear_errors(copy: Layout, tmp_path: Path, name: str) -
     with pytest.raises(ValueError, match=message):
         prepare_recflow(copy.folder, tmp_path / "log")
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+
+LOG_ERRORS: dict[str, tuple[Callable[[Path], None], str]] = {
+    **{
+        f"text {name}": (
+            _rows(lambda rows, name=name: rows.with_columns(pl.format("x{}", name).alias(name))),  # type: ignore[misc]
+            f"column '{name}': found String, expected whole numbers",
+        )
+        for name in ("request_id", "user_id", "author_id")
+    },
+    **{
+        f"null {name}": (
+            _rows(lambda rows, name=name: rows.with_columns(pl.col(name).replace(rows[name][6], None))),  # type: ignore[misc]
+            f"column '{name}': found nothing in row",
+        )
+        for name in ("request_id", "request_timestamp")
+    },
+    "half an id": (_rows(lambda rows: rows.with_columns(author_id=0.5)), "column 'author_id': found 0.5, expected"),
+    "text views": (_rows(lambda rows: rows.cast({"effective_view": pl.String})), "column 'effective_view': found"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("published", [True, False])
+@pytest.mark.parametrize("name", LOG_ERRORS)
+def test_wrong_days_are_named_before_sequences_are_made_of_them(
+    copy: Layout, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, published: bool
+) -> None:
+    spoil, message = LOG_ERRORS[name]
+    spoil(copy.folder)
+    if not published:
+        _remove("others/id_cnt.pkl")(copy.folder)
+    assert run("prepare", "recflow", str(copy.folder), "--out", str(tmp_path / "log"), "--sequences", "log") == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"2024-01-14.feather: {message}" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+
+def test_days_may_store_ids_as_narrow_as_they_like(copy: Layout, tmp_path: Path) -> None:
+    before = prepare_recflow(copy.folder, tmp_path / "before", sequences="log")
+    _remove("others/id_cnt.pkl")(copy.folder)
+    narrow = [pl.col(*EVENT).cast(pl.Int16), pl.col("user_id").cast(pl.UInt8), pl.col("request_id").cast(pl.Int32)]
+    other = [pl.col("rank_neg").cast(pl.Boolean), pl.col("age", "effective_view").cast(pl.Float32)]
+    _rows(lambda rows: rows.with_columns(*narrow, *other))(copy.folder)
+    after = prepare_recflow(copy.folder, tmp_path / "after", sequences="log")
+    assert checksums(before) == checksums(after)
+
+
+@pytest.mark.parametrize("sequences", ["log", "pickle", "none"])
+@pytest.mark.parametrize("published", [True, False])
+def test_a_day_without_rows_is_a_warning(
+    copy: Layout, tmp_path: Path, capsys: pytest.CaptureFixture[str], sequences: str, published: bool
+) -> None:
+    _rows(lambda rows: rows.clear())(copy.folder)
+    _pickle(SEQUENCES, {})(copy.folder)
+    if not published:
+        _remove("others/id_cnt.pkl")(copy.folder)
+    arguments = ("prepare", "recflow", str(copy.folder), "--out", str(tmp_path / "log"), "--sequences", sequences)
+    assert run(*arguments, "--json") == 0
+    printed = capsys.readouterr()
+    assert list(json.loads(printed.out)["days"]) == [DAYS[0], DAYS[2]]
+    assert "2024-01-14.feather has no rows" in " ".join(printed.err.split())
+
+
+def test_users_without_an_id_have_no_history(copy: Layout, tmp_path: Path) -> None:
+    for day in DAYS:
+        path = copy.folder / "all_stage" / f"{day}.feather"
+        rows = pl.read_ipc(io.BytesIO(path.read_bytes()))
+        rows.with_columns(user_id=pl.when(pl.col("user_id") > 3).then("user_id")).write_ipc(path)
+    log = prepare_recflow(copy.folder, tmp_path / "log", sequences="log")
+    nobody = 0
+    for day in DAYS:
+        by_id = by_request(copy.rows[day])
+        for impression in log.days[day].table().to_pylist():
+            row = by_id[impression["request"]][0]
+            views = views_by_hand(copy, row["user_id"], row["request_timestamp"]) if row["user_id"] > 3 else []
+            assert len(impression["sequence.history.video_id"]) == min(50, len(views))
+            nobody += row["user_id"] <= 3
+    assert nobody > 5
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_flag_that_is_no_number_is_none(copy: Layout, tmp_path: Path, stages: Literal[2, 3]) -> None:
+    before = prepare_recflow(copy.folder, tmp_path / "before", stages=stages, sequences="log")
+    marks = pl.col(*FLAGS, "effective_view").cast(pl.Float64)
+    _rows(lambda rows: rows.with_columns(marks.replace(0.0, float("nan"))))(copy.folder)
+    after = prepare_recflow(copy.folder, tmp_path / "after", stages=stages, sequences="log")
+    left_out = [log.manifest["about"]["left_out"] for log in (before, after)]
+    assert left_out[0] == left_out[1]
+    for day in DAYS:
+        for name in ("request", "item", "depth", "rank", "grade", "sequence.history.video_id"):
+            assert before.days[day].table()[name] == after.days[day].table()[name]
+
+
+def test_a_request_in_two_pickles(copy: Layout, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    again = min(copy.sequences[DAYS[1]])
+    _pickle("seq_effective_50_dict/2024-01-15.pkl", copy.sequences[DAYS[2]] | {again: np.zeros((50, 10), int)})(
+        copy.folder
+    )
+    assert run("prepare", "recflow", str(copy.folder), "--out", str(tmp_path / "log")) == 1
+    folder = copy.folder / "seq_effective_50_dict"
+    said = capsys.readouterr().err
+    assert f"{folder / '2024-01-15.pkl'}: the request {again} stands there and in {folder / '2024-01-14.pkl'}" in said
+
+
+def test_a_request_in_two_days(copy: Layout, tmp_path: Path) -> None:
+    other = pl.DataFrame(copy.rows[DAYS[0]])[:1]
+    _rows(lambda rows: pl.concat([rows, other.select(rows.columns)]))(copy.folder)
+    message = rf"2024-01-14\.feather: the request {other['request_id'][0]} stands there and in .*2024-01-13\.feather"
+    with pytest.raises(ValueError, match=message):
+        prepare_recflow(copy.folder, tmp_path / "log", sequences="log")
 
 
 def test_days_that_are_not_there(layout: Layout, tmp_path: Path) -> None:

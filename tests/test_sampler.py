@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -11,9 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from command_line import run
 from rankfall.data.hashing import combine, hash_values
 from rankfall.data.history import History
-from rankfall.data.sampler import draw_negatives, full_stage_grades, full_stage_sample, order_keys, sample_keys
+from rankfall.data.movielens import prepare_movielens
+from rankfall.data.recflow import prepare_recflow
+from rankfall.data.rows.prepare import prepare_rows
+from rankfall.data.sampler import (
+    check_seed,
+    draw_negatives,
+    full_stage_grades,
+    full_stage_sample,
+    order_keys,
+    sample_keys,
+)
+from rankfall.data.spec import validate_spec
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WORD = 2**64
 
@@ -156,6 +172,29 @@ def test_the_order_says_nothing_about_the_sample() -> None:
     assert abs(mean - 49.5) < 5 * 28.9 / np.sqrt(4000)  # five standard errors of a uniform place
 
 
+@pytest.mark.parametrize("seed", [-1, 2**63, 2**64])
+def test_seeds_that_hashes_cannot_take(tmp_path: Path, seed: int) -> None:
+    spec = validate_spec({"request": "r", "item": "i", "day": "d", "stages": [{"name": "all"}], "relevant": "all"})
+    message = rf"seed: found {seed}, expected a whole number from 0 to 2\^63 - 1"
+    with pytest.raises(ValueError, match=message):
+        prepare_rows([tmp_path], tmp_path / "log", spec, seed=seed)
+    for prepare in (prepare_recflow, prepare_movielens):
+        with pytest.raises(ValueError, match=message):
+            prepare(tmp_path, tmp_path / "log", seed=seed)
+    check_seed(2**63 - 1)
+    hashes = hash_values(pl.Series([1]))
+    assert sample_keys(2**63 - 1, hashes, hashes) != sample_keys(0, hashes, hashes)
+
+
+@pytest.mark.parametrize("command", ["rows", "recflow", "movielens"])
+def test_commands_say_which_seeds_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    needed = ["--spec", "spec.yaml"] if command == "rows" else []
+    assert run("prepare", command, str(tmp_path), "--out", str(tmp_path / "log"), *needed, "--seed", str(2**63)) == 2
+    said = capsys.readouterr().err
+    assert "--seed" in said
+    assert "9223372036854775807" in said
+
+
 # --- histories --------------------------------------------------------------------------------------------------
 
 
@@ -185,3 +224,24 @@ def test_history_is_the_last_events_before(seed: int, max_length: int, cuts: lis
         before = sorted((r for r in events.iter_rows() if r[0] == user and r[1] < time), key=lambda r: (r[1], r[2]))
         assert film.to_list() == [row[3] for row in before][-max_length:]
         assert kind.to_list() == [row[4] for row in before][-max_length:]
+
+
+@pytest.mark.parametrize("names", [["a", None, "b", None, "a"], [7, None, 3, None, 7]])
+def test_nobody_has_no_history(names: list[str | int | None]) -> None:
+    events = pl.DataFrame({"user": names, "time": range(5), "order": range(5), "film": range(10, 15)})
+    history = History(8, ["film"])
+    users = pl.Series([names[0], None, names[2], None])
+    first = history.advance(users, pl.Series([9, 9, 9, 0]), events)
+    assert first["film"].to_list() == [[10, 14], [], [12], []]
+    # portions of nobody, whose column has no type of its own
+    nobody = pl.DataFrame({"user": [None], "time": [10], "order": [0], "film": [15]})
+    assert history.advance(pl.Series([None]), pl.Series([11]), nobody)["film"].to_list() == [[]]
+    assert history.advance(users, pl.Series([12] * 4), events[:0])["film"].to_list() == [[10, 14], [], [12], []]
+
+
+def test_a_history_may_begin_with_nobody() -> None:
+    history = History(8, ["film"])
+    nobody = pl.DataFrame({"user": [None], "time": [1], "order": [0], "film": [15]})
+    assert history.advance(pl.Series([None]), pl.Series([2]), nobody)["film"].to_list() == [[]]
+    known = nobody.with_columns(user=pl.lit("a"), time=pl.lit(3, pl.Int64))
+    assert history.advance(pl.Series(["a", None]), pl.Series([4, 4]), known)["film"].to_list() == [[15], []]

@@ -49,13 +49,11 @@ def fresh_directory(out: Path, is_ours: Callable[[Path], bool], *, force: bool =
     """A directory beside `out` that becomes `out` if all goes well and disappears if not.
 
     What `out` holds already is replaced only if `is_ours` knows it and `force` says so. After a crash there may be a
-    directory ``.NAME.*.unfinished``, which nothing takes for `NAME`.
+    directory ``.NAME.*.unfinished``, which nothing takes for `NAME`, and in the moment of a replacement the old content
+    as ``.NAME.*.replaced``.
     """
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        if not is_ours(out):
-            raise ValueError(f"out: {out} exists and is not what this command writes; choose another name")
-        if not force:
-            raise ValueError(f"out: {out} exists already; --force replaces it")
+    out = out.resolve()  # a link stays, and what it leads to is replaced
+    _check_replaceable(out, is_ours, force)
     out.parent.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".unfinished", dir=out.parent))
     try:
@@ -63,18 +61,40 @@ def fresh_directory(out: Path, is_ours: Callable[[Path], bool], *, force: bool =
         _make_readable(directory)
         for path in (*directory.rglob("*"), directory):
             sync(path)
-        replaced = _moved_aside(out) if out.exists() and is_ours(out) else None
-        directory.rename(out)
-        sync(out.parent)
-        if replaced:
-            shutil.rmtree(replaced)
+        _check_replaceable(out, is_ours, force)  # somebody else may have finished meanwhile
+        _put(directory, out)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _moved_aside(out: Path) -> Path:
+def _check_replaceable(out: Path, is_ours: Callable[[Path], bool], force: bool) -> None:
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        if out == Path.cwd():
+            raise ValueError(f"out: {out} is the current directory, which cannot be replaced; name one inside it")
+        return
+    if not is_ours(out):
+        raise ValueError(
+            f"out: {out} exists and is not what this command writes, or was never finished; choose another"
+        )
+    if not force:
+        raise ValueError(f"out: {out} exists already; --force replaces it")
+
+
+def _put(directory: Path, out: Path) -> None:
+    """Give a directory its name; what had it before is kept until that is done."""
+    if not out.exists() or not any(out.iterdir()):
+        directory.rename(out)
+        sync(out.parent)
+        return
     aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".replaced", dir=out.parent))
-    return out.rename(aside)
+    out.rename(aside)
+    try:
+        directory.rename(out)
+    except OSError:
+        aside.rename(out)
+        raise
+    sync(out.parent)
+    shutil.rmtree(aside)
 
 
 def _make_readable(directory: Path) -> None:

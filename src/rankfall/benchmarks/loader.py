@@ -156,6 +156,7 @@ def _impressions(
         "rank": np.tile(rank, (count, 1)),
         "relevance": np.tile(relevant.astype(np.float32), (count, 1)),
         "grade": np.tile(grade, (count, 1)),
+        "left_out": np.empty((count, 0), np.int32),
         "feedback.effective_view": (rng.random((count, ITEMS)) < 0.3 * relevant).astype(np.float32),
     }
     columns |= {f"user.{name}": rng.integers(2, CATALOGUE + 2, count, dtype=np.int32) for name in USER}
@@ -167,7 +168,7 @@ def _impressions(
 def _column(values: NDArray[Any], field: pa.Field) -> pa.Array:
     if values.ndim == 1:
         return pa.array(values).cast(field.type)
-    offsets = np.arange(0, values.size + 1, values.shape[1], dtype=np.int32)
+    offsets = np.arange(len(values) + 1, dtype=np.int32) * np.int32(values.shape[1])
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values.reshape(-1)), type=field.type)
 
 

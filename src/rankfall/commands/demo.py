@@ -22,6 +22,7 @@ def demo(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the platform and of the trainings.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Write over what an earlier demo left there.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A few hundred impressions: seconds.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
@@ -34,6 +35,8 @@ def demo(
         with tempfile.TemporaryDirectory(prefix="rankfall-demo-") as directory:
             result = _run(Path(directory), seed, quick)
     else:
+        if out.exists() and any(out.iterdir()) and not force:
+            raise ValueError(f"out: {out} is not empty; name another directory, or write over it with --force")
         out.mkdir(parents=True, exist_ok=True)
         result = _run(out, seed, quick)
         write_file(out / "comparison.json", json_text(result) + "\n")

@@ -35,9 +35,9 @@ def evaluate(
     evaluation.json and the values of every list in values.parquet.
     """
     from rankfall.evaluation.evaluate import evaluate_run
-    from rankfall.training.run import RESULT
+    from rankfall.training.run import CONFIG, RESULT
 
-    if run.is_dir() and not (run / RESULT).exists():
+    if (run / CONFIG).exists() and not (run / RESULT).exists():
         say(f"note: the training of {run} did not finish; these are its best weights so far")
     summary = evaluate_run(run, split, data=None if data is None else str(data)).summary()
     if as_json:

@@ -65,7 +65,7 @@ def simulate(
     """Simulate a platform and write the full-stage log of its cascade.
 
     Users' interests drift, items are born and die, and an imperfect cascade serves requests day by day. Memory does not
-    grow with days or requests; a longer log begins like a shorter one.
+    grow with requests, and with days only by what is known of items; a longer log begins like a shorter one.
     """
     from rankfall.data.platform.presets import preset_of
     from rankfall.data.platform.simulate import Simulation, simulate_log, simulate_recflow

@@ -26,7 +26,7 @@ def show(content: RenderableType) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=PIPE_WIDTH)
-    console.print(content)
+    console.print(content, markup=False)
 
 
 def show_json(content: object) -> None:
@@ -41,7 +41,7 @@ def json_text(content: object) -> str:
 
 def say(message: str) -> None:
     """Tell the user something that is not the report."""
-    Console(stderr=True).print(message)
+    Console(stderr=True, soft_wrap=True).print(message, markup=False)
 
 
 def fail(message: str) -> None:

@@ -47,3 +47,7 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
 
             return getattr(loader, name)
         raise AttributeError(f"module 'rankfall.data' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

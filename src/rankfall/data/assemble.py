@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 NEGATIVE = -1  # the depth of an item that the log did not have for the request
-TRUTH = "truth"  # the column of true relevance in simulated logs
 
 
 class Assembled(NamedTuple):
@@ -50,11 +49,10 @@ def assemble(
 ) -> Assembled:
     """The impressions of whole requests.
 
-    `rows` has the columns that the description of the log names, one row for each request and item, and may have a
-    column ``truth``. `requests` adds columns of requests, one row for each: features of user and context, and
-    sequences as lists of raw values in columns ``sequence.NAME.FEATURE``. `items` is the table of all items, from which
-    random negatives are drawn, if the description asks for some; its ids are also those of `item` if it has a column
-    ``id``.
+    `rows` has the columns that the description of the log names, one row for each request and item. `requests` adds
+    columns of requests, one row for each: features of user and context, and sequences as lists of raw values in columns
+    ``sequence.NAME.FEATURE``. `items` is the table of all items, from which random negatives are drawn, if the
+    description asks for some; its ids are also those of `item` if it has a column ``id``.
     """
     builder = _Builder(rows, encoding, seed, requests, items)
     return Assembled(builder.days(), builder.counts)
@@ -196,6 +194,7 @@ class _Builder:
         self._count_stages(number, chosen)
         item = self._item_ids()
         depth, rank = self.depth[chosen], self._ranks(chosen)
+        self._leave_out(number, item, chosen)
         self.row, self.number, self.item = chosen, number[chosen], item[chosen]
         hashes = item_hash[chosen]
         if spec.negatives:
@@ -213,7 +212,15 @@ class _Builder:
         self.row, self.number, self.item = self.row[order], self.number[order], self.item[order]
         self.chosen_depth, self.rank = depth[order], rank[order]
         lengths = np.bincount(self.number, minlength=len(self.requests))
-        self.edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        self.edges = _edges(lengths)
+
+    def _leave_out(self, number: Integers, item: Integers, chosen: Integers) -> None:
+        """Note the relevant items that are not among the chosen ones, those of each request sorted."""
+        relevant = self._relevance_of_rows() > 0
+        relevant[chosen] = False
+        number, item = number[relevant], item[relevant]
+        self.left_out = item[np.lexsort((item, number))]
+        self.left_out_edges = _edges(np.bincount(number, minlength=len(self.requests)))
 
     def _count_stages(self, number: Integers, chosen: Integers) -> None:
         names, count = self.spec.stage_names, len(self.requests)
@@ -248,8 +255,11 @@ class _Builder:
         if not raw.dtype.is_integer() and raw.dtype != pl.Null:
             raise ValueError(f"column {self.spec.rank!r}: found {raw.dtype}, expected whole numbers")
         ranks = raw.cast(pl.Int64).fill_null(-1).to_numpy()
-        clipped: Integers = np.maximum(ranks, -1)[chosen]
-        return clipped
+        if (bad := np.flatnonzero((ranks < -1) | (ranks >= 2**31))).size:
+            found, where = ranks[bad[0]], place(self.rows, self.spec, int(bad[0]))
+            raise ValueError(f"column {self.spec.rank!r}: found {found}, expected at least 0, or -1 for none ({where})")
+        chosen_ranks: Integers = ranks[chosen]
+        return chosen_ranks
 
     def _table_items(self) -> NDArray[np.int64]:
         assert self.items is not None
@@ -277,7 +287,7 @@ class _Builder:
     def days(self) -> list[tuple[str, pa.Table]]:
         request = self.requests["key"]
         kind = pa.string() if request.dtype == pl.String else pa.int64()
-        schema = impression_schema(self.spec, request=kind, truth=TRUTH in self.rows.columns)
+        schema = impression_schema(self.spec, request=kind)
         table = pa.table([self._column(field) for field in schema], schema=schema)
         day = self.requests["day"]
         runs = day.rle().struct.unnest()
@@ -299,6 +309,8 @@ class _Builder:
             case "sequence":
                 sequence, _, feature = name.partition(".")
                 return self._sequence(sequence, feature, field.type)
+            case "left_out":
+                return _lists(self.left_out_edges, self.left_out, field.type)
             case _:
                 return _lists(self.edges, self._item_values(group, name), field.type)
 
@@ -317,7 +329,8 @@ class _Builder:
             case "feedback":
                 return self._logged(name)
             case _:
-                return self._logged(TRUTH)
+                assert self.spec.truth is not None  # no other column is left
+                return self._logged(self.spec.truth)
 
     def _request_feature(self, group: Group, name: str) -> NDArray[Any]:
         feature = getattr(self.spec.features, group)[name]
@@ -358,7 +371,7 @@ class _Builder:
             raise ValueError(f"column {raw.name!r}: found {raw.dtype}, expected lists")
         raw = raw.list.tail(config.max_length)
         lengths = raw.list.len().fill_null(0).to_numpy().astype(np.int64)
-        edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        edges = _edges(lengths)
         self._check_same_lengths(name, lengths)
         values = raw.explode(empty_as_null=False, keep_nulls=False).alias(raw.name)
         keys = self.requests["key"].gather(np.repeat(np.arange(len(lengths)), lengths))
@@ -371,20 +384,31 @@ class _Builder:
             raise ValueError(f"sequences.{name}: the features of request {key!r} have different numbers of events")
 
     def _relevance(self) -> NDArray[np.float32]:
-        relevant = self.spec.relevant
-        if relevant.stage is not None:
-            enough = self.spec.stage_names.index(relevant.stage)
-            values = (self.chosen_depth >= enough).astype(np.float32)
-        else:
-            assert relevant.column is not None
-            values = np.maximum(self._logged(relevant.column), 0)
+        values = self._of_chosen(self._relevance_of_rows())
         found = np.bincount(self.number, values > 0, minlength=len(self.requests))
         self.counts.without_relevant = int((found == 0).sum())
         return values
 
-    def _logged(self, column: str) -> NDArray[np.float32]:
-        """Numbers of the log's rows; items that are not from the log have 0."""
+    def _relevance_of_rows(self) -> NDArray[np.float32]:
+        """Of all rows, chosen or not."""
+        relevant = self.spec.relevant
+        if relevant.stage is not None:
+            return (self.depth >= self.spec.stage_names.index(relevant.stage)).astype(np.float32)
+        assert relevant.column is not None
+        return np.maximum(self._numbers(relevant.column), 0)
+
+    def _numbers(self, column: str) -> NDArray[np.float32]:
+        """The numbers of all rows; nothing and NaN count 0."""
         values = self.rows[column].cast(pl.Float32).fill_null(0).fill_nan(0).to_numpy()
+        if (bad := np.flatnonzero(np.isinf(values))).size:
+            raise ValueError(f"column {column!r}: found {values[bad[0]]} ({place(self.rows, self.spec, int(bad[0]))})")
+        return values
+
+    def _logged(self, column: str) -> NDArray[np.float32]:
+        return self._of_chosen(self._numbers(column))
+
+    def _of_chosen(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Of the log's rows those of the chosen items; items that are not from the log have 0."""
         if len(values) == 0:
             return np.zeros(len(self.row), np.float32)
         return np.where(self.row >= 0, values[np.maximum(self.row, 0)], np.float32(0))
@@ -416,6 +440,10 @@ def _flat_array(values: Any, kind: pa.DataType) -> pa.Array:
     if pa.types.is_fixed_size_list(kind):
         return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel(), kind.value_type), type=kind)
     return pa.array(values.astype(kind.to_pandas_dtype(), copy=False), kind)
+
+
+def _edges(lengths: Integers) -> Integers:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
 
 def _lists(edges: Integers, values: NDArray[Any], kind: pa.DataType) -> pa.Array:

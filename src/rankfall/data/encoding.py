@@ -140,10 +140,7 @@ def to_times(raw: pl.Series, unit: Unit | None, zone: str) -> pl.Series:
             raise ValueError(f"{where}: found whole numbers, for which `unit` must say s, ms or us")
         return pl.from_epoch(raw, unit).dt.cast_time_unit("ms").dt.replace_time_zone("UTC").dt.convert_time_zone(zone)
     if raw.dtype == pl.String:
-        try:
-            raw = raw.str.to_datetime(time_unit="ms")
-        except pl.exceptions.PolarsError:
-            raise ValueError(f"{where}: found {raw[0]!r}, expected times such as 2024-01-13T08:30:00") from None
+        return _parsed_times(raw, zone)
     if raw.dtype == pl.Date:
         raw = raw.cast(pl.Datetime("ms"))
     kind = raw.dtype
@@ -153,6 +150,30 @@ def to_times(raw: pl.Series, unit: Unit | None, zone: str) -> pl.Series:
     if kind.time_zone is None:
         return times.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
     return times.convert_time_zone(zone)
+
+
+_TIMES = ("%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d")  # in the zone of the log,
+_ZONED_TIMES = ("%Y-%m-%dT%H:%M:%S%.f%#z", "%Y-%m-%dT%H:%M%#z")  # or in one of their own
+
+
+def _parsed_times(raw: pl.Series, zone: str) -> pl.Series:
+    """Times written as ISO 8601 has it, each by itself: what others look like must not matter."""
+    text = raw.str.strip_chars().str.replace(" ", "T", literal=True).str.replace("Z$", "+00:00")
+    parsed = pl.Series(raw.name, [None] * len(raw), pl.Datetime("ms", zone))
+    for form in _TIMES:
+        local = text.str.to_datetime(form, time_unit="ms", strict=False)
+        local = local.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
+        parsed = parsed.zip_with(parsed.is_not_null(), local)
+    for form in _ZONED_TIMES:
+        own = text.str.to_datetime(form, time_unit="ms", strict=False, time_zone="UTC").dt.convert_time_zone(zone)
+        parsed = parsed.zip_with(parsed.is_not_null(), own)
+    bad = parsed.is_null() & raw.is_not_null()
+    if bad.any():
+        found = raw.filter(bad)[0]
+        raise ValueError(
+            f"column {raw.name!r}: found {found!r}, expected times such as 2024-01-13T08:30:00 that exist in {zone}"
+        )
+    return parsed
 
 
 def _encode_time(feature: Time, raw: pl.Series, spec: Spec) -> Ids:

@@ -29,11 +29,13 @@ class History:
     def advance(self, users: pl.Series, times: pl.Series, events: pl.DataFrame) -> pl.DataFrame:
         """The last events strictly before each request, oldest first, as one column of lists a column.
 
-        `events` are those of the portion; no later portion may hold an earlier time than the latest of this one.
+        `events` are those of the portion; no later portion may hold an earlier time than the latest of this one. Who
+        is null is nobody: such events are nobody's past, and such requests have none.
         """
-        known = events.select("user", "time", "order", *self.columns)
+        known = events.select("user", "time", "order", *self.columns).filter(pl.col("user").is_not_null())
         if self._events is not None:
-            known = pl.concat([self._events, known])
+            # a portion in which nobody has a name may not know the type of names
+            known = pl.concat([self._events, known], how="vertical_relaxed")
         known = known.sort("user", "time", "order")
         starts, stops = _spans_before(known, users, times)
         starts = np.maximum(starts, stops - self.max_length)
@@ -51,10 +53,11 @@ def _spans_before(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where in events sorted by user and time those of each request's user begin, and where the earlier ones end."""
     both = pl.concat(
-        [known.select("user", "time"), pl.DataFrame({"user": users, "time": times.cast(known["time"].dtype)})]
+        [known.select("user", "time"), pl.DataFrame({"user": users, "time": times.cast(known["time"].dtype)})],
+        how="vertical_relaxed",
     )
-    # ranks instead of values make one number of user and time that cannot overflow
-    codes = both["user"].rank("dense").cast(pl.Int64).to_numpy()
+    # ranks instead of values make one number of user and time that cannot overflow; nobody's is 0, below all events
+    codes = both["user"].rank("dense").cast(pl.Int64).fill_null(0).to_numpy()
     moments = both["time"].rank("dense").cast(pl.Int64).to_numpy()
     width = int(moments.max(initial=0)) + 1
     keys = codes * width + moments

@@ -22,11 +22,13 @@ The columns of an impression:
 ``relevance``              list of float32              above 0: relevant
 ``grade``                  list of int32                full-stage grade: deeper is better, then better ranked
 ``feedback.F``             list of float32              what the user did
+``left_out``               list of int32                relevant items of the request that the sample left out, sorted
 ``truth``                  list of float32              true relevance, in simulated logs that were asked for it
 =========================  ===========================  =======================================================
 
-All lists of items of one impression have the same length. Manifests are written last and the directory gets its name
-after that: what looks finished is.
+All lists of items of one impression have the same length, except ``left_out``, which is usually empty: its items are
+no candidates of the impression, but must not be taken for irrelevant ones. Manifests are written last and the directory
+gets its name after that: what looks finished is.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ _IDS = pa.int32()
 _NUMBERS = pa.float32()
 
 
-def impression_schema(spec: Spec, *, request: pa.DataType, truth: bool = False) -> pa.Schema:
+def impression_schema(spec: Spec, *, request: pa.DataType) -> pa.Schema:
     """The columns of the impressions of a log with this description."""
     columns = [("request", request), ("time", pa.timestamp("ms", "UTC"))]
     for group, name, feature in spec.features:
@@ -73,7 +75,8 @@ def impression_schema(spec: Spec, *, request: pa.DataType, truth: bool = False) 
     columns += [("depth", _list(pa.int8())), ("rank", _list(pa.int32())), ("relevance", _list(_NUMBERS))]
     columns.append(("grade", _list(pa.int32())))
     columns += [(f"feedback.{name}", _list(_NUMBERS)) for name in spec.feedback]
-    if truth:
+    columns.append(("left_out", _list(_IDS)))
+    if spec.truth is not None:
         columns.append(("truth", _list(_NUMBERS)))
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])
 

@@ -29,7 +29,7 @@ from rankfall.data.encoding import Encoding
 from rankfall.data.hashing import hash_values
 from rankfall.data.history import History
 from rankfall.data.log import ImpressionLog, LogWriter, impression_schema, is_log
-from rankfall.data.sampler import sample_keys
+from rankfall.data.sampler import check_seed, sample_keys
 from rankfall.data.spec import validate_spec
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ def prepare_movielens(
     Requests are blocks of at least `block` ratings, of each stage `sample` items are drawn. `on_requests` hears how
     many requests are done, and how many there are.
     """
+    check_seed(seed)
     with fresh_directory(out, is_log, force=force) as directory:
         films, users = read_movies(source / "movies.dat"), read_users(source / "users.dat")
         ratings = into_blocks(read_ratings(source / "ratings.dat", users, films), block)

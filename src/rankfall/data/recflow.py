@@ -20,27 +20,37 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import polars as pl
+import polars.selectors as cs
 import pyarrow as pa
 
 from rankfall._files import checksum, fresh_directory
+from rankfall._settings import shown
 from rankfall._words import did_you_mean
+from rankfall.data.encoding import to_times
 from rankfall.data.hashing import combine, hash_values
 from rankfall.data.history import History
 from rankfall.data.log import ImpressionLog, is_log
 from rankfall.data.pickles import read_dict, read_pairs
 from rankfall.data.recflow_spec import (
+    FLAGS,
     HISTORY_LENGTH,
     ITEM_IDS,
     RANK,
     STAGES,
+    TRUTH,
     USER_IDS,
+    ZONE,
     rank_expression,
     recflow_spec,
     sequence_column,
 )
 from rankfall.data.rows.layout import uses
 from rankfall.data.rows.prepare import prepare_rows
+from rankfall.data.rows.raw import Batch
 from rankfall.data.rows.source import Source
+from rankfall.data.rows.types import to_type
+from rankfall.data.sampler import check_seed
+from rankfall.data.stages import above_zero
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,6 +70,7 @@ EVENT_COLUMNS = ("video_id", "author_id", "category_level_two", "category_level_
 EVENT_TIME, EVENT_WIDTH = 7, 10
 
 _REQUEST, _USER, _TIME, _VIEW = "request_id", "user_id", "request_timestamp", "effective_view"
+_TOO_LARGE = 2**63  # for Int64
 _LISTS = [sequence_column(name) for name in ITEM_IDS]
 
 
@@ -80,20 +91,27 @@ def prepare_recflow(
     `log` itself, which are those of the chosen days; by default from the pickles if there are any. `on_progress` hears
     the name of a step, how much of it is done and of how much, if that is known.
     """
+    check_seed(seed)
     with fresh_directory(out, is_log, force=force) as directory:
         files = _chosen(_day_files(source), days)
         origin = sequences or ("pickle" if (source / PICKLES).is_dir() else "log")
         pickles = [_pickle_of(source, day) for day in files] if origin == "pickle" else []
         spec = recflow_spec(_id_counts(source, files), stages=stages)
+        if all(TRUTH in Source(path).columns() for path in files.values()):
+            spec = spec.model_copy(update={"truth": TRUTH})
         for path in files.values():
             _check_columns(path, _needed(spec, stages))
+            _check_marks(path)
         spooled = directory / "sequences"
         if origin == "none":
             spec = spec.model_copy(update={"sequences": {}})
         elif origin == "pickle":
-            _spool(spooled, _from_pickles(dict(zip(files, pickles, strict=True))), on_progress)
+            by_day = dict(zip(files, pickles, strict=True))
+            _spool(spooled, _from_pickles(by_day), on_progress)
+            _check_once(by_day, spooled)
         else:
             _spool(spooled, _from_log(files), on_progress)
+            _check_once(files, spooled)
         prepare_rows(
             [_DayFile(path, stages) for path in files.values()],
             directory / "log",
@@ -170,10 +188,9 @@ def _id_counts(source: Path, files: Mapping[str, Path]) -> dict[str, int]:
     published = {}
     if path.is_file():
         for key, count in read_dict(path).items():
-            if not isinstance(key, str) or not isinstance(count, int) or count < 1:
-                raise ValueError(
-                    f"{path}: found {key!r} with {count!r}, expected names of features with numbers of ids"
-                )
+            if not isinstance(key, str) or type(count) is not int or not 1 <= count < _TOO_LARGE:
+                found = f"{_quoted(key)} with {_quoted(count)}"
+                raise ValueError(f"{path}: found {found}, expected names of features with numbers of ids")
             published[key.strip()] = count  # one release has a space before a name
     missing = [name for name in (*USER_IDS, *ITEM_IDS) if name not in published]
     if missing:
@@ -186,7 +203,8 @@ def _largest_ids(files: Mapping[str, Path], columns: Sequence[str]) -> dict[str,
     for path in files.values():
         for batch in _rows(path, columns):
             for name in columns:
-                largest[name] = max(largest[name], int(batch[name].cast(pl.Int64).to_numpy().max(initial=0)))
+                ids = _whole(path, batch[name]).drop_nulls().to_numpy()
+                largest[name] = max(largest[name], int(ids.max(initial=0)))
     return {name: value + 1 for name, value in largest.items()}
 
 
@@ -203,6 +221,26 @@ def _check_columns(path: Path, columns: Sequence[str]) -> None:
             raise ValueError(f"{path}: there is no column {name!r}{did_you_mean(name, found)}")
 
 
+def _check_marks(path: Path) -> None:
+    """Flags and views are compared with 0 before the types of columns are decided on."""
+    found = Source(path).columns()
+    for name in (*FLAGS, _VIEW):
+        if name in found and not (found[name].is_numeric() or found[name] in (pl.Boolean(), pl.Null())):
+            raise ValueError(f"{path}: column {name!r}: found {found[name]}, expected numbers")
+
+
+def _whole(path: Path, values: pl.Series) -> pl.Series:
+    """Ids and times as Int64, whatever the file has: days are brought together, and some store them narrower."""
+    try:
+        if isinstance(values.dtype, pl.Date | pl.Datetime):
+            return to_times(values, None, ZONE).dt.epoch("ms")
+        if values.dtype.is_numeric() or values.dtype in (pl.Boolean(), pl.Null()):
+            return to_type(values, pl.Int64(), ZONE)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    raise ValueError(f"{path}: column {values.name!r}: found {values.dtype}, expected whole numbers")
+
+
 def _needed(spec: Spec, stages: Literal[2, 3]) -> list[str]:
     """The columns of the files that the description asks for."""
     asked = [use.column for use in uses(spec) if use.role != "sequence" and use.column != RANK]
@@ -216,7 +254,8 @@ def _rows_without_stage(files: Mapping[str, Path], spec: Spec) -> int:
 
 
 def _in_a_stage(rows: pl.DataFrame, flags: Sequence[str]) -> pl.Series:
-    return rows.select(pl.any_horizontal(pl.col(name) > 0 for name in flags).fill_null(False)).to_series()
+    marks = rows.select(above_zero(rows[name]) for name in flags)
+    return marks.select(pl.any_horizontal(pl.all())).to_series()
 
 
 @dataclass(frozen=True)
@@ -232,7 +271,9 @@ class _DayFile(Source):
         flags = STAGES[self.stages]
         rank = rank_expression(self.stages)
         read = [name for name in dict.fromkeys([*columns, *flags, *rank.meta.root_names()]) if name != RANK]
-        for batch in super().batches(read):
+        for raw in super().batches(read):
+            # the rank asks whether flags are above 0, and to polars NaN is
+            batch = raw.with_columns((cs.by_name(*FLAGS, require_all=False) & cs.float()).fill_nan(0))
             yield batch.filter(_in_a_stage(batch, flags)).with_columns(rank).select(columns)
 
 
@@ -254,6 +295,19 @@ def _spool(directory: Path, days: Iterator[tuple[str, Iterator[pl.DataFrame]]], 
                 on_progress("reading sequences", done := done + len(portion), None)
 
 
+def _check_once(sources: Mapping[str, Path], directory: Path) -> None:
+    """A request has one sequence. Whoever reads the spooled files cannot tell where they came from."""
+    requests = pl.concat(
+        pl.read_ipc(directory / f"{day}.arrow", columns=[_REQUEST]).with_columns(source=pl.lit(number, pl.Int32))
+        for number, day in enumerate(sources)
+    )
+    again = requests.filter(pl.col(_REQUEST).is_duplicated()).sort(_REQUEST, "source")
+    if len(again):
+        first, second = (list(sources.values())[number] for number in again["source"][:2])
+        where = "twice" if first == second else f"and in {first}"
+        raise ValueError(f"{second}: the request {again[_REQUEST][0]} stands there {where}")
+
+
 def _from_pickles(files: Mapping[str, Path]) -> Iterator[tuple[str, Iterator[pl.DataFrame]]]:
     for day, path in files.items():
         yield day, (_lists_of(path, pairs) for pairs in read_pairs(path))
@@ -261,9 +315,11 @@ def _from_pickles(files: Mapping[str, Path]) -> Iterator[tuple[str, Iterator[pl.
 
 def _lists_of(path: Path, pairs: Sequence[tuple[str | int, Any]]) -> pl.DataFrame:
     for request, events in pairs:
-        if not isinstance(request, int) or not _is_events(events):
+        if type(request) is not int or not -_TOO_LARGE <= request < _TOO_LARGE:
+            raise ValueError(f"{path}: found the request {_quoted(request)}, expected whole numbers below 2^63")
+        if not _is_events(events):
             raise ValueError(
-                f"{path}: found {_shape(events)} for the request {request!r}, expected arrays of whole numbers of "
+                f"{path}: found {_shape(events)} for the request {request}, expected arrays of whole numbers of "
                 f"{EVENT_WIDTH} columns"
             )
     rows = np.concatenate([events for _, events in pairs]).astype(np.int64, copy=False)
@@ -289,6 +345,13 @@ def _shape(events: object) -> str:
     return f"a {type(events).__name__}"
 
 
+def _quoted(value: object) -> str:
+    """A value of a pickle as messages quote it; what may be nested deeper or be longer than can be printed is named."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return "a number of more than 64 bits"
+    return shown(value) if value is None or isinstance(value, str | int | float) else _shape(value)
+
+
 def _lists(requests: Sequence[Any], lengths: NDArray[np.int64], columns: Sequence[NDArray[np.int64]]) -> pl.DataFrame:
     edges = pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
     lists = [pa.LargeListArray.from_arrays(edges, pa.array(np.ascontiguousarray(values))) for values in columns]
@@ -305,10 +368,17 @@ def _from_log(files: Mapping[str, Path]) -> Iterator[tuple[str, Iterator[pl.Data
 
 
 def _views_before(path: Path, history: History) -> pl.DataFrame:
-    requests, events = [], []
-    for batch in _rows(path, list(dict.fromkeys([_REQUEST, _USER, _TIME, _VIEW, *ITEM_IDS]))):
-        requests.append(batch.select(_REQUEST, _USER, _TIME).unique())
-        events.append(batch.filter(pl.col(_VIEW) > 0))
+    ids = list(dict.fromkeys([_REQUEST, _USER, _TIME, *ITEM_IDS]))
+    nothing = pl.DataFrame(schema=dict.fromkeys(ids, pl.Int64))  # a day may be empty
+    requests, events = [nothing.select(_REQUEST, _USER, _TIME)], [nothing]
+    start = 0
+    for rows in _rows(path, [*ids, _VIEW]):
+        batch = Batch(Source(path), start, rows.select(_whole(path, rows[name]) for name in ids))
+        for column in (_REQUEST, _TIME, "video_id"):
+            batch.refuse_nulls(column)
+        requests.append(batch.rows.select(_REQUEST, _USER, _TIME).unique())
+        events.append(batch.rows.filter(above_zero(rows[_VIEW])))
+        start += len(rows)
     asked = pl.concat(requests).unique(_REQUEST).sort(_TIME, _REQUEST)
     views = pl.concat(events)
     order = combine(hash_values(views[_REQUEST]), hash_values(views["video_id"]))

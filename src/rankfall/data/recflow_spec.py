@@ -33,6 +33,7 @@ STAGES: dict[int, tuple[str, ...]] = {
 HISTORY = "history"  # the sequence of effective views
 HISTORY_LENGTH = 50
 RANK = "rank"  # the column that `rank_expression` makes
+TRUTH = "truth"  # the column of true relevance, which simulated logs may have
 ZONE = "Asia/Shanghai"
 SAMPLE = 10  # items of each stage in the published experiments
 

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 _SAMPLE, _ORDER, _NEGATIVE = (np.uint64(use) for use in (1, 2, 3))
 
 
+def check_seed(seed: int) -> None:
+    """An error for a seed that the hashes cannot take, before anything is read."""
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed: found {seed}, expected a whole number from 0 to 2^63 - 1")
+
+
 def sample_keys(seed: int, requests: Hashes, items: Hashes) -> Hashes:
     """Random keys of items in requests: the smallest of a stage are kept."""
     return combine(np.uint64(seed), _SAMPLE, requests, items)

@@ -286,6 +286,7 @@ class Spec(Section):
     stages: list[LoggedStage] = Field(min_length=1)
     relevant: Annotated[Relevant, BeforeValidator(_stage_name)]
     feedback: list[str] = Field(default=[])
+    truth: str | None = Field(default=None, description="A column: the true relevance, which simulated logs may have.")
     negatives: int = Field(default=0, ge=0, description="Items of the whole log added to each request at random.")
     features: FeatureGroups = FeatureGroups()
     sequences: dict[Name, SequenceConfig] = Field(default={})

@@ -25,13 +25,18 @@ def stage_of(rows: pl.DataFrame, spec: Spec) -> Integers:
     depth = np.full(len(rows), -1, np.int64)
     for number, flag in enumerate(flags):
         assert flag is not None  # the description was checked
-        depth[(rows[flag].cast(pl.Float64).fill_null(0) > 0).to_numpy()] = number
+        depth[above_zero(rows[flag]).to_numpy()] = number
     if (bad := np.flatnonzero(depth < 0)).size:
         raise ValueError(
             f"none of the columns {', '.join(map(str, flags))} says which stage an item reached "
             f"({place(rows, spec, int(bad[0]))})"
         )
     return depth
+
+
+def above_zero(values: pl.Series) -> pl.Series:
+    """Which numbers are above 0. Nothing is not, and neither is NaN, which polars takes for the largest number."""
+    return values.cast(pl.Float64).fill_null(0).fill_nan(0) > 0
 
 
 def _stage_by_column(rows: pl.DataFrame, spec: Spec) -> Integers:

@@ -205,6 +205,9 @@ def make_plan(config: ComparisonConfig, out: Path) -> Plan:
     """Every run of a comparison, all of them checked before the first is trained."""
     if "path" not in config.data:
         raise ConfigError("data.path: missing, expected a directory made by 'rankfall prepare'")
+    for section in ("model", "loss", "metrics") if config.stages else ("relevant", "share", "objective"):
+        if getattr(config, section):
+            raise ConfigError(f"{section}: found in a comparison of {_own_kind(config)}s, which do not have it")
     path = Path(config.data["path"])
     data = ImpressionLog.load(path) if config.stages else RankingData.load(path)
     content = data.checksum if isinstance(data, ImpressionLog) else checksum(path / MANIFEST)

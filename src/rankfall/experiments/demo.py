@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     Progress = Callable[[str, float, float | None], None]
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
-    "bce": {"name": "bce"},
+    "bce": {"name": "bce", "min_depth": 0},
     "lcron": {"name": "lcron", "topk": {"name": "dftopk", "tau": 1.0}},
 }
 STAGES: list[dict[str, Any]] = [
     {"name": "retrieval", "quota": 30, "model": {"kind": "two_tower"}},
-    {"name": "ranking", "quota": 20, "min_depth": 2, "model": {"kind": "din"}},
+    {"name": "ranking", "quota": 20, "model": {"kind": "din"}},
 ]
 ABOUT = (
     "A simulated platform of 500 users logged which items its production cascade kept at each stage. A two-tower model "
     "keeps 30 of 40 items, a deep interest network 20 of those 30; joint recall is the share of the 10 best that "
-    "survive both. BCE trains each stage by itself, LCRON trains both as one network. One seed and one setting, tuned "
-    "for neither: this shows the tool at work and decides nothing."
+    "survive both. BCE trains each stage by itself on all 40 items, LCRON trains both as one network. One seed and one "
+    "setting, tuned for neither: this shows the tool at work and decides nothing."
 )
 
 

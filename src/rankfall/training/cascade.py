@@ -16,6 +16,7 @@ from rankfall._files import write_file
 from rankfall._settings import ConfigError, dump
 from rankfall.cascade import Cascade
 from rankfall.data import ImpressionLoader, ImpressionLog
+from rankfall.objectives import BCE
 from rankfall.training.build_cascade import Optimizers, make_cascade, make_objective
 from rankfall.training.cascade_config import CascadeConfig, Role
 from rankfall.training.funnel import measure_funnel
@@ -230,7 +231,7 @@ def load_run(directory: Path, *, checkpoint: Literal["best", "last"] = "best") -
 
 
 def _check_days(log: ImpressionLog, config: CascadeConfig) -> None:
-    """Refuse days that are not there, that have two uses, and quotas that no list could fill."""
+    """Refuse days that are not there or have two uses, and stages that would see nothing."""
     used: dict[str, str] = {}
     for role in get_args(Role):
         try:
@@ -240,6 +241,21 @@ def _check_days(log: ImpressionLog, config: CascadeConfig) -> None:
         for day in days:
             if used.setdefault(day.name, role) != role:
                 raise ConfigError(f"data: {day.name} stands in {used[day.name]} and in {role}; a day has one use")
+    _check_depths(log, config)
+
+
+def _check_depths(log: ImpressionLog, config: CascadeConfig) -> None:
+    """Refuse a stage that would never see an item."""
+    objective, _ = make_objective(config)
+    deepest = len(log.spec.stages) - 1
+    if isinstance(objective, BCE):
+        for stage, least in zip(config.stages, objective.min_depth, strict=True):
+            if least > deepest:
+                names = ", ".join(f"{depth} {name}" for depth, name in enumerate(log.spec.stage_names))
+                raise ConfigError(
+                    f"stages: with bce {stage.name} would see items from depth {least} on, but the log's stages are "
+                    f"{names}; give it a min_depth, or objective.min_depth=0 to train all stages on all items"
+                )
 
 
 def _with_absolute_path(config: CascadeConfig) -> CascadeConfig:

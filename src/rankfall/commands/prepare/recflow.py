@@ -66,7 +66,7 @@ def recflow(
             show_default="pickle if they are there, else log",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample of each stage.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sample of each stage.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace an impression log that exists.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:

@@ -45,7 +45,9 @@ def rows(
             exists=True, help="A table with times, users, context and sequences of requests.", show_default=False
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample of each stage and of random negatives.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sample of each stage and of random negatives.")
+    ] = 0,
     fit_days: Annotated[
         int | None,
         typer.Option(

@@ -21,7 +21,7 @@ from rankfall.data.loader.ahead import Ahead
 from rankfall.data.loader.batch import Impressions
 from rankfall.data.loader.negatives import append, close_up, draw, pool_of_batch, pool_of_log
 from rankfall.data.loader.order import Use, block_shuffled, generator, in_file_order, share
-from rankfall.data.loader.window import Blocks, Window, layout_of, lengths_of, mask_of
+from rankfall.data.loader.window import LEFT_OUT, Blocks, Window, layout_of, lengths_of, mask_of
 from rankfall.data.log import BLOCK, ImpressionLog
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ class ImpressionLoader:
     `window`
         impressions in memory at a time.
     `negatives`
-        so many items are added behind each list. They are different from each other and from all items of
-        the impression, drawn evenly from all items of the log or (`negatives_from`) of the batch. Where there are
-        not enough, the rest is masked.
+        so many items are added behind each list. They are different from each other, from all items of the impression
+        and from the relevant ones of its request that the sample left out, drawn evenly from all items of the log or
+        (`negatives_from`) of the batch. Where there are not enough, the rest is masked.
     `length`
         in place of `negatives`: add as many to each list as it needs to have this length.
     `rank`, `world`
@@ -119,14 +119,15 @@ class ImpressionLoader:
         self.rank, self.world, self.prefetch = rank, world, prefetch
         self.window = window
         self._days = _choose(self.log, days)
-        longest, shortest, truth = _measure(self.log, self._days)
+        longest, shortest = _measure(self.log, self._days)
         if not longest:
             raise ValueError(f"days: {', '.join(self.days)} chosen, whose impressions have no items")
-        self._layout = layout_of(self.log, longest, truth=truth)
+        self._layout = layout_of(self.log, longest)
         self._named = self._layout.named()
         self.width: int = length or longest + negatives  # of the lists of every batch
         self._drawn = self.width - (shortest if length else longest)
         self._check_lengths(longest)
+        self._most_left_out = _most_left_out(self.log, self._days) if self._drawn else 0
         self._pool = pool_of_log(self.log, self._layout) if self._drawn and negatives_from == "items" else None
         if not len(self):
             raise ValueError(f"drop_last: no day has as many as {batch:,} impressions, nothing would be left")
@@ -230,7 +231,7 @@ class ImpressionLoader:
             ahead.close()
 
     def _pass(self, epoch: int, start: Position) -> Generator[tuple[Position, Impressions], None, None]:
-        window = self._spare.pop() if self._spare else Window(self._layout, self._capacity())
+        window = self._spare.pop() if self._spare else self._room()
         try:
             for number in range(start.day, len(self._days)):
                 first = start.batch if number == start.day else 0
@@ -256,7 +257,7 @@ class ImpressionLoader:
             for number, batch, mine in zip(range(first, end), batches, held, strict=True):
                 here, places = places[: len(mine)], places[len(mine) :]
                 arrays = window.take(here)
-                mask = self._add_items(arrays, len(batch), epoch, day.name, number)
+                mask = self._add_items(arrays, window.left_out(here), len(batch), epoch, day.name, number)
                 yield self._batch(day.name, batch, arrays | {"mask": mask})
             first = end
 
@@ -265,14 +266,25 @@ class ImpressionLoader:
             return in_file_order(first, last)
         return block_shuffled(blocks.starts, first, last, seed=self.seed, epoch=epoch, day=day.name)
 
-    def _add_items(self, arrays: Arrays, rows: int, epoch: int, day: str, number: int) -> NDArray[np.bool_]:
+    def _add_items(
+        self, arrays: Arrays, left_out: Rows | None, rows: int, epoch: int, day: str, number: int
+    ) -> NDArray[np.bool_]:
         """Draw items for the lists of a batch of `rows` impressions, of which arrays has what this loader holds."""
         lists = self._layout.items
         if not self._drawn:
             return mask_of(arrays[lengths_of(lists)], lists.width)
         pool = self._pool or pool_of_batch(arrays, self._layout)
         rng = generator(self.seed, epoch, day, Use.NEGATIVES, number)
-        drawn = draw(arrays["item"], pool.items, self._drawn, rng, rows=rows, part=self._held(rows))
+        drawn = draw(
+            arrays["item"],
+            pool.items,
+            self._drawn,
+            rng,
+            rows=rows,
+            part=self._held(rows),
+            left_out=left_out,
+            most_left_out=self._most_left_out,
+        )
         mask = append(arrays, self._layout, pool, drawn)
         return mask if self.length is None else close_up(arrays, self._layout, mask, self.length)
 
@@ -330,6 +342,9 @@ class ImpressionLoader:
         share_size = -(-self.batch // self.world) if self._takes_shares else self.batch
         return self._window_size() // self.batch * share_size
 
+    def _room(self) -> Window:
+        return Window(self._layout, self._capacity(), left_out=self._most_left_out > 0)
+
     def _count(self, day: Day) -> int:
         return len(day) // self.batch if self.drop_last else -(-len(day) // self.batch)
 
@@ -346,15 +361,18 @@ def _choose(log: ImpressionLog, days: str | Iterable[str]) -> list[Day]:
     return chosen
 
 
-def _measure(log: ImpressionLog, days: list[Day]) -> tuple[int, int, bool]:
-    """The lengths of the longest and of the shortest list, and whether there is a true relevance."""
-    longest, shortest, truth = 0, np.iinfo(np.int32).max, True
+def _measure(log: ImpressionLog, days: list[Day]) -> tuple[int, int]:
+    """The lengths of the longest and of the shortest list."""
+    longest, shortest = 0, np.iinfo(np.int32).max
     for day in days:
         blocks = Blocks(log, day)
-        truth = truth and blocks.truth
         for lengths in blocks.lengths():
             longest, shortest = max(longest, int(lengths.max())), min(shortest, int(lengths.min()))
-    return longest, shortest, truth
+    return longest, shortest
+
+
+def _most_left_out(log: ImpressionLog, days: list[Day]) -> int:
+    return max(int(lengths.max()) for day in days for lengths in Blocks(log, day).lengths(LEFT_OUT))
 
 
 def _load(window: Window, blocks: Blocks, rows: Rows) -> Rows:

@@ -99,19 +99,28 @@ def draw(
     *,
     rows: int,
     part: slice,
+    left_out: Rows | None = None,
+    most_left_out: int = 0,
 ) -> Rows:
     """For each impression `count` different places of the pool, at random, that hold none of its own items.
 
     `own` are the lists of a `part` of a batch of `rows` impressions; what they get does not depend on the part. Where
-    the pool has not enough, the last places are -1.
+    the pool has not enough, the last places are -1. Nor do they get what is `left_out`, as :class:`LeftOut` gives it,
+    at most `most_left_out` items of any impression, whatever the part.
     """
-    if len(pool) >= ROOMY * (own.shape[1] + count):
-        return _draw_again(own, pool, count, rng, rows, part)
-    return _draw_from_all(own, pool, count, rng, rows, part)
+    if len(pool) >= ROOMY * (own.shape[1] + most_left_out + count):
+        return _draw_again(own, pool, count, rng, rows, part, left_out)
+    return _draw_from_all(own, pool, count, rng, rows, part, left_out)
 
 
 def _draw_again(
-    own: NDArray[np.int32], pool: NDArray[np.int32], count: int, rng: np.random.Generator, rows: int, part: slice
+    own: NDArray[np.int32],
+    pool: NDArray[np.int32],
+    count: int,
+    rng: np.random.Generator,
+    rows: int,
+    part: slice,
+    left_out: Rows | None,
 ) -> Rows:
     """Draw, and draw again what was there already. No item is preferred, so the outcome is uniform."""
 
@@ -120,7 +129,10 @@ def _draw_again(
 
     drawn, lists = fresh(), np.arange(len(own))
     while True:
-        again = _repeated(own[lists], pool[drawn[lists]])
+        items = pool[drawn[lists]]
+        again = _repeated(own[lists], items)
+        if left_out is not None:
+            again |= _among(left_out, lists[:, None] << 32 | items)
         unlucky = again.any(axis=1)
         lists, again = lists[unlucky], again[unlucky]
         if not len(lists):
@@ -138,14 +150,30 @@ def _repeated(own: NDArray[np.int32], drawn: NDArray[np.int32]) -> NDArray[np.bo
     return repeated[:, own.shape[1] :]
 
 
+def _among(known: NDArray[Any], asked: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which numbers stand among the known ones, which are sorted and some."""
+    found: NDArray[np.bool_] = known[np.minimum(np.searchsorted(known, asked), len(known) - 1)] == asked
+    return found
+
+
 def _draw_from_all(
-    own: NDArray[np.int32], pool: NDArray[np.int32], count: int, rng: np.random.Generator, rows: int, part: slice
+    own: NDArray[np.int32],
+    pool: NDArray[np.int32],
+    count: int,
+    rng: np.random.Generator,
+    rows: int,
+    part: slice,
+    left_out: Rows | None,
 ) -> Rows:
     """Put the whole pool in a random order and take the first that are allowed: for pools that are nearly used up."""
     keys: NDArray[Any] = rng.random((rows, len(pool)))[part]
     places = np.minimum(np.searchsorted(pool, own), len(pool) - 1)
     lists, at = np.nonzero(pool[places] == own)
     keys[lists, places[lists, at]] = np.inf
+    if left_out is not None:
+        lists, items = left_out >> 32, (left_out & 0xFFFFFFFF).astype(np.int32)
+        known = _among(pool, items)
+        keys[lists[known], np.searchsorted(pool, items[known])] = np.inf
     order = np.argsort(keys, axis=1)[:, :count]
     drawn: Rows = np.full((len(own), count), -1, np.int64)
     drawn[:, : order.shape[1]] = np.where(np.isinf(np.take_along_axis(keys, order, axis=1)), -1, order)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Arrays = dict[str, NDArray[Any]]
 
 LIST = "item"  # the lists that all columns of items share their lengths with
+LEFT_OUT = "left_out"  # relevant items that are not in the lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +77,14 @@ class Layout:
         return groups
 
 
-def layout_of(log: ImpressionLog, width: int, *, truth: bool) -> Layout:
+def layout_of(log: ImpressionLog, width: int) -> Layout:
     """The columns of the impressions of a log whose longest list has `width` items."""
     single = [_feature_column(feature) for feature in (*log.features.of("user"), *log.features.of("context"))]
     items = [Column("item", np.int32, padding=-1), *(_feature_column(feature) for feature in log.features.of("item"))]
     items += [Column("depth", np.int32, padding=-1), Column("rank", np.int32, padding=-1)]
     items += [Column("relevance", np.float32), Column("grade", np.int32)]
     items += [Column(f"feedback.{name}", np.float32) for name in log.spec.feedback]
-    items += [Column("truth", np.float32)] if truth else []
+    items += [Column("truth", np.float32)] if log.spec.truth is not None else []
     sequences = [
         Lists(
             f"sequence.{sequence.name}",
@@ -111,8 +112,7 @@ class Blocks:
         table = day.table()
         names = table.schema.names
         request = table.schema.field("request").type if "request" in names else pa.int64()
-        self.truth = "truth" in names
-        expected = impression_schema(log.spec, request=request, truth=self.truth)
+        expected = impression_schema(log.spec, request=request)
         if table.schema != expected:
             other = [field.name for field in expected if field not in table.schema] or ["more than it should have"]
             raise ValueError(f"path: {self.path} does not fit the spec of its log: see {', '.join(other)}")
@@ -121,10 +121,17 @@ class Blocks:
         if self.starts[-1] != len(day):
             raise ValueError(f"path: {self.path} has {self.starts[-1]:,} impressions, its manifest says {len(day):,}")
 
-    def lengths(self) -> Iterator[Rows]:
-        """The lengths of the lists of items, block by block."""
+    def lengths(self, name: str = LIST) -> Iterator[Rows]:
+        """The lengths of the lists of a column, block by block."""
         for number in range(len(self._blocks)):
-            yield np.diff(self.offsets(number, LIST))
+            yield np.diff(self.offsets(number, name))
+
+    def split(self, rows: Rows) -> Iterator[tuple[int, Rows, slice]]:
+        """Rows of the day, which rise, by block: its number, the rows counted from its first, their places."""
+        edges = np.searchsorted(rows, self.starts)
+        for number in np.flatnonzero(np.diff(edges)):
+            place = slice(edges[number], edges[number + 1])
+            yield int(number), rows[place] - self.starts[number], place
 
     def column(self, number: int, name: str) -> pa.Array:
         """A column of a block."""
@@ -172,8 +179,10 @@ def numbers(array: pa.Array, column: Column) -> NDArray[Any]:
 class Window:
     """Room for the columns of some impressions of a day. Their memory is used again for the next ones."""
 
-    def __init__(self, layout: Layout, capacity: int) -> None:
+    def __init__(self, layout: Layout, capacity: int, *, left_out: bool) -> None:
         self._layout = layout
+        self._has_left_out = left_out
+        self._left_out: LeftOut | None = None
         self._arrays: Arrays = {column.name: np.empty(column.shape(capacity), column.dtype) for column in layout.single}
         for lists in layout.lists:
             self._arrays |= {
@@ -183,14 +192,17 @@ class Window:
 
     def load(self, blocks: Blocks, rows: Rows) -> None:
         """Bring these rows of a day, which rise."""
-        edges = np.searchsorted(rows, blocks.starts)
-        for number in np.flatnonzero(np.diff(edges)):
-            place = slice(edges[number], edges[number + 1])
-            self._load_block(blocks, int(number), rows[place] - blocks.starts[number], place)
+        for number, inside, place in blocks.split(rows):
+            self._load_block(blocks, number, inside, place)
+        self._left_out = LeftOut(blocks, rows) if self._has_left_out else None
 
     def take(self, places: Rows) -> Arrays:
         """Copies of the rows at these places of the window."""
         return {name: array.take(places, axis=0) for name, array in self._arrays.items()}
+
+    def left_out(self, places: Rows) -> Rows | None:
+        """What the lists at these places leave out, see :meth:`LeftOut.take`."""
+        return self._left_out.take(places) if self._left_out else None
 
     def _load_block(self, blocks: Blocks, number: int, rows: Rows, place: slice) -> None:
         first, last = rows[0], rows[-1] + 1
@@ -210,6 +222,27 @@ class Window:
             for column in lists.columns:
                 flat = blocks.values(number, column, offsets)[values]
                 _pad(flat, mask, self._arrays[column.name][place], column.padding)
+
+
+class LeftOut:
+    """The relevant items that are not in the lists of some impressions: few, so they are not padded."""
+
+    def __init__(self, blocks: Blocks, rows: Rows) -> None:
+        self._lengths, items = np.zeros(len(rows), np.int64), [np.empty(0, np.int32)]
+        for number, inside, place in blocks.split(rows):
+            offsets = blocks.offsets(number, LEFT_OUT)
+            self._lengths[place] = lengths = np.diff(offsets)[inside]
+            items.append(blocks.values(number, Column(LEFT_OUT, np.int32), offsets)[spans(offsets[inside], lengths)])
+        self._items = np.concatenate(items)
+        self._starts: Rows = np.cumsum(self._lengths) - self._lengths
+
+    def take(self, places: Rows) -> Rows | None:
+        """What is left out at these places: of each item (number of the place) << 32 | item, sorted; None: nothing."""
+        lengths = self._lengths[places]
+        if not lengths.any():
+            return None
+        items = self._items[spans(self._starts[places], lengths)]
+        return np.sort(np.repeat(np.arange(len(places)), lengths) << 32 | items)
 
 
 def lengths_of(lists: Lists) -> str:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from rankfall.data.assemble import TRUTH
 from rankfall.data.platform.matching import NOBODY
 from rankfall.data.platform.production import MIX, RANK
 from rankfall.data.platform.world import AGES, GENDERS, PROVINCES, UPLOAD_TYPES
-from rankfall.data.recflow_spec import ZONE
+from rankfall.data.recflow_spec import TRUTH, ZONE
 from rankfall.data.spec import validate_spec
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankfall._files import fresh_directory
-from rankfall.data.assemble import TRUTH, assemble, item_table
+from rankfall.data.assemble import assemble, item_table
 from rankfall.data.counts import Counts
 from rankfall.data.encoding import Encoding
 from rankfall.data.log import ImpressionLog, LogWriter, is_log
@@ -19,6 +19,7 @@ from rankfall.data.platform.platform import Platform
 from rankfall.data.platform.presets import preset_of
 from rankfall.data.platform.recflow_layout import RecFlowWriter, is_simulated
 from rankfall.data.platform.tables import RecFlowTables
+from rankfall.data.recflow_spec import TRUTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,17 +69,16 @@ def simulate_log(
         platform = simulation.platform()
         made = IndustryTables if platform.preset.layout == "industry" else RecFlowTables
         tables = made(platform, simulation.days)
-        encoding = Encoding(tables.spec)
+        spec = tables.spec.model_copy(update={"truth": TRUTH}) if truth else tables.spec
+        encoding = Encoding(spec)
         writer: LogWriter | None = None
         counts = Counts()
         seen = _Seen()
         for portion in platform.run(simulation.days):
             rows = tables.rows(portion)
-            assembled = assemble(
-                rows if truth else rows.drop(TRUTH), encoding, seed=simulation.seed, requests=tables.requests(portion)
-            )
+            assembled = assemble(rows, encoding, seed=simulation.seed, requests=tables.requests(portion))
             ((day, impressions),) = assembled.days
-            writer = writer or LogWriter(directory, tables.spec, encoding.features, impressions.schema)
+            writer = writer or LogWriter(directory, spec, encoding.features, impressions.schema)
             writer.write(day, impressions)
             counts += assembled.counts
             seen.add(portion.items)

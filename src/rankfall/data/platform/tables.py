@@ -8,11 +8,10 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from rankfall.data.assemble import TRUTH
 from rankfall.data.platform.matching import NOBODY
 from rankfall.data.platform.production import COARSE, POSITIVES, PRERANK
 from rankfall.data.platform.world import AGES, GENDERS, PROVINCES, UPLOAD_TYPES
-from rankfall.data.recflow_spec import FEEDBACK, ITEM_IDS, rank_expression, recflow_spec, sequence_column
+from rankfall.data.recflow_spec import FEEDBACK, ITEM_IDS, TRUTH, rank_expression, recflow_spec, sequence_column
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

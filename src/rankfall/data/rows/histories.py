@@ -10,6 +10,7 @@ from rankfall.data.assemble import column_of
 from rankfall.data.encoding import to_times
 from rankfall.data.hashing import combine, hash_values
 from rankfall.data.history import History
+from rankfall.data.stages import above_zero
 
 if TYPE_CHECKING:
     from rankfall.data.spec import Spec
@@ -40,7 +41,7 @@ class Histories:
     def _events(self, rows: pl.DataFrame, name: str) -> pl.DataFrame:
         spec, sequence = self.spec, self.spec.sequences[name]
         assert sequence.feedback is not None  # of those that have a history
-        rows = rows.filter((pl.col(sequence.feedback) > 0) & self._user.is_not_null())
+        rows = rows.filter(above_zero(rows[sequence.feedback]) & self._user.is_not_null())
         values = {
             f"sequence.{name}.{feature}": pl.col(column_of(spec, feature, spec.features.item[feature]))
             for feature in sequence.features

@@ -52,6 +52,8 @@ def uses(spec: Spec) -> Iterator[Use]:
             yield Use(f"stages.{stage.name}", stage.flag, "number", _OF_ROW)
     if spec.relevant.column is not None:
         yield Use("relevant", spec.relevant.column, "number", _OF_ROW)
+    if spec.truth is not None:
+        yield Use("truth", spec.truth, "number", _OF_ROW)
     for column in spec.feedback:
         yield Use("feedback", column, "number", _OF_ROW)
     for group, name, feature in spec.features:

@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 
 from rankfall._files import fresh_directory
-from rankfall.data.assemble import TRUTH, assemble
+from rankfall.data.assemble import assemble
 from rankfall.data.counts import Counts
 from rankfall.data.log import ImpressionLog, LogWriter, impression_schema, is_log
 from rankfall.data.rows.about import about_rows
@@ -25,6 +25,7 @@ from rankfall.data.rows.histories import Histories
 from rankfall.data.rows.portions import Portions
 from rankfall.data.rows.raw import RawLog
 from rankfall.data.rows.requests import find_requests
+from rankfall.data.sampler import check_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -62,6 +63,7 @@ def prepare_rows(
     last. `about` is added to what the manifest says of how the log was made. About `portion_rows` rows are in memory at
     a time. `on_progress` hears the name of a step, how many rows or files are done and of how many, if that is known.
     """
+    check_seed(seed)
     if portion_rows < 1:
         raise ValueError(f"portion_rows: found {portion_rows}, expected at least 1")
     with fresh_directory(out, is_log, force=force) as directory:
@@ -103,7 +105,7 @@ def _fit_days(days: Sequence[str], count: int | None) -> list[str]:
 
 def _schema(raw: RawLog) -> pa.Schema:
     is_text = raw.types["log", raw.spec.request] == pl.String()
-    return impression_schema(raw.spec, request=pa.string() if is_text else pa.int64(), truth=TRUTH in raw.places)
+    return impression_schema(raw.spec, request=pa.string() if is_text else pa.int64())
 
 
 def _write(
