@@ -178,6 +178,7 @@ def test_demo_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = capsys.readouterr()
     for method in json.loads(printed)["methods"]:  # the same seed gives the same figures
         assert f"{method['metrics']['joint_recall']['mean']:.3f}".removeprefix("0") in out
+    assert "[bold]" not in out
 
 
 def test_what_the_demo_leaves_can_be_trained_on(

@@ -26,7 +26,8 @@ def show(content: RenderableType) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=PIPE_WIDTH)
-    console.print(content, markup=False)
+    # a sentence may quote anything, brackets too; what stands in tables is marked up by those who make them
+    console.print(content, markup=not isinstance(content, str))
 
 
 def show_json(content: object) -> None:
