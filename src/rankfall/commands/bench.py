@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from rankfall.commands.terminal import examples, progress, say, show, show_json
 
@@ -123,7 +124,7 @@ def _show_tables(rows: list[Row]) -> None:
     exponents = growth(rows)
     for name in dict.fromkeys(row.name for row in rows):
         of_name = [row for row in rows if row.name == name]
-        show(f"\n[bold]{name}[/]{_growth_text(exponents[name])}")
+        show(Text.assemble("\n", (name, "bold"), _growth_text(exponents[name])))
         table = Table(box=None, padding=(0, 2, 0, 0))
         columns = {heading: [cell(row) for row in of_name] for heading, cell in COLUMNS.items()}
         shown = {heading: cells for heading, cells in columns.items() if any(cells)}
