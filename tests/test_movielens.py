@@ -263,6 +263,7 @@ def _set(name: str, line: int, text: str) -> Callable[[Path], None]:
 
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "no file": (lambda folder: (folder / "users.dat").unlink(), r"users\.dat"),
+    "missing": (lambda folder: (folder / "users.dat").unlink(), r"users\.dat not there; MovieLens-1M has ratings\.dat"),
     "empty": (lambda folder: write(folder, "movies.dat", []), r"movies\.dat: nothing stands in it"),
     "fields": (_set("ratings.dat", 3, "1::2::3"), r"ratings\.dat:3: found 3 fields between '::', expected 4"),
     "commas": (_set("ratings.dat", 3, "1,2,3,4"), r"ratings\.dat:3: found 1 fields"),

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,6 +42,11 @@ def checksum(path: Path) -> str:
     """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def about_file(path: Path) -> dict[str, Any]:
+    """What a manifest says of a file that was read."""
+    return {"path": str(path), "bytes": path.stat().st_size, "sha256": checksum(path)}
 
 
 @contextmanager

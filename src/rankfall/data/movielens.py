@@ -22,7 +22,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from rankfall._files import checksum, fresh_directory
+from rankfall._files import about_file, fresh_directory
 from rankfall.data.assemble import assemble, item_table
 from rankfall.data.counts import Counts
 from rankfall.data.encoding import Encoding
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
+FILES = ("ratings.dat", "users.dat", "movies.dat")
 STAGES = ("random", "popular", "low", "liked")
 POPULAR = 100  # films of the stage of that name
 LEAST_LIKED = 4  # stars
@@ -117,6 +118,7 @@ def prepare_movielens(
     """
     check_seed(seed)
     with fresh_directory(out, is_log, force=force) as directory:
+        _check_files(source)
         films, users = read_movies(source / "movies.dat"), read_users(source / "users.dat")
         ratings = into_blocks(read_ratings(source / "ratings.dat", users, films), block)
         requests = into_days(ratings, days)
@@ -133,7 +135,7 @@ def prepare_movielens(
         lengths = {"ratings.dat": len(ratings), "users.dat": len(users), "movies.dat": len(films)}
         about = {
             "command": "prepare movielens",
-            "sources": [_about_file(source / name, length) for name, length in lengths.items()],
+            "sources": [about_file(source / name) | {"rows": length} for name, length in lengths.items()],
             "block": block,
             "seed": seed,
             "counts": counts.to_json(),
@@ -141,6 +143,12 @@ def prepare_movielens(
         vocabularies = {table: values.to_arrow() for table, values in encoding.vocabularies.items()}
         writer.finish(item_table(films, encoding), vocabularies, about)
     return ImpressionLog.load(out)
+
+
+def _check_files(source: Path) -> None:
+    missing = [name for name in FILES if not (source / name).is_file()]
+    if missing:
+        raise ValueError(f"{source}: {', '.join(missing)} not there; MovieLens-1M has {', '.join(FILES)}")
 
 
 def _rows_by_day(
@@ -155,10 +163,6 @@ def _rows_by_day(
         for table, key in ((users, "user_id"), (films, "movie_id")):
             rows = rows.join(table, on=key, maintain_order="left")
         yield str(day), sequences.join(of_day, on="request_id", how="semi"), rows
-
-
-def _about_file(path: Path, rows: int) -> dict[str, Any]:
-    return {"path": str(path), "bytes": path.stat().st_size, "sha256": checksum(path), "rows": rows}
 
 
 def _above(ids: pl.Series) -> int:

@@ -23,7 +23,7 @@ import polars as pl
 import polars.selectors as cs
 import pyarrow as pa
 
-from rankfall._files import checksum, fresh_directory
+from rankfall._files import about_file, fresh_directory
 from rankfall._settings import shown
 from rankfall._words import did_you_mean
 from rankfall.data.encoding import to_times
@@ -121,7 +121,7 @@ def prepare_recflow(
             about={
                 "command": "prepare recflow",
                 "sequences": origin,
-                "tables": {"requests": [_about_file(path) for path in pickles]} if pickles else {},
+                "tables": {"requests": [about_file(path) for path in pickles]} if pickles else {},
                 "left_out": {"rows of no stage of the cascade": _rows_without_stage(files, spec)},
             },
             on_progress=on_progress,
@@ -139,10 +139,6 @@ def _keep_only(made: Path, directory: Path) -> None:
     for path in made.iterdir():
         path.rename(directory / path.name)
     made.rmdir()
-
-
-def _about_file(path: Path) -> dict[str, Any]:
-    return {"path": str(path), "bytes": path.stat().st_size, "sha256": checksum(path)}
 
 
 # --- files ------------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def classifies(config: LossConfig) -> bool:
 
 def make_loss(config: LossConfig) -> nn.Module:
     """The loss module of a configuration, to be called with scores, labels and mask."""
-    options = {name: _option(name, value) for name, value in config.options.items()}
+    options = {name: make_option(name, value) for name, value in config.options.items()}
     if config.name in _TRAINED:
         return _TRAINED[config.name](**options)
     return _LossFunction(partial(getattr(losses, config.name), **options))
@@ -134,14 +134,18 @@ def make_optimizer(
     return optimizer
 
 
-def _option(name: str, value: Any) -> Any:
+def make_option(name: str, value: Any, made: Callable[[str, Any], Any] = lambda name, value: value) -> Any:
+    """What an option of a loss or an objective means: an operator, if it is `sort` or `topk`, else what `made` says.
+
+    `made` is also asked what the operator's own options mean.
+    """
     if name not in ("sort", "topk") or value is None:
-        return value
+        return made(name, value)
     if isinstance(value, str):
         value = {"name": value}
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError(f"{name} must be an operator's name or {{name: ..., its options}}, got {value!r}")
-    operator, options = value["name"], {key: option for key, option in value.items() if key != "name"}
+    operator, options = value["name"], {key: made(key, option) for key, option in value.items() if key != "name"}
     if name == "topk":
         return ops.topk(operator, **options)
     if operator not in SORTS:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rankfall import objectives, ops
+from rankfall import objectives
 from rankfall._words import did_you_mean
 from rankfall.cascade import Cascade, Stage
 from rankfall.models import KINDS, Scorer, from_config
-from rankfall.training.build import SORTS, make_optimizer
+from rankfall.training.build import make_optimizer, make_option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from rankfall.data.spec import Features
     from rankfall.objectives import Objective
@@ -116,7 +116,8 @@ def make_objective(config: CascadeConfig) -> tuple[Objective, list[Temperature]]
                 f"objective: {name} has no option {option!r}{did_you_mean(option, free)}; it has {', '.join(free)}"
             )
     try:
-        options = {key: _option(key, value, temperatures) for key, value in config.objective.options.items()}
+        made = partial(_temperature, temperatures)
+        options = {key: make_option(key, value, made) for key, value in config.objective.options.items()}
         objective = OBJECTIVES[name](**(given | options))
     except (TypeError, ValueError) as error:
         raise ValueError(f"objective: {error}") from None
@@ -136,31 +137,9 @@ def _given(config: CascadeConfig, allowed: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in known.items() if key in allowed}
 
 
-def _option(name: str, value: Any, temperatures: list[Temperature]) -> Any:
-    if name in _TEMPERATURES:
-        return _temperature(name, value, temperatures)
-    if name not in ("sort", "topk") or value is None:
-        return value
-    operator, options = _operator(name, value)
-    options = {key: _option(key, option, temperatures) for key, option in options.items()}
-    if name == "topk":
-        return ops.topk(operator, **options)
-    if operator not in SORTS:
-        raise ValueError(f"sort must be one of {', '.join(SORTS)}, got {operator!r}{did_you_mean(operator, SORTS)}")
-    function: Callable[..., Tensor] = getattr(ops, operator)
-    return partial(function, **options) if options else function
-
-
-def _operator(name: str, value: Any) -> tuple[str, dict[str, Any]]:
-    if isinstance(value, str):
-        return value, {}
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise ValueError(f"{name} must be an operator's name or {{name: ..., its options}}, got {value!r}")
-    return value["name"], {key: option for key, option in value.items() if key != "name"}
-
-
-def _temperature(name: str, value: Any, temperatures: list[Temperature]) -> Any:
-    if not isinstance(value, dict):
+def _temperature(temperatures: list[Temperature], name: str, value: Any) -> Any:
+    """The value of an option; a temperature with a schedule becomes a tensor, and joins the list."""
+    if name not in _TEMPERATURES or not isinstance(value, dict):
         return value
     unknown = [key for key in value if key not in ("start", "end", "schedule")]
     if unknown or "start" not in value or "end" not in value:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rankfall._files import checksum
+from rankfall._files import about_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ def about_rows(
 
 
 def _file(source: Source, on_file: Callable[[int], None]) -> dict[str, Any]:
-    about = {"path": str(source.path), "bytes": source.path.stat().st_size, "sha256": checksum(source.path)}
+    about = about_file(source.path)
     on_file(1)
     return about
 
