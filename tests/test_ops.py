@@ -383,7 +383,7 @@ def test_log_inclusion_has_the_gradient_of_its_values(operator: str) -> None:
 def test_log_inclusion_of_a_soft_sort_differentiates_one_minus_p(operator: str) -> None:
     # All rows carry no gradient in the denominator, so d log(1-p) = -dp / (1-p) with the dp of the inclusion itself.
     scores = lists(13, 5).requires_grad_()
-    keep = ops.topk(operator, tau=0.9)
+    keep = ops.topk(operator, tau=0.9, gradient="one_minus")
     log_p, log_not_p = ops.log_inclusion(keep, scores, 2)
     p = keep(scores, 2)
     for j in range(5):
@@ -870,22 +870,42 @@ def test_nan_inside_a_compiled_function_is_an_error_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["neural_sort", "soft_sort"])
-def test_both_complements_have_one_value_and_two_gradients(name: str) -> None:
+@pytest.mark.parametrize("gradient", ["rows", "exact", "one_minus"])
+def test_gradients_of_a_normalised_sort_are_those_of_the_matrix_written_out(name: str, gradient: Any) -> None:
     scores = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     mask = torch.tensor([[True] * 6, [True] * 4 + [False] * 2, [True, False, True, True, False, True]])
-    by_rows, by_p = ops.topk(name, complement="rows"), ops.topk(name)
-    log_p, log_not_p = by_rows.log(scores, 2, mask=mask)
-    for one, other in zip((log_p, log_not_p), by_p.log(scores, 2, mask=mask), strict=True):
-        torch.testing.assert_close(one[mask], other[mask])
-    # the gradient, from the matrix of all rows written out
     matrix = getattr(ops, name)(scores, mask=mask)
-    rest, whole = matrix[:, 2:].sum(-2), matrix.sum(-2).detach()
-    expected = torch.autograd.grad((rest / whole)[mask].log().sum(), scores, retain_graph=True)
-    torch.testing.assert_close(torch.autograd.grad(log_not_p[mask].sum(), scores), expected)
+    top, rest, whole = matrix[:, :2].sum(-2), matrix[:, 2:].sum(-2), matrix.sum(-2)
+    if gradient == "exact":
+        p, not_p = top / whole, rest / whole
+    elif gradient == "rows":
+        p, not_p = top / whole.detach(), rest / whole.detach()
+    else:
+        p, not_p = top / whole.detach(), 1 - top / whole.detach()
+    operator = ops.topk(name, gradient=gradient)
+    for found, expected in (
+        (operator(scores, 2, mask=mask)[mask], p[mask]),
+        (operator.log(scores, 2, mask=mask)[0][mask], p[mask].log()),
+        (operator.log(scores, 2, mask=mask)[1][mask], not_p[mask].log()),
+    ):
+        torch.testing.assert_close(found, expected)
+        weights = torch.arange(1.0, len(found) + 1, dtype=torch.float64)
+        gradients = [
+            torch.autograd.grad((value * weights).sum(), scores, retain_graph=True) for value in (found, expected)
+        ]
+        torch.testing.assert_close(*gradients)
 
 
-def test_the_rows_complement_is_for_soft_sorts() -> None:
-    with pytest.raises(ValueError, match="complement: 'rows' is for a normalised neural_sort or soft_sort, got dftopk"):
-        ops.topk("dftopk", complement="rows")
-    whole = ops.topk("neural_sort", complement="rows").log(torch.zeros(3), 5)
+def test_the_exact_gradient_is_the_derivative_of_the_value() -> None:
+    scores = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    for name in ("neural_sort", "soft_sort"):
+        assert torch.autograd.gradcheck(lambda s, name=name: ops.topk(name, gradient="exact")(s, 2), scores)
+        assert torch.autograd.gradcheck(lambda s, name=name: ops.topk(name, gradient="exact").log(s, 2), scores)
+
+
+def test_the_gradient_is_a_choice_for_soft_sorts() -> None:
+    assert ops.topk("neural_sort") == ops.topk("neural_sort", gradient="rows")
+    with pytest.raises(ValueError, match="gradient: 'rows' is for a normalised neural_sort or soft_sort, got dftopk"):
+        ops.topk("dftopk", gradient="rows")
+    whole = ops.topk("neural_sort").log(torch.zeros(3), 5)
     assert [value.tolist() for value in whole] == [[0, 0, 0], [-100, -100, -100]]

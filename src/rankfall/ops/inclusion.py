@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 
-Complement = Literal["one_minus", "rows"]
+Gradient = Literal["rows", "exact", "one_minus"]
 
 
 class SoftSort(Protocol):
@@ -51,7 +51,7 @@ class Operator:
     name: str
     options: dict[str, Any] = field(default_factory=dict, hash=False)
     normalised: bool = True
-    complement: Complement = "one_minus"
+    gradient: Gradient = "rows"
 
     def __call__(
         self, scores: Float[Tensor, "*batch n"], k: int, *, mask: Bool[Tensor, "*batch n"] | None = None
@@ -72,6 +72,8 @@ class Operator:
         """The sum of the first k rows of a soft sort, as a share of all rows if normalised."""
         if self.normalised and self._lazy:
             rows = self._rows(scores, mask)
+            if self.gradient == "exact":
+                return torch.exp(_log_share(rows, k, "exact")[0])
             top = rows.probabilities(0, k).sum(-2)
             return _whole(safe_divide(top, top.detach() + rows.sum_rest(k)), mask, k, 1.0)
         options = {key: value for key, value in self.options.items() if key not in _NOISE}
@@ -90,8 +92,7 @@ class Operator:
             return log_threshold_topk(kind, scores, k, options.pop("tau", 1.0), mask)
         if self.normalised and self._lazy and not self.options.get("gumbel_samples"):
             check_count("k", k)
-            share = _log_share_of_rows if self.complement == "rows" else _log_share
-            return share(self._rows(scores, mask), k)
+            return _log_share(self._rows(scores, mask), k, self.gradient)
         return _log_pair(self(scores, k, mask=mask))
 
     @property
@@ -105,18 +106,21 @@ class Operator:
         return _LAZY_ROWS[name](scores, mask=mask, **options)
 
 
-def topk(name: str, *, normalised: bool = True, complement: Complement = "one_minus", **options: Any) -> Operator:
+def topk(name: str, *, normalised: bool = True, gradient: Gradient | None = None, **options: Any) -> Operator:
     """Any operator as a function of scores and k that gives inclusion probabilities (..., n).
 
     `name` is an operator by its function's name: "dftopk", "lapsum_topk", "neural_sort", ...; `options` are the
     operator's own: tau, power, steepness, ... The inclusion of a soft sort is the sum of its first k rows. If
-    `normalised` it is divided by the sum over all rows, without gradient, since their columns do not sum to 1 (LCRON,
-    eq. 10, with the sum that its code takes); the gradient is then not the derivative of the value, and can be large
-    where tau is small against the spread of the scores. Selections (dftopk, ...) have nothing to normalise.
+    `normalised` it is divided by the sum over all rows, since their columns do not sum to 1 (LCRON, eq. 10, with the
+    sum that its code takes). Selections (dftopk, ...) have nothing to normalise.
 
-    `complement` says where the logarithm of 1 - p of a normalised NeuralSort or SoftSort comes from: "one_minus" takes
-    it from p, as the paper writes it, "rows" from the sum of the other rows, as its code does. The value is the same,
-    the gradient is not, since the normaliser has none; "rows" keeps all n rows in memory.
+    `gradient` is for a normalised NeuralSort or SoftSort, and changes no value:
+
+    - "rows", the default, is that of LCRON's code: the normaliser is a constant, p goes through the first k rows and
+      1 - p through the others.
+    - "exact" is the derivative of the value, normaliser included.
+    - "one_minus" is that of LCRON's equations: the normaliser is a constant, and 1 - p is taken from p. An item that is
+      sure of its place then loses by a higher score (it leaves row 2 for row 1), and training suffers.
 
     >>> keep = topk("lapsum_topk", tau=0.5)
     >>> keep(torch.tensor([1.0, 1.0, 1.0, 1.0]), 2)
@@ -128,10 +132,11 @@ def topk(name: str, *, normalised: bool = True, complement: Complement = "one_mi
     unknown = sorted(set(options) - allowed)
     if unknown:
         raise TypeError(f"{name} has no option {unknown[0]!r}; it takes {', '.join(sorted(allowed)) or 'none'}")
-    check_choice("complement", complement, ("one_minus", "rows"))
-    made = Operator(name, options, normalised, complement)
-    if complement == "rows" and not (normalised and made._lazy):
-        raise ValueError(f"complement: 'rows' is for a normalised neural_sort or soft_sort, got {name}")
+    if gradient is not None:
+        check_choice("gradient", gradient, ("rows", "exact", "one_minus"))
+    made = Operator(name, options, normalised, gradient or "rows")
+    if gradient is not None and not (normalised and made._lazy):
+        raise ValueError(f"gradient: {gradient!r} is for a normalised neural_sort or soft_sort, got {name}")
     return made
 
 
@@ -182,25 +187,26 @@ def log_rows(
     return torch.where(rows == 0, LOG_ZERO, torch.log(rows.clamp(min=tiny)))
 
 
-def _log_share(rows: SoftRows, k: int) -> tuple[Tensor, Tensor]:
-    """Inclusion of a soft sort in log space: rows 1..k against all rows, which carry no gradient."""
+def _log_share(rows: SoftRows, k: int, gradient: Gradient) -> tuple[Tensor, Tensor]:
+    """Logarithms of rows 1..k and of the others, each as a share of all rows."""
     log_top = torch.logsumexp(rows.logarithms(0, k), -2)
-    log_rest = rows.log_rest(k)
-    log_all = torch.logaddexp(log_top.detach(), log_rest)
-    log_p = log_top - log_all
-    # d log(1 - p) = -dp / (1 - p) = -odds * d log p; a floor of 1 - p at the precision of p keeps it finite.
-    odds = torch.exp((log_top.detach() - log_rest).clamp(max=-torch.log(_eps(log_top))))
-    log_not_p = (log_rest - log_all) - odds * (log_top - log_top.detach())
+    if gradient == "one_minus":
+        log_p, log_not_p = _log_share_of_top(log_top, rows.log_rest(k))
+    else:
+        n = rows.shape[-1]
+        log_rest = torch.logsumexp(rows.logarithms(k, n), -2) if k < n else torch.full_like(log_top, LOG_ZERO)
+        log_all = torch.logaddexp(log_top, log_rest)
+        log_all = log_all if gradient == "exact" else log_all.detach()
+        log_p, log_not_p = log_top - log_all, log_rest - log_all
     return _whole(log_p, rows.mask, k, 0.0), _whole(log_not_p, rows.mask, k, LOG_OF_ZERO)
 
 
-def _log_share_of_rows(rows: SoftRows, k: int) -> tuple[Tensor, Tensor]:
-    """The same values, with a gradient through the rows beyond k in the place of that of 1 - p."""
-    n = rows.shape[-1]
-    log_top = torch.logsumexp(rows.logarithms(0, k), -2)
-    log_rest = torch.logsumexp(rows.logarithms(k, n), -2) if k < n else torch.full_like(log_top, LOG_ZERO)
-    log_all = torch.logaddexp(log_top.detach(), log_rest.detach())
-    return _whole(log_top - log_all, rows.mask, k, 0.0), _whole(log_rest - log_all, rows.mask, k, LOG_OF_ZERO)
+def _log_share_of_top(log_top: Tensor, log_rest: Tensor) -> tuple[Tensor, Tensor]:
+    """Only the first k rows carry a gradient."""
+    log_all = torch.logaddexp(log_top.detach(), log_rest)
+    # d log(1 - p) = -dp / (1 - p) = -odds * d log p; a floor of 1 - p at the precision of p keeps it finite.
+    odds = torch.exp((log_top.detach() - log_rest).clamp(max=-torch.log(_eps(log_top))))
+    return log_top - log_all, (log_rest - log_all) - odds * (log_top - log_top.detach())
 
 
 def _eps(like: Tensor) -> Tensor:
