@@ -11,7 +11,8 @@ import torch
 import yaml
 
 import rankfall as rf
-from logs import DAYS, ITEMS, item_columns, random_day, write_log
+from cascades import content, liked_log
+from logs import DAYS, item_columns, random_day, write_log
 from rankfall._settings import ConfigError
 from rankfall.cli import main
 from rankfall.data.log import ImpressionLog
@@ -19,7 +20,7 @@ from rankfall.evaluation.evaluate import evaluate_run
 from rankfall.training.build_cascade import OBJECTIVES, make_objective
 from rankfall.training.cascade import load_run, make_loader, measure, train
 from rankfall.training.cascade_config import CascadeConfig, validate_cascade
-from rankfall.training.config import merge, set_option
+from rankfall.training.config import set_option
 from rankfall.training.funnel import ground_truth, measure_funnel
 from rankfall.training.run import TrainingError
 
@@ -33,36 +34,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log in which users with odd ids like items of large numbers, the others those of small ones."""
+    """A log from which a cascade can learn."""
     path: Path = tmp_path_factory.mktemp("cascade") / "log"
-    rng = np.random.default_rng(0)
-    days = {day: random_day(rng, number, 300 if number == 0 else 60) for number, day in enumerate(DAYS)}
-    for columns in days.values():
-        for i, (user, items) in enumerate(zip(columns["user.id"], columns["item"], strict=True)):
-            liked = np.array(items) if user % 2 else ITEMS - np.array(items)
-            place = (-liked).argsort().argsort()  # 0 is the best of 11
-            depth = np.select([place < 2, place < 5, place < 9], [2, 1, 0], -1)
-            columns["depth"][i] = depth.tolist()
-            columns["rank"][i] = np.where(depth < 0, -1, place).tolist()
-            columns["relevance"][i] = (depth == 2).astype(float).tolist()
-            columns["grade"][i] = np.maximum(9 - place, 0).tolist()
-    write_log(path, days, items=item_columns())
-    return path
-
-
-def content(log: Path, **changes: Any) -> dict[str, Any]:
-    base = {
-        "data": {"path": str(log), "train": DAYS[0], "valid": DAYS[1], "test": DAYS[2]},
-        "relevant": 2,
-        "stages": [
-            {"name": "retrieval", "quota": 5, "model": {"kind": "two_tower", "hidden": [16, 8], "dim": 4}},
-            {"name": "ranking", "quota": 3, "model": {"kind": "din", "hidden": [16], "dim": 4, "attention": 8}},
-        ],
-        "objective": {"name": "lcron", "topk": {"name": "dftopk", "tau": 1.0}},
-        "training": {"epochs": 4, "batch": 32},
-        "optimizer": {"lr": 0.02},
-    }
-    return merge(base, changes)
+    return liked_log(path)
 
 
 def config_for(log: Path, **changes: Any) -> CascadeConfig:
@@ -115,6 +89,7 @@ def test_every_objective_learns(log: Path, tmp_path: Path, name: str) -> None:
         "arf_v2": {"tau": 10.0},
         "sort_ce": {"tau": 10.0},
         "lcron": {"topk": "dftopk"},
+        "per_stage": {"loss": "ranknet_loss"},
     }
     config = config_for(log, objective={"name": name, **options.get(name, {})})
     result = train(config, tmp_path / "run")
@@ -168,6 +143,30 @@ def test_temperatures_follow_their_schedule(log: Path) -> None:
             torch.testing.assert_close(objective(scores, grades), fixed(scores, grades))
 
 
+def test_a_constant_schedule_is_a_number(log: Path) -> None:
+    scores, grades = [torch.tensor([0.3, -0.2, 1.0]), torch.tensor([0.1, 0.4, -1.0])], torch.tensor([2.0, 1.0, 0.0])
+    for tau in ({"start": 3, "schedule": "constant"}, {"start": 3, "end": 3, "schedule": "constant"}, 3.0):
+        topk = {"name": "dftopk", "tau": tau}
+        objective, temperatures = make_objective(config_for(log, objective={"name": "lcron", "topk": topk}))
+        for temperature in temperatures:
+            temperature.set(0.7)
+        fixed = rf.objectives.LCRON(relevant=2, topk=rf.ops.topk("dftopk", tau=3.0))
+        torch.testing.assert_close(objective(scores, grades), fixed(scores, grades))
+
+
+def test_depths_are_numbers_or_names_of_logged_stages(log: Path, tmp_path: Path) -> None:
+    told = set_option(content(log, objective={"name": "bce"}, training={"epochs": 1}), "stages.1.min_depth", "ranked")
+    told = set_option(told, "stages.0.min_depth", "dropped")
+    train(validate_cascade(told), tmp_path / "names")
+    numbers = {"name": "bce", "min_depth": [0, 1]}  # of the logged stages dropped, ranked, shown
+    train(config_for(log, objective=numbers, training={"epochs": 1}), tmp_path / "numbers")
+    # what the objective says wins over what the stages say
+    told["objective"]["min_depth"] = ["shown", 2]
+    train(validate_cascade(told), tmp_path / "others")
+    weights = {run.name: (run / "checkpoints" / "last.safetensors").read_bytes() for run in tmp_path.iterdir()}
+    assert weights["names"] == weights["numbers"] != weights["others"]
+
+
 # --- commands ---------------------------------------------------------------------------------------------------
 
 
@@ -214,16 +213,34 @@ def test_train_and_evaluate_commands(log: Path, tmp_path: Path, capsys: pytest.C
         ("objective.topk", {"name": "dftop"}, "objective: name must be one of"),
         ("objective.topk.tau", -1.0, "tau must be positive"),
         ("objective.topk.tau", {"start": 1}, r"expected a number or start, end and schedule"),
-        ("objective.topk.tau", {"start": 1, "end": 2, "schedule": "cosine"}, "expected linear or exponential"),
+        ("objective.topk.tau", {"start": 1, "end": 2, "schedule": "cosine"}, "expected constant, linear or"),
+        ("objective.topk.tau", {"start": 1, "end": 2, "schedule": "constant"}, "tau.end: found 2, but the schedule is"),
+        ("stages.1.min_depth", "rankd", "stages.1.min_depth: found 'rankd', did you mean 'ranked'; the log's stages"),
+        ("stages.0.quota", 11, "stages: retrieval has the quota 11, but the longest list of .* has 11 items"),
+        ("objective", {"name": "bce", "min_depth": [0, "shwn"]}, "objective.min_depth.1: found 'shwn', did you mean"),
         ("objective", {"name": "bce", "min_depth": [0, 3]}, "with bce ranking would see items from depth 3 on, but"),
         ("training.metric", "ranker/recall", "training.metric: found 'ranker/recall', the stages are"),
         ("training.metric", "ndcg@10", "found 'ndcg@10', expected joint_recall, STAGE/recall or STAGE/ndcg"),
+        ("objective", {"name": "per_stage"}, "per_stage needs the option 'loss'"),
+        (
+            "objective",
+            {"name": "per_stage", "loss": "ranknet"},
+            "loss: name: found 'ranknet', did you mean 'ranknet_loss'",
+        ),
+        ("objective", {"name": "per_stage", "loss": {"name": "relax_loss", "m": 3}}, "relax_loss needs the option 'k'"),
+        ("objective", {"name": "per_stage", "loss": "grade_softmax_loss"}, "but a stage gives one score"),
     ],
 )
 def test_wrong_configurations_are_explained(log: Path, tmp_path: Path, key: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         train(validate_cascade(set_option(content(log), key, value)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_learning_rate_of_cascades_stays_where_other_settings_are_given(log: Path) -> None:
+    told = content(log)
+    told["optimizer"] = {"clip": 1.0}
+    assert validate_cascade(told).optimizer.lr == 0.01
 
 
 def test_what_diverges_is_named(log: Path, tmp_path: Path) -> None:

@@ -778,7 +778,7 @@ def test_a_program_ends_with_a_pass_under_way(log: ImpressionLog) -> None:
         ({"batch": 41, "drop_last": True}, "drop_last: no day has as many as 41 impressions"),
         ({"days": []}, "days: none chosen"),
         ({"days": "empty"}, "days: empty chosen, which have no impressions"),
-        ({"days": "2024-01-31"}, "days: .* has no day '2024-01-31'.* did you mean"),
+        ({"days": "2024-01-31"}, r"days: .* has no day '2024-01-31'; it has 2024-01-13"),
         ({"days": "2024-01-15..2024-01-13"}, "days: .* ends before it begins"),
         ({"days": ["2024-01-13..2024-01-15", "2024-01-15"]}, "days: '2024-01-15' is chosen twice"),
     ],
@@ -856,5 +856,15 @@ def test_a_file_of_another_log_is_named(damaged: ImpressionLog, log: ImpressionL
     table = log.days["2024-01-13"].table().drop_columns(["grade"])
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(ValueError, match=f"path: {path} does not fit the spec of its log: see grade"):
+    with pytest.raises(ValueError, match=f"path: {path} lacks columns that the spec of its log has: grade"):
         ImpressionLoader(damaged, "a")
+
+
+def test_a_batch_is_shown_by_its_shapes(log: ImpressionLog) -> None:
+    batch = next(iter(ImpressionLoader(log, "2024-01-13", batch=4, shuffle=False)))
+    text = repr(batch)
+    assert len(text) < 1000
+    width = batch.mask.shape[1]
+    assert f"mask=bool[4, {width}]" in text
+    assert all(f"{name}:" in text or f"{name}," in text for name in (*batch.user, *batch.items, *batch.feedback))
+    assert f"click, like: float32[4, {width}]" in text  # those alike stand together

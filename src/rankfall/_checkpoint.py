@@ -1,33 +1,72 @@
-"""Checkpoints: tensors in files that are whole or not there.
+"""Checkpoints: tensors in files that are whole or not there, and that tell when they were damaged.
 
-A checkpoint is one safetensors file: tensors by name and, in its header, what is known about them as JSON. It is one
-file so that it can be replaced in one step; nothing in it is ever executed.
+A checkpoint is one safetensors file: tensors by name and, in its header, what is known about them as JSON, with the
+SHA-256 of each tensor and of itself. It is one file so that it can be replaced in one step; nothing in it is
+ever executed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
-from rankfall._files import write_file
+from rankfall._files import new_content
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from torch import Tensor
 
 FORMAT = "rankfall checkpoint"
-VERSION = 1
+VERSION = 2
+WITHOUT_CHECKSUMS = 1  # a version that can still be read
+_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
-def write_checkpoint(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write tensors and what is known about them; the same content gives the same bytes."""
-    header = json.dumps({"format": FORMAT, "version": VERSION, **about}, sort_keys=True)
-    write_file(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"rankfall": header}))
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    content = {"format": FORMAT, "version": VERSION, **about, "tensors": _checksums(stored)}
+    content = json.loads(_text(content))  # as it will be read: keys that are numbers become words
+    with new_content(path) as temporary, temporary.open("wb") as file:
+        _write(file, stored, _text({**content, "checksum": _checksum(content)}))
+
+
+def _write(file: BinaryIO, tensors: Mapping[str, Tensor], about: str) -> None:
+    """Write a file as safetensors has it.
+
+    The library's own writer leaves a nameless file where it is killed, and one that only its owner may read where it
+    is not.
+    """
+    header: dict[str, Any] = {"__metadata__": {"rankfall": about}}
+    end = 0
+    order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))  # so that all are aligned
+    for name in order:
+        tensor = tensors[name]
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little"))
+    file.write(text)
+    for name in order:
+        file.write(_bytes(tensors[name]))
 
 
 def read_checkpoint(
@@ -37,11 +76,39 @@ def read_checkpoint(
     try:
         with safe_open(path, framework="pt") as file:
             about: dict[str, Any] = json.loads((file.metadata() or {}).get("rankfall", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys() if wanted(name)}  # noqa: SIM118 (no mapping)
+            names: set[str] = set(file.keys())
+            tensors = {name: file.get_tensor(name) for name in sorted(names) if wanted(name)}
     except FileNotFoundError:
         raise ValueError(f"{path} is not there, expected a checkpoint") from None
     except (SafetensorError, ValueError, OSError) as error:
         raise ValueError(f"{path} cannot be read as a checkpoint: {error}") from None
-    if about.get("format") != FORMAT or about.get("version") != VERSION:
+    if about.get("format") != FORMAT or about.get("version") not in (VERSION, WITHOUT_CHECKSUMS):
         raise ValueError(f"{path} is not a checkpoint of this release (version {VERSION}); train again")
+    checksum, stored = about.pop("checksum", None), about.get("tensors", {})
+    if checksum is not None or about["version"] != WITHOUT_CHECKSUMS:
+        intact = _checksum(about) == checksum and set(stored) == names
+        if not intact or any(stored[name] != found for name, found in _checksums(tensors).items()):
+            raise ValueError(f"{path} is damaged: its checksums are not those of its content")
+    about.pop("tensors", None)
     return tensors, about
+
+
+def _checksums(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    found = {}
+    for name, tensor in tensors.items():
+        sha = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)} ".encode())
+        sha.update(_bytes(tensor))
+        found[name] = sha.hexdigest()
+    return found
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_text(content).encode()).hexdigest()
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, sort_keys=True)

@@ -13,20 +13,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+TEMPORARY = ".tmp"  # at the end of the names of files that are being written
+
 
 def write_file(path: Path, content: bytes | str) -> None:
     """Write a file such that whoever looks, even after a crash, finds all of the old content or all of the new."""
-    data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with new_content(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def new_content(path: Path) -> Iterator[Path]:
+    """A file to write, which takes the place of `path` in one step once it is on disk, and disappears if that fails."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        sync(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)  # still there only if something went wrong
     sync(path.parent)  # the name, too, is on disk
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a file has the name of one that was being written, by a process that may have been killed."""
+    return path.name.startswith(".") and path.name.endswith(TEMPORARY)
 
 
 def sync(path: Path) -> None:

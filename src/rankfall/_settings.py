@@ -96,6 +96,20 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where}{place}: {getattr(error, 'problem', None) or error}") from None
 
 
+def leaves(content: Any, *, separator: str = ".", key: str = "") -> dict[str, Any]:
+    """Every value of mappings and lists by its place.
+
+    >>> leaves({"loss": {"name": "relax_loss", "m": 20}, "hidden": [64, 32]})
+    {'loss.name': 'relax_loss', 'loss.m': 20, 'hidden.0': 64, 'hidden.1': 32}
+    """
+    if not isinstance(content, dict | list):
+        return {key: content}
+    found: dict[str, Any] = {}
+    for word, part in content.items() if isinstance(content, dict) else enumerate(content):
+        found |= leaves(part, separator=separator, key=f"{key}{separator}{word}" if key else str(word))
+    return found
+
+
 # --- saying what is wrong -----------------------------------------------------------------------------------------
 
 

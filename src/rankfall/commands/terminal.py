@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from rich.console import RenderableType
 
 PIPE_WIDTH = 120  # columns of a table that goes into a file or a pipe, where nobody knows the width
+INTERRUPTED = 130  # the exit code, as shells have it
 
 
 def examples(*commands: str) -> str:
@@ -50,12 +56,54 @@ def fail(message: str) -> None:
     Console(stderr=True, soft_wrap=True).print(f"error: {message}", style="red", markup=False, highlight=False)
 
 
+@contextmanager
+def interruptible(kept: Callable[[], str]) -> Iterator[None]:
+    """Ctrl-C ends the work inside with one sentence, `kept`: what is there already and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"interrupted: {kept()}")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def stoppable(on_asked: Callable[[], None]) -> Iterator[Callable[[], int]]:
+    """Whether Ctrl-C, or a polite end of the process, has been asked for, which the work inside may look at in time.
+
+    If so, it is the number of the signal. A second time does not wait.
+    """
+    asked: list[int] = []
+
+    def hear(number: int, frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        on_asked()
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked[0] if asked else 0
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Progress(Progress):
+    """Bars, each with the lines of its field `status` below it, which are folded where the terminal ends."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        for task in self.tasks:
+            if task.fields.get("status"):
+                yield Text(task.fields["status"], style="dim")
+
+
 def progress() -> Progress:
     """A progress bar on standard error, silent where that is no terminal."""
     console = Console(stderr=True)
-    return Progress(
+    return _Progress(
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=20),  # what is being done needs the room of a terminal of 80 columns
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=console,

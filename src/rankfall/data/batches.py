@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from rankfall.data.ranking import RankingSplit
 
     Indices = NDArray[np.int64]
+    Place = tuple[int, dict[str, Any]]  # batches that are done, and the state of the random numbers behind them
 
 POOL = 32  # batches that are drawn together and sorted by length: more means less padding and a less random order
 MEASURED_ROWS = 1 << 15  # padded documents of a batch that is only measured
@@ -38,6 +39,10 @@ class Batch:
     labels: Tensor  # (lists, n)
     mask: Tensor  # (lists, n)
     slots: Tensor  # (rows,) where in the padded lists, written in a row, each document stands
+
+    def __len__(self) -> int:
+        """The number of lists."""
+        return len(self.lists)
 
     def pad(self, values: Tensor) -> Tensor:
         """Values of the documents ``(rows, ...)`` as lists ``(lists, n, ...)``, 0 where there is padding."""
@@ -139,6 +144,62 @@ class Lists:
         for split in self.splits:
             for first in range(0, split.rows, rows):
                 yield torch.from_numpy(np.array(split.features[first : first + rows]))
+
+
+class ListLoader:
+    """Batches of all lists, in another order in each epoch, which can begin behind any of them.
+
+    `batch` lists make a batch, about. The order of an epoch, and what is drawn of long lists (`max_list`), follow from
+    `seed` and the epoch's number alone.
+    """
+
+    def __init__(self, lists: Lists, *, batch: int, seed: int, max_list: int | None = None) -> None:
+        self.lists, self.batch, self.seed, self.max_list = lists, batch, seed, max_list
+        pools = _cut(np.arange(len(lists)), batch * POOL)
+        self._count = sum(-(-len(pool) // batch) for pool in pools)
+        self._epoch = 0
+        self._begin: Place | None = None  # where the next pass begins, if not at the beginning
+        self._received: Place | None = None
+
+    def __len__(self) -> int:
+        """The number of batches of an epoch."""
+        return self._count
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next pass. Another epoch than before begins at its beginning."""
+        if epoch != self._epoch:
+            self._epoch, self._begin, self._received = epoch, None, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position behind the last batch that was received, as plain values."""
+        batch, random = self._received or (0, None)
+        return {"epoch": self._epoch, "batch": batch, "random": random, "settings": self._settings()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass begin where another one was; it gives exactly the batches that were left."""
+        for name, value in self._settings().items():
+            found = state["settings"].get(name)
+            if found != value:
+                raise ValueError(f"state: was saved with {name} = {found!r}, this loader has {value!r}")
+        self._epoch = state["epoch"]
+        self._begin = self._received = (state["batch"], state["random"]) if state["batch"] else None
+
+    def _settings(self) -> dict[str, Any]:
+        return {"lists": len(self.lists), "batch": self.batch, "seed": self.seed, "max_list": self.max_list}
+
+    def __iter__(self) -> Iterator[Batch]:
+        """One epoch: from the beginning, or from the position that was loaded since the last one."""
+        first, self._begin = self._begin, None
+        self._received = first
+        rng = np.random.default_rng([self.seed, self._epoch + 1])
+        batches = self.lists.shuffled(self.batch, rng)
+        done = 0
+        if first is not None:
+            done, rng.bit_generator.state = first
+        for number, numbers in enumerate(batches[done:], start=done + 1):
+            batch = self.lists.batch(numbers, rng=rng, max_list=self.max_list)
+            self._received = number, dict(rng.bit_generator.state)
+            yield batch
 
 
 def _spans(starts: Indices, lengths: Indices) -> Indices:

@@ -58,6 +58,7 @@ MANIFEST = "manifest.json"
 BLOCK = 4096  # impressions of a record batch
 
 _DAY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _IDS = pa.int32()
 _NUMBERS = pa.float32()
 
@@ -341,9 +342,8 @@ class ImpressionLog:
     def _known(self, name: str, where: str) -> str:
         if name not in self.days:
             of = f" (in {where!r})" if where != name else ""
-            raise ValueError(
-                f"days: {self.path} has no day {name!r}{of}{did_you_mean(name, self.days)}; it has {_listed(self.days)}"
-            )
+            hint = "" if _DATE.fullmatch(name) else did_you_mean(name, self.days)  # any date looks like any other
+            raise ValueError(f"days: {self.path} has no day {name!r}{of}{hint}; it has {_listed(self.days)}")
         return name
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rankfall.training.config import LossConfig, MLPConfig, OptimizerConfig
 
 SORTS = ("neural_sort", "soft_sort", "diff_sort", "pirank_sort")
-_GIVEN_BY_THE_LOOP = {"mask", "weight", "reduction", "generator"}
-_TRAINED: dict[str, Callable[..., nn.Module]] = {"arf": losses.ARFLoss, "arf_v2": losses.ARFv2Loss}
+GIVEN_BY_THE_LOOP = {"mask", "weight", "reduction", "generator"}
+TRAINED: dict[str, Callable[..., nn.Module]] = {"arf": losses.ARFLoss, "arf_v2": losses.ARFv2Loss}
 _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
@@ -82,8 +82,8 @@ def classifies(config: LossConfig) -> bool:
 def make_loss(config: LossConfig) -> nn.Module:
     """The loss module of a configuration, to be called with scores, labels and mask."""
     options = {name: make_option(name, value) for name, value in config.options.items()}
-    if config.name in _TRAINED:
-        return _TRAINED[config.name](**options)
+    if config.name in TRAINED:
+        return TRAINED[config.name](**options)
     return _LossFunction(partial(getattr(losses, config.name), **options))
 
 
@@ -100,11 +100,11 @@ class _LossFunction(nn.Module):
 
 def try_loss(config: LossConfig) -> None:
     """Refuse options that the loss does not have, or that it refuses when it sees a list."""
-    signature = inspect.signature(_TRAINED.get(config.name) or getattr(losses, config.name))
+    signature = inspect.signature(TRAINED.get(config.name) or getattr(losses, config.name))
     options = {
         name: parameter
         for name, parameter in signature.parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY and name not in _GIVEN_BY_THE_LOOP
+        if parameter.kind is parameter.KEYWORD_ONLY and name not in GIVEN_BY_THE_LOOP
     }
     for name in config.options:
         if name not in options:

@@ -9,17 +9,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from rankfall import objectives
+from rankfall._settings import ConfigError, explain
 from rankfall._words import did_you_mean
 from rankfall.cascade import Cascade, Stage
 from rankfall.models import KINDS, Scorer, from_config
-from rankfall.training.build import make_optimizer, make_option
+from rankfall.training.build import classifies, make_loss, make_optimizer, make_option
+from rankfall.training.config import LossConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from rankfall.data.loader import ImpressionLoader
     from rankfall.data.spec import Features
     from rankfall.objectives import Objective
     from rankfall.training.cascade_config import CascadeConfig
@@ -35,8 +39,11 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "arf": objectives.ARF,
     "arf_v2": objectives.ARFv2,
     "lcron": objectives.LCRON,
+    "per_stage": objectives.PerStage,
 }
+GIVEN = ("relevant", "stages")  # that objectives have from the rest of the configuration alone
 _TEMPERATURES = ("tau", "temperature", "steepness")
+_SCHEDULES = ("constant", "linear", "exponential")
 
 
 # --- models -----------------------------------------------------------------------------------------------------
@@ -73,6 +80,17 @@ def make_cascade(config: CascadeConfig, features: Features) -> Cascade:
     return Cascade(stages)
 
 
+def check_quotas(config: CascadeConfig, loader: ImpressionLoader) -> None:
+    """Refuse a stage that would drop nothing of any list that is measured; of some lists is well possible."""
+    for stage in config.stages:
+        if stage.quota >= loader.width:
+            raise ConfigError(
+                f"stages: {stage.name} has the quota {stage.quota}, but the longest list of "
+                f"{', '.join(loader.days)} has {loader.width} items, so it would drop nothing; expected less than "
+                f"{loader.width}, or longer lists (data.length)"
+            )
+
+
 # --- objectives -------------------------------------------------------------------------------------------------
 
 
@@ -96,7 +114,7 @@ class Temperature:
 
 def try_objective(config: CascadeConfig) -> None:
     """Refuse options that the objective does not have, or that it refuses when it sees a list."""
-    objective, temperatures = make_objective(config)
+    objective, temperatures = make_objective(try_depths(config))
     for temperature in temperatures:
         temperature.set(0.0)
     scores = [torch.tensor([[0.0, 1.0, 2.0]])] * len(config.stages)
@@ -110,18 +128,70 @@ def make_objective(config: CascadeConfig) -> tuple[Objective, list[Temperature]]
     allowed = inspect.signature(OBJECTIVES[name]).parameters
     given = _given(config, allowed)
     for option in config.objective.options:
-        if option not in allowed or option in ("relevant", "stages"):
-            free = [key for key in allowed if key not in ("relevant", "stages")]
+        if option not in allowed or option in GIVEN:
+            free = [key for key in allowed if key not in GIVEN]
             raise ValueError(
                 f"objective: {name} has no option {option!r}{did_you_mean(option, free)}; it has {', '.join(free)}"
             )
+    if name == "per_stage" and "loss" not in config.objective.options:
+        raise ValueError(f"objective: {name} needs the option 'loss', such as {{name: ranknet_loss}}")
     try:
         made = partial(_temperature, temperatures)
-        options = {key: make_option(key, value, made) for key, value in config.objective.options.items()}
+        options = {key: _make_option(name, key, value, made) for key, value in config.objective.options.items()}
         objective = OBJECTIVES[name](**(given | options))
     except (TypeError, ValueError) as error:
         raise ValueError(f"objective: {error}") from None
     return objective, temperatures
+
+
+def with_depths(config: CascadeConfig, stages: Sequence[str]) -> CascadeConfig:
+    """The configuration with numbers in place of names of the log's `stages`, wherever it says `min_depth`."""
+
+    def number(where: str, name: str) -> int:
+        if name not in stages:
+            raise ConfigError(
+                f"{where}: found {name!r}{did_you_mean(name, stages)}; the log's stages are {', '.join(stages)}"
+            )
+        return stages.index(name)
+
+    return _with_depths(config, number)
+
+
+def try_depths(config: CascadeConfig) -> CascadeConfig:
+    """The same while there is no log to look at: any name will do."""
+    return _with_depths(config, lambda where, name: 0)
+
+
+def _with_depths(config: CascadeConfig, number: Callable[[str, str], int]) -> CascadeConfig:
+    def depth(where: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [depth(f"{where}.{place}", one) for place, one in enumerate(value)]
+        return number(where, value) if isinstance(value, str) else value
+
+    stages = [
+        stage.model_copy(update={"min_depth": depth(f"stages.{place}.min_depth", stage.min_depth)})
+        for place, stage in enumerate(config.stages)
+    ]
+    own = config.objective.options.get("min_depth")
+    objective = config.objective
+    if own is not None:
+        objective = objective.model_copy(update={"min_depth": depth("objective.min_depth", own)})
+    return config.model_copy(update={"stages": stages, "objective": objective})
+
+
+def _make_option(objective: str, name: str, value: Any, made: Callable[[str, Any], Any]) -> Any:
+    return _make_loss(value) if (objective, name) == ("per_stage", "loss") else make_option(name, value, made)
+
+
+def _make_loss(value: Any) -> nn.Module:
+    """A loss by its name, or by name and options."""
+    try:
+        config = LossConfig.model_validate({"name": value} if isinstance(value, str) else value)
+    except ValidationError as error:
+        raise ValueError(explain(error, "loss")) from None
+    if classifies(config):
+        raise ValueError(f"loss: {config.name} takes an output for each grade, but a stage gives one score")
+    return make_loss(config)
 
 
 def _given(config: CascadeConfig, allowed: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,16 +211,20 @@ def _temperature(temperatures: list[Temperature], name: str, value: Any) -> Any:
     """The value of an option; a temperature with a schedule becomes a tensor, and joins the list."""
     if name not in _TEMPERATURES or not isinstance(value, dict):
         return value
+    schedule = value.get("schedule", "exponential")
+    if schedule not in _SCHEDULES:
+        raise ValueError(f"{name}.schedule: found {schedule!r}, expected constant, linear or exponential")
+    if schedule == "constant":
+        value = {"end": value.get("start")} | value
     unknown = [key for key in value if key not in ("start", "end", "schedule")]
     if unknown or "start" not in value or "end" not in value:
         raise ValueError(f"{name}: found {value!r}, expected a number or start, end and schedule")
-    schedule = value.get("schedule", "exponential")
-    if schedule not in ("linear", "exponential"):
-        raise ValueError(f"{name}.schedule: found {schedule!r}, expected linear or exponential")
     start, end = value["start"], value["end"]
     for key, number in (("start", start), ("end", end)):
         if not isinstance(number, int | float) or not 0 < number < math.inf:
             raise ValueError(f"{name}.{key}: found {number!r}, expected a positive number")
+    if schedule == "constant" and start != end:
+        raise ValueError(f"{name}.end: found {end!r}, but the schedule is constant and it starts at {start!r}")
     temperature = Temperature(torch.tensor(float(start)), float(start), float(end), schedule)
     temperatures.append(temperature)
     return temperature.value

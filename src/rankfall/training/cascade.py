@@ -1,46 +1,38 @@
-"""The loop that trains a cascade as one network."""
+"""Training a cascade as one network."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import torch
 
-from rankfall._files import write_file
 from rankfall._settings import ConfigError, dump
 from rankfall.cascade import Cascade
 from rankfall.data import ImpressionLoader, ImpressionLog
+from rankfall.data.meaning import meaning_of
 from rankfall.objectives import BCE
-from rankfall.training.build_cascade import Optimizers, make_cascade, make_objective
+from rankfall.training.build_cascade import Optimizers, check_quotas, make_cascade, make_objective, with_depths
 from rankfall.training.cascade_config import CascadeConfig, Role
 from rankfall.training.funnel import measure_funnel
-from rankfall.training.run import (
-    CHECKPOINTS,
-    CONFIG,
-    METRICS,
-    RESULT,
-    Step,
-    TrainingError,
-    TrainResult,
-    check_free,
-    clear,
-    read_config,
-    repeatable,
-)
+from rankfall.training.loop import Learner, Loop, finished, train_in
+from rankfall.training.run import CHECKPOINTS, CONFIG, LOG, TrainingError, check_free, read_config, repeatable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Literal
 
     from torch import Tensor
 
     from rankfall.data.loader import Impressions
     from rankfall.training.cascade_config import LogConfig
+    from rankfall.training.loop import OnNotice, Position, Progress
+    from rankfall.training.run import TrainResult
 
 REQUESTS_SHOWN = 5
 
@@ -58,115 +50,117 @@ class Epoch:
     trained: dict[str, list[float]]  # what the objective has learned: its weights
 
 
-Progress = Callable[[Step], None]
+def train(
+    config: CascadeConfig,
+    out: Path,
+    *,
+    force: bool = False,
+    resume: bool = False,
+    progress: Progress = lambda step: None,
+    on_notice: OnNotice = warnings.warn,
+    stop: Callable[[], int] = lambda: False,
+) -> TrainResult:
+    """Train a cascade and leave a run directory; the same configuration and data give the same weights.
 
-
-def train(config: CascadeConfig, out: Path, *, force: bool = False, progress: Progress | None = None) -> TrainResult:
-    """Train a cascade and leave a run directory; the same configuration and data give the same weights."""
+    A run that exists is replaced with `force` only. With `resume` it is continued, and ends as if it had never been
+    interrupted. `progress` hears of every batch, `on_notice` of damaged checkpoints and the like. `stop` is asked after
+    every batch whether to end early.
+    """
     log = load_log(config.data)
+    config = with_depths(config, log.spec.stage_names)
     _check_days(log, config)
-    check_free(out, force)
+    check_free(out, force=force, resume=resume)
+    if resume and (result := finished(out, config, on_notice)):
+        return result
     with repeatable(config.training.seed, config.training.threads):
         try:
-            training = _Training(config, out, log)
+            learner = _Learner(config, out, log)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        clear(out)
-        write_file(out / CONFIG, dump(_with_absolute_path(config)))
-        result = training.run(progress or (lambda step: None))
-    write_file(out / RESULT, json.dumps(asdict(result), indent=2) + "\n")
-    return result
+        loop = Loop(learner, config, out, data=_checksums(log, config.data), progress=progress, stop=stop)
+        files = {CONFIG: dump(_with_absolute_path(config)), LOG: json.dumps(meaning_of(log), indent=1) + "\n"}
+        return train_in(loop, files, resume=resume, on_notice=on_notice)
 
 
-class _Training:
-    """The loop and what it keeps."""
+class _Learner(Learner["Impressions"]):
+    """A cascade and its objective."""
+
+    optimizer: Optimizers
+    loader: ImpressionLoader
 
     def __init__(self, config: CascadeConfig, out: Path, log: ImpressionLog) -> None:
         self.config = config
         self.out = out
+        self.metric = config.training.metric
         self.cascade = make_cascade(config, log.features)
         self.objective, self.temperatures = make_objective(config)
-        self.optimizers = Optimizers(config.optimizer, self.cascade, self.objective)
+        self.modules = {"cascade": self.cascade, "objective": self.objective}
+        self.optimizer = Optimizers(config.optimizer, self.cascade, self.objective)
         self.loader = make_loader(log, config, "train")
         self.valid = make_loader(log, config, "valid")
-        self.validation: dict[str, float] = {}
 
-    def run(self, progress: Progress) -> TrainResult:
-        settings = self.config.training
-        start = time.perf_counter()
-        best: Epoch | None = None
-        for number in range(1, settings.epochs + 1):
-            parts, speed = self._epoch(number, progress)
-            self.validation = self._validate()
-            weights = {name: value.detach().flatten().tolist() for name, value in self.objective.named_parameters()}
-            seconds = time.perf_counter() - start
-            epoch = Epoch(number, sum(parts.values()), parts, self.validation, speed, seconds, weights)
-            with (self.out / METRICS).open("a") as file:
-                file.write(json.dumps(asdict(epoch)) + "\n")
-            if best is None or epoch.validation[settings.metric] > best.validation[settings.metric]:
-                best = epoch
-                self.cascade.save(self.out / CHECKPOINTS / "best.safetensors")
-            self.cascade.save(self.out / CHECKPOINTS / "last.safetensors")
-            if settings.patience is not None and number - best.epoch >= settings.patience:
-                break
-        assert best is not None  # there is at least one epoch
-        count = sum(parameter.numel() for parameter in self.cascade.parameters())
-        reached = best.validation[settings.metric]
-        return TrainResult(reached, best.epoch, number, time.perf_counter() - start, count)
-
-    def _epoch(self, number: int, progress: Progress) -> tuple[dict[str, float], float]:
-        """Visit every impression once; the mean terms of the objective and the impressions a second."""
-        epochs, batches = self.config.training.epochs, len(self.loader)
-        self.loader.set_epoch(number - 1)
-        self.cascade.train()
-        start, seen = time.perf_counter(), 0
-        sums: dict[str, float] = {}
-        for position, batch in enumerate(self.loader, start=1):
-            share = ((number - 1) * batches + position - 1) / max(1, epochs * batches - 1)
-            for temperature in self.temperatures:
-                temperature.set(share)
-            for name, value in self._step(batch, number).items():
-                sums[name] = sums.get(name, 0.0) + value * len(batch)
-            seen += len(batch)
-            speed = seen / (time.perf_counter() - start)
-            parts = {name: total / seen for name, total in sums.items()}
-            progress(Step(number, epochs, position, batches, parts, self.validation, speed))
-        return parts, speed
-
-    def _step(self, batch: Impressions, epoch: int) -> dict[str, float]:
-        """Change the weights by one batch and return the terms of its loss."""
-        self.optimizers.zero_grad()
+    def step(self, batch: Impressions, position: Position) -> dict[str, float]:
+        """Change the weights by one batch; the terms of its loss."""
+        self._set_temperatures(position)
+        self.optimizer.zero_grad()
         scores = self.cascade(batch)
         for name, stage in zip(self.cascade.names, scores, strict=True):
             if not stage.isfinite().all():
-                raise self._diverged(f"the scores of {name}", batch, epoch)
+                raise self._diverged(f"the scores of {name}", batch, position)
         parts = self.objective.parts(
             scores, batch.grade.float(), relevance=batch.relevance, depth=batch.depth, mask=batch.mask
         )
         loss = torch.stack(list(parts.values())).sum()
         if not loss.isfinite():
-            raise self._diverged("the loss", batch, epoch)
+            raise self._diverged("the loss", batch, position)
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.optimizers.dense, self.config.optimizer.clip or math.inf)
+        norm = torch.nn.utils.clip_grad_norm_(self.optimizer.dense, self.config.optimizer.clip or math.inf)
         if not norm.isfinite():
-            raise self._diverged("the gradient", batch, epoch)
-        self.optimizers.step()
+            raise self._diverged("the gradient", batch, position)
+        self.optimizer.step()
         return {name: float(value.detach()) for name, value in parts.items()}
 
-    def _validate(self) -> dict[str, float]:
+    def _set_temperatures(self, position: Position) -> None:
+        last = self.config.training.epochs * len(self.loader) - 1
+        for temperature in self.temperatures:
+            temperature.set(position.step / max(1, last))
+
+    def validate(self) -> dict[str, float]:
+        """The means over all impressions."""
         values, _ = measure(self.cascade, self.valid, self.config)
         means = {name: float(value.nanmean()) for name, value in values.items()}
-        if math.isnan(means[self.config.training.metric]):
+        if math.isnan(means[self.metric]):
             days = ", ".join(self.config.data.valid)
             raise TrainingError(f"data.valid: no impression of {days} has a relevant item, so nothing can be measured")
         return means
 
-    def _diverged(self, what: str, batch: Impressions, epoch: int) -> TrainingError:
+    def line(self, position: Position) -> Epoch:
+        """What is known after an epoch."""
+        parts = position.parts
+        return Epoch(
+            epoch=position.epoch,
+            loss=sum(parts.values()),
+            parts=parts,
+            validation=position.validation,
+            impressions_per_second=position.per_second,
+            seconds=position.seconds,
+            trained={name: value.detach().flatten().tolist() for name, value in self.objective.named_parameters()},
+        )
+
+    def save(self, path: Path, position: Position) -> None:
+        """Write the weights of all stages."""
+        self.cascade.save(path)
+
+    def parameters(self) -> int:
+        """Of all stages."""
+        return sum(parameter.numel() for parameter in self.cascade.parameters())
+
+    def _diverged(self, what: str, batch: Impressions, position: Position) -> TrainingError:
         requests = ", ".join(map(str, self.loader.requests(batch)[:REQUESTS_SHOWN].to_pylist()))
         more = len(batch) - REQUESTS_SHOWN
-        kept = f". Finished epochs are kept in {self.out}" if self.validation else ""
+        kept = f". Finished epochs are kept in {self.out}" if position.best_epoch else ""
         return TrainingError(
-            f"{self.config.objective.name}: {what} became NaN or infinite in epoch {epoch}, day {batch.day} "
+            f"{self.config.objective.name}: {what} became NaN or infinite in epoch {position.epoch}, day {batch.day} "
             f"(requests {requests}{f' and {more} more' if more > 0 else ''}). Try a smaller optimizer.lr than "
             f"{self.config.optimizer.lr:g}, optimizer.clip=1, or a larger temperature{kept}"
         )
@@ -199,13 +193,19 @@ def make_loader(log: ImpressionLog, config: CascadeConfig, role: Role) -> Impres
             negatives=data.negatives,
             negatives_from=data.negatives_from,
         )
-    return ImpressionLoader(
+    loader = ImpressionLoader(
         log, data.days(role), batch=settings.batch, window=window, shuffle=False, length=data.length
     )
+    check_quotas(config, loader)
+    return loader
 
 
 def measure(
-    cascade: Cascade, loader: ImpressionLoader, config: CascadeConfig
+    cascade: Cascade,
+    loader: ImpressionLoader,
+    config: CascadeConfig,
+    *,
+    on_batch: Callable[[int], None] = lambda count: None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The values of each impression, and their chance levels; dropout and batch norm as in use."""
     was_training = cascade.training
@@ -217,6 +217,7 @@ def measure(
             names=cascade.names,
             quotas=[stage.quota for stage in config.stages],
             relevant=config.relevant,
+            on_batch=on_batch,
         )
     finally:
         cascade.train(was_training)
@@ -256,6 +257,16 @@ def _check_depths(log: ImpressionLog, config: CascadeConfig) -> None:
                     f"stages: with bce {stage.name} would see items from depth {least} on, but the log's stages are "
                     f"{names}; give it a min_depth, or objective.min_depth=0 to train all stages on all items"
                 )
+
+
+def _checksums(log: ImpressionLog, config: LogConfig) -> dict[str, str]:
+    """Of everything that a training reads."""
+    days = log.choose([*config.train, *config.valid])
+    found = {f"day {day.name}": day.manifest["sha256"] for day in days}
+    found["features"] = hashlib.sha256(json.dumps(log.manifest["features"], sort_keys=True).encode()).hexdigest()
+    if config.negatives or config.length is not None:
+        found["items"] = log.manifest["items"]["sha256"]
+    return found
 
 
 def _with_absolute_path(config: CascadeConfig) -> CascadeConfig:

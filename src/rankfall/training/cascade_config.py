@@ -6,7 +6,7 @@
     relevant:  10
     stages:
       - {name: retrieval, quota: 30, model: {kind: two_tower}}
-      - {name: ranking, quota: 20, model: {kind: din}, min_depth: 2}
+      - {name: ranking, quota: 20, model: {kind: din}, min_depth: rank_neg}
     objective: {name: lcron, topk: {name: dftopk, tau: {start: 10, end: 1}}}
     optimizer: {lr: 1e-2}
     training:  {epochs: 1, batch: 1024}
@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from rankfall._settings import ConfigError, Section, explain
-from rankfall.training.config import Count, OptimizerConfig
+from rankfall.training.config import Count, Kept, MLflowConfig, OptimizerConfig, Seconds, TrackerNames
 from rankfall.training.funnel import measures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ObjectiveName = Literal["bce", "icc", "rankflow", "fs_ranknet", "fs_lambda_loss", "sort_ce", "arf", "arf_v2", "lcron"]
+ObjectiveName = Literal[
+    "bce", "icc", "rankflow", "fs_ranknet", "fs_lambda_loss", "sort_ce", "arf", "arf_v2", "lcron", "per_stage"
+]
 Role = Literal["train", "valid", "test"]
 
 
@@ -58,8 +60,10 @@ class StageConfig(Section):
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     quota: Count
     model: dict[str, Any] = Field(description="kind: two_tower, din or mlp, and its options.")
-    min_depth: int | None = Field(
-        default=None, description="What this stage sees in training by bce: items that got at least so far in the log."
+    min_depth: int | str | None = Field(
+        default=None,
+        description="What this stage sees in training by bce: items that got at least so far in the log, to the stage "
+        "of this number or name there.",
     )
 
     @model_validator(mode="after")
@@ -92,6 +96,12 @@ def _is_cascade_metric(name: str) -> str:
     return name
 
 
+class CascadeOptimizerConfig(OptimizerConfig):
+    """How weights are changed; the default is that of the papers on cascades."""
+
+    lr: float = Field(default=1e-2, gt=0)
+
+
 class CascadeTrainingConfig(Section):
     """How long, and on what in turn."""
 
@@ -104,6 +114,10 @@ class CascadeTrainingConfig(Section):
     seed: int = Field(default=0, ge=0, lt=2**63, description="Of the first weights, the order of impressions, noise.")
     threads: Count = Field(default=1, description="Of the processor; weights repeat for the same number.")
     window: Count = Field(default=1 << 15, description="Impressions that are shuffled together.")
+    checkpoint_every: Seconds = 300.0
+    keep: Kept = 2
+    track: TrackerNames = Field(default=[])
+    mlflow: MLflowConfig = MLflowConfig()
 
 
 class CascadeConfig(Section):
@@ -114,7 +128,7 @@ class CascadeConfig(Section):
     stages: list[StageConfig] = Field(min_length=1)
     share: list[str] = Field(default=[], description="Embedding tables that all stages have in common.")
     objective: ObjectiveConfig
-    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-2)
+    optimizer: CascadeOptimizerConfig = CascadeOptimizerConfig()
     training: CascadeTrainingConfig = CascadeTrainingConfig()
 
     @model_validator(mode="after")

@@ -55,6 +55,9 @@ Role = Literal["train", "valid", "test"]
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(ge=0, description="Between checkpoints; there is one after every epoch as well.")]
+Kept = Annotated[int, Field(ge=1, description="Checkpoints to continue from, while a training is not finished.")]
+TrackerName = Literal["tensorboard", "mlflow"]
 
 
 # --- the sections -------------------------------------------------------------------------------------------------
@@ -65,6 +68,9 @@ def _as_list(value: object) -> object:
 
 
 SplitNames = Annotated[list[str], BeforeValidator(_as_list)]
+TrackerNames = Annotated[
+    list[TrackerName], BeforeValidator(_as_list), Field(description="Who hears the numbers of metrics.jsonl as well.")
+]
 
 
 class DataConfig(Section):
@@ -174,6 +180,15 @@ def _is_metric(name: str) -> str:
 MetricName = Annotated[str, AfterValidator(_is_metric)]
 
 
+class MLflowConfig(Section):
+    """Where MLflow keeps a run, if ``training.track`` names it."""
+
+    uri: str | None = Field(
+        default=None, description="Of a server or a database; by default MLFLOW_TRACKING_URI, or a database in the run."
+    )
+    experiment: str = Field(default="rankfall", min_length=1)
+
+
 class TrainingConfig(Section):
     """How long, and on what in turn."""
 
@@ -186,6 +201,10 @@ class TrainingConfig(Section):
     max_list: Annotated[int, Field(ge=2)] | None = Field(
         default=None, description="Train on a fresh sample of this size of each longer list in every epoch."
     )
+    checkpoint_every: Seconds = 300.0
+    keep: Kept = 2
+    track: TrackerNames = Field(default=[])
+    mlflow: MLflowConfig = MLflowConfig()
 
 
 DEFAULT_METRICS = ["ndcg@1", "ndcg@5", "ndcg@10", "ndcg", "recall@20@10", "opa", "mrr"]

@@ -1,12 +1,11 @@
-"""The loop that trains one ranker."""
+"""Training one ranker."""
 
 from __future__ import annotations
 
-import json
 import math
-import time
+import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -15,34 +14,21 @@ import numpy as np
 import torch
 
 from rankfall._checkpoint import read_checkpoint, write_checkpoint
-from rankfall._files import write_file
 from rankfall._settings import ConfigError, dump
-from rankfall.data.batches import Lists
+from rankfall.data.batches import Batch, ListLoader, Lists
 from rankfall.data.ranking import Moments, RankingData
 from rankfall.metrics.named import parse
 from rankfall.models import FeatureScaling
 from rankfall.training.build import Ranker, classifies, make_loss, make_optimizer, make_ranker
 from rankfall.training.config import RankerConfig, Role
-from rankfall.training.run import (
-    CHECKPOINTS,
-    CONFIG,
-    METRICS,
-    RESULT,
-    Step,
-    TrainingError,
-    TrainResult,
-    check_free,
-    clear,
-    read_config,
-    repeatable,
-)
+from rankfall.training.loop import Learner, Loop, finished, train_in
+from rankfall.training.run import CHECKPOINTS, CONFIG, TrainingError, check_free, read_config, repeatable
 from rankfall.training.scoring import measure, score
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from rankfall.data.batches import Batch
     from rankfall.training.config import DataConfig, LossConfig
+    from rankfall.training.loop import OnNotice, Position, Progress
+    from rankfall.training.run import TrainResult
 
 QIDS_SHOWN = 5
 CHUNK_ROWS = 1 << 16
@@ -60,7 +46,6 @@ class Epoch:
     trained: dict[str, float]  # what the loss has learned: alpha of ARF
 
 
-Progress = Callable[[Step], None]
 OnValidation = Callable[[Epoch, Ranker], None]
 
 
@@ -72,31 +57,43 @@ def train(
     out: Path,
     *,
     force: bool = False,
-    progress: Progress | None = None,
-    on_validation: OnValidation | None = None,
+    resume: bool = False,
+    progress: Progress = lambda step: None,
+    on_validation: OnValidation = lambda epoch, model: None,
+    on_notice: OnNotice = warnings.warn,
+    stop: Callable[[], int] = lambda: False,
 ) -> TrainResult:
     """Train a ranker and leave a run directory; the same configuration and data give the same weights.
 
-    A run that exists is replaced with `force` only. `progress` hears of every batch, `on_validation` of every epoch,
-    with the model as it is then.
+    A run that exists is replaced with `force` only. With `resume` it is continued, and ends as if it had never been
+    interrupted. `progress` hears of every batch, `on_validation` of every epoch, with the model as it is then,
+    `on_notice` of damaged checkpoints and the like. `stop` is asked after every batch whether to end early.
     """
     data = load_data(config.data)
     lists = {role: load_lists(data, config.data, role) for role in get_args(Role) if config.data.splits(role)}
     _check_apart(data, config.data)
-    check_free(out, force)
+
+    check_free(out, force=force, resume=resume)
+    if resume and (result := finished(out, config, on_notice)):
+        return result
     with repeatable(config.training.seed, config.training.threads):
         grades = _grades(lists["train"]) if classifies(config.loss) else None
         model = make_ranker(config.model, _fit_scaling(data, config.data), grades)
-        training = _Training(config, out, model, lists["train"], lists["valid"])
-        clear(out)
-        write_file(out / CONFIG, dump(_with_absolute_path(config)))
-        result = training.run(progress or (lambda step: None), on_validation or (lambda epoch, model: None))
-    write_file(out / RESULT, json.dumps(asdict(result), indent=2) + "\n")
-    return result
+        loop = Loop(
+            _Learner(config, out, model, lists["train"], lists["valid"]),
+            config,
+            out,
+            data=data.manifest["files"],
+            progress=progress,
+            on_epoch=lambda epoch: on_validation(epoch, model),
+            stop=stop,
+        )
+        files = {CONFIG: dump(_with_absolute_path(config))}
+        return train_in(loop, files, resume=resume, on_notice=on_notice)
 
 
-class _Training:
-    """The loop and what it keeps."""
+class _Learner(Learner[Batch]):
+    """A ranker and its loss."""
 
     def __init__(self, config: RankerConfig, out: Path, model: Ranker, lists: Lists, valid: Lists) -> None:
         self.config = config
@@ -104,101 +101,83 @@ class _Training:
         self.model = model
         self.lists = lists
         self.valid = valid
-        self.metric = parse(config.training.metric)
+        self.measured = parse(config.training.metric)
+        self.metric = self.measured.name
         self.loss = make_loss(config.loss)
-        self.parameters = [*model.parameters(), *self.loss.parameters()]
+        self.trained = [*model.parameters(), *self.loss.parameters()]
+        self.modules = {"model": model, "loss": self.loss}
         self.optimizer = make_optimizer(config.optimizer, model.parameters(), self.loss.parameters())
-        self.reached: float | None = None  # by the last validation
+        settings = config.training
+        self.loader = ListLoader(lists, batch=settings.batch, seed=settings.seed, max_list=settings.max_list)
 
-    def run(self, progress: Progress, on_validation: OnValidation) -> TrainResult:
-        settings = self.config.training
-        start = time.perf_counter()
-        best: Epoch | None = None
-        for number in range(1, settings.epochs + 1):
-            loss, speed = self._epoch(number, progress)
-            self.reached = self._validate()
-            trained = {name: parameter.item() for name, parameter in self.loss.named_parameters()}
-            epoch = Epoch(number, loss, self.reached, speed, time.perf_counter() - start, trained)
-            with (self.out / METRICS).open("a") as file:
-                file.write(json.dumps(asdict(epoch)) + "\n")
-            if best is None or self._is_better(epoch.metric, best.metric):
-                best = epoch
-                self._save("best", epoch)
-            self._save("last", epoch)
-            on_validation(epoch, self.model)
-            if settings.patience is not None and number - best.epoch >= settings.patience:
-                break
-        assert best is not None  # there is at least one epoch
-        count = sum(parameter.numel() for parameter in self.parameters)
-        return TrainResult(best.metric, best.epoch, number, time.perf_counter() - start, count)
-
-    def _epoch(self, number: int, progress: Progress) -> tuple[float, float]:
-        """Visit every list once; the mean loss and the lists a second."""
-        settings = self.config.training
-        rng = np.random.default_rng([settings.seed, number])
-        batches = self.lists.shuffled(settings.batch, rng)
-        self.model.train()
-        start, total, seen = time.perf_counter(), 0.0, 0
-        for position, numbers in enumerate(batches, start=1):
-            batch = self.lists.batch(numbers, rng=rng, max_list=settings.max_list)
-            total += self._step(batch, f"epoch {number}, batch {position} of {len(batches)}") * len(numbers)
-            seen += len(numbers)
-            speed = seen / (time.perf_counter() - start)
-            reached = {} if self.reached is None else {self.metric.name: self.reached}
-            progress(Step(number, settings.epochs, position, len(batches), {"loss": total / seen}, reached, speed))
-        return total / seen, speed
-
-    def _step(self, batch: Batch, where: str) -> float:
-        """Change the weights by one batch and return its loss."""
+    def step(self, batch: Batch, position: Position) -> dict[str, float]:
+        """Change the weights by one batch; its loss."""
         self.optimizer.zero_grad()
         outputs = self.model(self.lists.gather(batch.rows))
         if not outputs.isfinite().all():
-            raise self._diverged("the scores", "NaN or infinite", batch, where)
+            raise self._diverged("the scores", "NaN or infinite", batch, position)
         try:
             loss = self.loss(batch.pad(outputs), batch.labels, mask=batch.mask)
         except ValueError as error:
-            raise TrainingError(f"{self.config.loss.name} refuses {where} ({self._named(batch)}): {error}") from None
+            where = f"{self._where(position)} ({self._named(batch)})"
+            raise TrainingError(f"{self.config.loss.name} refuses {where}: {error}") from None
         value = float(loss.detach())
         if not math.isfinite(value):
-            raise self._diverged("the loss", str(value), batch, where)
+            raise self._diverged("the loss", str(value), batch, position)
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.optimizer.clip or math.inf)
+        norm = torch.nn.utils.clip_grad_norm_(self.trained, self.config.optimizer.clip or math.inf)
         if not norm.isfinite():
-            raise self._diverged("the gradient", "NaN or infinite", batch, where)
+            raise self._diverged("the gradient", "NaN or infinite", batch, position)
         self.optimizer.step()
-        return value
+        return {"loss": value}
 
-    def _validate(self) -> float:
-        values = measure(score(self.model, self.valid), self.valid, [self.metric])[self.metric.name]
+    def validate(self) -> dict[str, float]:
+        """The metric that training looks at."""
+        values = measure(score(self.model, self.valid), self.valid, [self.measured])[self.metric]
         mean = float(values.nanmean())
         if math.isnan(mean):
             raise TrainingError(
-                f"training.metric: {self.metric.name} is undefined on every list of data.valid "
+                f"training.metric: {self.metric} is undefined on every list of data.valid "
                 f"({', '.join(self.config.data.valid)}): none has a relevant document"
             )
-        return mean
+        return {self.metric: mean}
 
-    def _is_better(self, value: float, than: float) -> bool:
-        return value > than if self.metric.higher_is_better else value < than
+    def is_better(self, value: float, than: float) -> bool:
+        """Higher or lower, as the metric has it."""
+        return value > than if self.measured.higher_is_better else value < than
 
-    def _save(self, name: str, epoch: Epoch) -> None:
-        parts: list[tuple[str, nn.Module]] = [("model", self.model), ("loss", self.loss)]
+    def line(self, position: Position) -> Epoch:
+        """What is known after an epoch."""
+        trained = {name: parameter.item() for name, parameter in self.loss.named_parameters()}
+        reached, loss = position.validation[self.metric], position.parts["loss"]
+        return Epoch(position.epoch, loss, reached, position.per_second, position.seconds, trained)
+
+    def save(self, path: Path, position: Position) -> None:
+        """Write the weights of the model and of the loss."""
+        parts = self.modules.items()
         tensors = {f"{part}.{key}": tensor for part, module in parts for key, tensor in module.state_dict().items()}
         about = {
-            "epoch": epoch.epoch,
-            "metric": self.metric.name,
-            "value": epoch.metric,
+            "epoch": position.epoch,
+            "metric": self.metric,
+            "value": position.validation[self.metric],
             "features": self.lists.features,
             "grades": self.model.grades,
         }
-        write_checkpoint(self.out / CHECKPOINTS / f"{name}.safetensors", tensors, about)
+        write_checkpoint(path, tensors, about)
 
-    def _diverged(self, what: str, found: str, batch: Batch, where: str) -> TrainingError:
-        kept = "" if self.reached is None else f". Finished epochs are kept in {self.out}"
+    def parameters(self) -> int:
+        """Of the model and of the loss."""
+        return sum(parameter.numel() for parameter in self.trained)
+
+    def _diverged(self, what: str, found: str, batch: Batch, position: Position) -> TrainingError:
+        kept = f". Finished epochs are kept in {self.out}" if position.best_epoch else ""
         return TrainingError(
-            f"{self.config.loss.name}: {what} became {found} in {where} ({self._named(batch)}). "
+            f"{self.config.loss.name}: {what} became {found} in {self._where(position)} ({self._named(batch)}). "
             f"Try {', '.join(_advice(self.config))}{kept}"
         )
+
+    def _where(self, position: Position) -> str:
+        return f"epoch {position.epoch}, batch {position.batch + 1} of {len(self.loader)}"
 
     def _named(self, batch: Batch) -> str:
         qids = [self.lists.qids[number] for number in batch.lists[:QIDS_SHOWN]]

@@ -5,34 +5,48 @@
 ``metrics.jsonl``                 one line a validation: training loss, validation metric, speed
 ``checkpoints/best.safetensors``  the weights with the best validation metric
 ``checkpoints/last.safetensors``  the last weights
+``checkpoints/step-*``            what an interrupted training continues from
 ``result.json``                   written last: a run that has it is finished
+``log.json``                      of a cascade: what the ids and numbers of its log mean
 ================================  ====================================================================================
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rankfall._settings import read_yaml
+from rankfall._files import is_temporary
+from rankfall._settings import ConfigError, leaves, read_yaml, shown
 from rankfall.training.config import validate_any
+from rankfall.training.track import MLFLOW, TENSORBOARD
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator, Mapping
     from pathlib import Path
 
     from rankfall.training.cascade_config import CascadeConfig
     from rankfall.training.config import RankerConfig
 
 CONFIG, METRICS, RESULT, CHECKPOINTS = "config.yaml", "metrics.jsonl", "result.json", "checkpoints"
+LOG, REPORT = "log.json", "report.html"
+# A training may go on with others.
+HARMLESS = ("data.path", "metrics", "training.keep", "training.checkpoint_every", "training.track", "training.mlflow")
 
 
 class TrainingError(ValueError):
     """A training that cannot go on."""
+
+
+class Stopped(Exception):  # noqa: N818 (nothing is wrong)
+    """A training that was asked to end early, and can be continued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +104,86 @@ def read_result(directory: Path) -> TrainResult:
     return TrainResult(**result)
 
 
-def check_free(out: Path, force: bool) -> None:
-    """Refuse to write over other files, and over a run without `force`."""
+def check_free(out: Path, *, force: bool, resume: bool) -> None:
+    """Refuse to write over other files, and over a run unless that is to be replaced or continued."""
+    if force and resume:
+        raise ValueError("force: found with resume; a run is either replaced or continued")
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file, expected a directory for the run")
-    if not out.exists() or not any(out.iterdir()):
+    if not out.exists() or not any(_content(out)):
         return
     if not (out / CONFIG).is_file():
         raise ValueError(f"{out} holds other files and no run; name another directory")
-    if not force:
-        raise ValueError(f"{out} holds a run already; name another directory, or replace it with --force")
+    if not (force or resume):
+        go_on = "" if is_finished(out) else "continue it with --resume, "
+        raise ValueError(f"{out} holds a run already; name another directory, {go_on}or replace it with --force")
+
+
+def _content(out: Path) -> Iterator[Path]:
+    """What stands in a directory, but for what is left of a training that was killed before it had begun."""
+    return (path for path in out.rglob("*") if not is_temporary(path) and path != out / CHECKPOINTS)
+
+
+def check_same(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to continue a training with another configuration than the one it was begun with."""
+    old, new = leaves(dict(before)), leaves(dict(now))
+    differences = [
+        f"{key} was {shown(old.get(key))} and is {shown(new.get(key))}"
+        for key in old | new
+        if not _is_harmless(key) and old.get(key) != new.get(key)
+    ]
+    if differences:
+        raise ConfigError(
+            f"{out} was begun with another configuration: {', '.join(differences)}. Continue it as it was, name "
+            "another directory, or start over with --force"
+        )
+
+
+def check_same_data(out: Path, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Refuse to continue a training on other data than those it was begun with, by the checksums of their parts."""
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if changed:
+        raise ConfigError(
+            f"data.path: {out} was begun with other data, different are {', '.join(changed)}. Continue it with the old "
+            "data, name another directory, or start over with --force"
+        )
+
+
+def _is_harmless(key: str) -> bool:
+    return any(key == part or key.startswith(f"{part}.") for part in HARMLESS)
 
 
 def clear(out: Path) -> None:
     """Make the directory, and take away what a run before left in it."""
     (out / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-    written = [RESULT, METRICS, "evaluation*.json", "values*.parquet", f"{CHECKPOINTS}/*.safetensors", CONFIG]
-    for pattern in written:  # the configuration last: it tells a run's directory from one with other files
+    clear_temporary(out)
+    for told in (TENSORBOARD, MLFLOW):
+        if (out / told).exists():
+            shutil.rmtree(out / told)
+    measured = [RESULT, METRICS, REPORT, "evaluation*.json", "values*.parquet"]
+    # What a training would continue from goes before what it would then miss.
+    trained = [f"{CHECKPOINTS}/step-*.safetensors", f"{CHECKPOINTS}/*.safetensors", LOG]
+    for pattern in (*measured, *trained, CONFIG):  # which is last, as it tells a run from other files
         for path in out.glob(pattern):
             path.unlink()
+
+
+def clear_temporary(out: Path) -> None:
+    """Take away what was half written when a training was killed."""
+    for directory in (out, out / CHECKPOINTS):
+        for path in filter(is_temporary, directory.iterdir()):
+            path.unlink()
+
+
+@contextmanager
+def alone(out: Path) -> Generator[None]:
+    """Nobody else trains in this directory; the lock ends with the process, however that ends."""
+    handle = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f"another training is working in {out}") from None
+    else:
+        yield
+    finally:
+        os.close(handle)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Impressions:
     """Some impressions of one day: ``batch.user["age"]``, ``batch.items["author_id"]``.
 
@@ -41,6 +41,11 @@ class Impressions:
     def __len__(self) -> int:
         """The number of impressions."""
         return len(self.rows)
+
+    def __repr__(self) -> str:
+        """Shapes and names, no values: a line for each attribute."""
+        lines = [f"    {field.name}={_shown(getattr(self, field.name))}" for field in fields(self)]
+        return "\n".join(["Impressions(", *lines, ")"])
 
     @property
     def nbytes(self) -> int:
@@ -70,3 +75,15 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     return {name: _mapped(part, change) for name, part in value.items()} if isinstance(value, dict) else value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        device = "" if value.device.type == "cpu" else f" {value.device}"
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{device}"
+    if isinstance(value, dict):
+        alike: dict[str, list[str]] = {}
+        for name, part in value.items():
+            alike.setdefault(_shown(part), []).append(name)
+        return "{" + "; ".join(f"{', '.join(names)}: {shape}" for shape, names in alike.items()) + "}"
+    return repr(value)

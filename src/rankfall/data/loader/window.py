@@ -113,6 +113,8 @@ class Blocks:
         names = table.schema.names
         request = table.schema.field("request").type if "request" in names else pa.int64()
         expected = impression_schema(log.spec, request=request)
+        if missing := [name for name in expected.names if name not in names]:
+            raise ValueError(f"path: {self.path} lacks columns that the spec of its log has: {', '.join(missing)}")
         if table.schema != expected:
             other = [field.name for field in expected if field not in table.schema] or ["more than it should have"]
             raise ValueError(f"path: {self.path} does not fit the spec of its log: see {', '.join(other)}")

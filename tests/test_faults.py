@@ -1,0 +1,152 @@
+"""Trainings that are killed, stopped, or run out of disk, and end as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import killing
+from command_line import run as command
+from interrupted import cascade_content, outcome, train
+from logs import random_log
+from rankfall._checkpoint import read_checkpoint
+from rankfall.training.checkpoint import Checkpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+DEADLINE = 600  # seconds, for a process that should have answered at once
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_log(tmp_path_factory.mktemp("faults") / "log", impressions=50).path
+
+
+def test_killed_at_twenty_moments(log: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(json.dumps(cascade_content(log)))
+    program = [sys.executable, killing.__file__, str(tmp_path / "config.yaml"), str(tmp_path), "20"]
+    done = subprocess.run(program, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    moments = done.stdout.splitlines()
+    assert len(moments) == 20
+    assert all(moments.count(moment) >= 2 for moment in killing.INSIDE)
+    whole, runs = outcome(tmp_path / "whole"), sorted(tmp_path.glob("run*"))
+    assert runs
+    assert all(outcome(run) == whole for run in runs)
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def start(config: Path, run: Path, *options: str, **settings: Any) -> subprocess.Popen[str]:
+    program = [sys.executable, "-m", "rankfall", "train", str(config), "--out", str(run), *options]
+    return subprocess.Popen(program, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, **settings)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def steps(run: Path) -> list[int]:
+    """After how many batches there are checkpoints, the newest first."""
+    return [int(path.stem.partition("-")[2]) for path in Checkpoints(run / "checkpoints", 9).paths()]
+
+
+def signalled(process: subprocess.Popen[str], run: Path, number: int) -> str:
+    """Send a signal once there are checkpoints of this process; what it says of it."""
+    before = max(steps(run), default=0)
+    wait_for(lambda: max(steps(run), default=0) >= before + 3, process)
+    process.send_signal(number)
+    return process.communicate(timeout=DEADLINE)[1]
+
+
+def test_the_command_survives_a_bad_day(log: Path, tmp_path: Path) -> None:
+    config, run = tmp_path / "config.yaml", tmp_path / "run"
+    content = cascade_content(log, training={"epochs": 6})
+    config.write_text(json.dumps(content))
+
+    killed = start(config, run)
+    signalled(killed, run, signal.SIGKILL)
+    assert killed.returncode == -signal.SIGKILL
+
+    kept = {path: path.read_bytes() for path in Checkpoints(run / "checkpoints", 9).paths()}
+    assert len(kept) in (2, 3)  # perhaps one more, which was about to go
+    limit = min(map(len, kept.values())) // 2
+    full = start(config, run, "--resume", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    said = full.communicate(timeout=DEADLINE)[1]
+    assert full.returncode == 1
+    assert f"error: {run} cannot be written to: " in said
+    assert "File too large" in said
+    assert f"There are {len(kept)} older checkpoints, as good as before; when the cause is gone, --resume" in said
+    assert "Traceback" not in said
+    assert {path: path.read_bytes() for path in Checkpoints(run / "checkpoints", 9).paths()} == kept
+
+    stopped = start(config, run, "--resume")
+    said = signalled(stopped, run, signal.SIGTERM)
+    assert stopped.returncode == 128 + signal.SIGTERM
+    assert f"the same command with --resume continues {run} from there" in said
+
+    newest, *_ = Checkpoints(run / "checkpoints", 9).paths()
+    newest.write_bytes(newest.read_bytes()[:-1])
+    ended = start(config, run, "--resume", stdout=subprocess.DEVNULL)
+    said = ended.communicate(timeout=DEADLINE)[1]
+    assert ended.returncode == 0
+    assert f"{newest} cannot be read as a checkpoint" in said
+
+    train(content, tmp_path / "whole")
+    assert outcome(run) == outcome(tmp_path / "whole")
+
+
+def test_the_command_says_what_cannot_be_done(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps(cascade_content(log, training={"epochs": 1})))
+
+    def said(code: int, *arguments: str) -> str:
+        assert command("train", str(config), *arguments) == code
+        message: str = capsys.readouterr().err
+        assert "Traceback" not in message
+        return message
+
+    nowhere = str(config / "run")  # inside a file, where nobody can write, not even an administrator
+    assert f"error: {nowhere} cannot be written to: [Errno 20] Not a directory" in said(1, "--out", nowhere)
+    run = str(tmp_path / "run")
+    assert "--force, --resume" in said(2, "--out", run, "--force", "--resume")
+    said(0, "--out", run, "--resume")
+    assert f"{run} is finished already" in said(0, "--out", run, "--resume")
+    message = f"error: {run} was begun with another configuration: optimizer.lr was 0.05 and is 0.2."
+    assert message in said(1, "optimizer.lr=0.2", "--out", run, "--resume")
+
+
+def test_a_directory_that_cannot_be_written_any_more(log: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    content = cascade_content(log, training={"epochs": 1})
+
+    def take_away(step: Any) -> None:
+        if step.batch == 3:
+            (run / "checkpoints").rename(run / "kept")
+            (run / "checkpoints").touch()
+
+    with pytest.raises(ValueError, match=r"cannot be written to: .* Training ended, after batch 3 of 8 in epoch 1\."):
+        train(content, run, progress=take_away)
+    for path in Checkpoints(run / "kept", 9).paths():
+        read_checkpoint(path)
+    (run / "checkpoints").unlink()
+    (run / "kept").rename(run / "checkpoints")
+    train(content, run, resume=True)
+    train(content, tmp_path / "whole")
+    assert outcome(run) == outcome(tmp_path / "whole")
