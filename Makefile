@@ -32,6 +32,7 @@ bench: .venv/.installed
 	$(BIN)/rankfall bench ops
 	$(BIN)/rankfall bench losses
 	$(BIN)/rankfall bench loader
+	$(BIN)/rankfall bench step
 
 docs: .venv/.dev
 	$(BIN)/pytest --collect-only --quiet --correctness=docs/correctness.md

@@ -13,7 +13,7 @@ from rankfall import losses, ops
 from rankfall.benchmarks import cases, textbook
 from rankfall.benchmarks.claims import at_least, at_most
 from rankfall.benchmarks.measure import Clock, growth_exponent, peak_bytes, time_in_turns
-from rankfall.benchmarks.run import Row, Settings, _measure_shape, _TooSlow, growth, sweep
+from rankfall.benchmarks.run import Row, Settings, TooSlow, _measure_shape, growth, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,7 +159,7 @@ def test_textbooks_too_large_are_left_out_with_a_reason() -> None:
 
 def test_a_floor_is_never_left_out() -> None:
     # One slow turn on a busy machine must not look like growth that will take minutes.
-    limit = _TooSlow()
+    limit = TooSlow()
     for floor in cases.FLOORS:
         limit.note("floor", floor, cases.Shape(128, 20, 10), seconds=1e6)
     rows = _measure_shape("ops", cases.Shape(2, 30, 5), Settings(seconds=0.0, quick=True), limit)

@@ -903,9 +903,27 @@ def test_the_exact_gradient_is_the_derivative_of_the_value() -> None:
         assert torch.autograd.gradcheck(lambda s, name=name: ops.topk(name, gradient="exact").log(s, 2), scores)
 
 
+def test_the_name_of_an_operator_is_no_operator() -> None:
+    with pytest.raises(
+        TypeError, match=r"topk must be an operator such as rankfall\.ops\.topk\('dftopk'\), got 'dftopk'"
+    ):
+        ops.log_inclusion("dftopk", torch.zeros(3), 1)  # type: ignore[arg-type]
+
+
 def test_the_gradient_is_a_choice_for_soft_sorts() -> None:
     assert ops.topk("neural_sort") == ops.topk("neural_sort", gradient="rows")
     with pytest.raises(ValueError, match="gradient: 'rows' is for a normalised neural_sort or soft_sort, got dftopk"):
         ops.topk("dftopk", gradient="rows")
     whole = ops.topk("neural_sort").log(torch.zeros(3), 5)
     assert [value.tolist() for value in whole] == [[0, 0, 0], [-100, -100, -100]]
+
+
+@pytest.mark.witness("extremes", "log_inclusion")
+@pytest.mark.parametrize("operator", ["diff_sort", "pirank_sort", "neural_sort", "soft_sort", "dftopk", "lapsum_topk"])
+def test_long_lists_of_scores_that_hardly_differ_have_a_finite_gradient(operator: str) -> None:
+    # What an untrained model gives. A network of n layers carries an item from one end of the list to the other with a
+    # probability that float32 hardly holds, and the slope of the logarithm there is beyond it.
+    scores = torch.randn(4, 200, generator=torch.Generator().manual_seed(0)).mul(0.01).requires_grad_()
+    for value in ops.log_inclusion(ops.topk(operator), scores, 10):
+        (gradient,) = torch.autograd.grad(value.sum(), scores, retain_graph=True)
+        assert gradient.isfinite().all()

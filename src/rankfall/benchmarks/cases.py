@@ -1,30 +1,33 @@
 """What is measured: forward and backward of each function, ours and the textbook's, and the floors.
 
 A *floor* is what the cheapest honest implementation could cost: one pass (sigmoid), one selection (topk), one
-sort.
+sort. The floor of an objective is binary cross entropy of every stage.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from rankfall import losses, metrics, ops
+from rankfall import losses, metrics, objectives, ops
 from rankfall.benchmarks import textbook
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rankfall.benchmarks.measure import Step
+    from rankfall.objectives import Objective
+    from rankfall.ops import TopK
 
 FLOORS = ("torch.sigmoid", "torch.topk", "torch.sort")
 TAU = 0.1  # of operators that compare scores one by one
 FLOAT_BYTES = 4
+STAGES = 2  # of a cascade
 
 
 @dataclass(frozen=True)
@@ -34,18 +37,6 @@ class Shape:
     lists: int
     n: int
     k: int
-
-
-@dataclass(frozen=True)
-class Case:
-    """A function of scores, labels and k, and how many numbers it keeps alive for the backward pass."""
-
-    run: Callable[[Tensor, Tensor, int], Tensor]
-    floats: Callable[[Shape], float]
-
-    def bytes(self, shape: Shape) -> float:
-        """About how much memory one forward and backward pass takes."""
-        return FLOAT_BYTES * self.floats(shape)
 
 
 def linear(shape: Shape) -> float:
@@ -58,9 +49,14 @@ def rows(shape: Shape) -> float:
     return 4 * shape.lists * shape.n * shape.k
 
 
+def pairs(shape: Shape) -> float:
+    """A number a pair of items."""
+    return shape.lists * shape.n**2
+
+
 def square(matrices: int) -> Callable[[Shape], float]:
     """As many n x n matrices."""
-    return lambda shape: matrices * shape.lists * shape.n**2
+    return lambda shape: matrices * pairs(shape)
 
 
 def dense_layers(shape: Shape) -> float:
@@ -77,6 +73,23 @@ def bitonic_rows(shape: Shape) -> float:
     """The same for a network of log2(n) (log2(n) + 1) / 2 layers."""
     depth = math.ceil(math.log2(shape.n))
     return depth * (depth + 1) * shape.lists * (1 << depth) * shape.k
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function of scores, labels and k, how many numbers it keeps for the backward pass, and how many it computes.
+
+    The scores are (lists, n), those of several stages (stages, lists, n).
+    """
+
+    run: Callable[[Tensor, Tensor, int], Tensor]
+    floats: Callable[[Shape], float]
+    work: Callable[[Shape], float] = pairs  # up to a constant
+    stages: int = 1
+
+    def bytes(self, shape: Shape) -> float:
+        """About how much memory one forward and backward pass takes."""
+        return FLOAT_BYTES * self.floats(shape)
 
 
 def list_tau(scores: Tensor) -> float:
@@ -189,6 +202,73 @@ METRICS = {
     "ndcg": Case(lambda s, y, k: metrics.ndcg(s, y, k=k), linear),
 }
 
+# --- a training step: LCRON of two stages with each operator inside, and binary cross entropy -----------------------
+
+BASELINE = "bce"
+
+
+@dataclass(frozen=True)
+class Inside:
+    """An operator as it stands in an objective: made for lists of n items, otherwise as a case."""
+
+    make: Callable[[int], TopK]
+    floats: Callable[[Shape], float]
+    work: Callable[[Shape], float]
+
+
+def _threshold(name: str) -> Inside:
+    return Inside(lambda n: ops.topk(name, tau=TAU), linear, linear)
+
+
+def _all_rows(make: Callable[[int], TopK]) -> Inside:
+    """A normalised sort: the k rows are kept, all n are computed."""
+    return Inside(make, rows, pairs)
+
+
+def _network(network: str, floats: Callable[[Shape], float]) -> Inside:
+    return Inside(lambda n: ops.topk("diff_sort", network=network), floats, floats)
+
+
+def _tree_rows(shape: Shape) -> float:
+    """What two levels of a tree that keep k each have to do with an item."""
+    return shape.k * rows(shape)
+
+
+INSIDE = {
+    "dftopk": _threshold("dftopk"),
+    "lapsum_topk": _threshold("lapsum_topk"),
+    "sigmoid_topk": _threshold("sigmoid_topk"),
+    "sparse_topk": _threshold("sparse_topk"),
+    "neural_sort": _all_rows(lambda n: ops.topk("neural_sort", tau=n / 20, gradient="rows")),
+    "neural_sort (one_minus)": _all_rows(lambda n: ops.topk("neural_sort", tau=n / 20, gradient="one_minus")),
+    "soft_sort": _all_rows(lambda n: ops.topk("soft_sort", tau=TAU, gradient="rows")),
+    "soft_sort (one_minus)": _all_rows(lambda n: ops.topk("soft_sort", tau=TAU, gradient="one_minus")),
+    "diff_sort": _network("odd_even", odd_even_rows),
+    "diff_sort (bitonic)": _network("bitonic", bitonic_rows),
+    "pirank_sort (depth 2)": Inside(lambda n: ops.topk("pirank_sort", tau=n / 20, depth=2), _tree_rows, _tree_rows),
+}
+
+
+@cache
+def objective_of(name: str, n: int, k: int) -> Objective:
+    """Binary cross entropy, or LCRON with an operator for lists of n items; k of them are relevant."""
+    if name == BASELINE:
+        return objectives.BCE(relevant=k)
+    return objectives.LCRON(relevant=k, topk=INSIDE[name].make(n))
+
+
+def _objective(name: str, floats: Callable[[Shape], float], work: Callable[[Shape], float]) -> Case:
+    def run(scores: Tensor, labels: Tensor, k: int) -> Tensor:
+        value: Tensor = objective_of(name, labels.shape[-1], k)(list(scores), labels)
+        return value
+
+    return Case(run, lambda shape: STAGES * floats(shape), work, STAGES)
+
+
+STEPS = {BASELINE: _objective(BASELINE, linear, linear)} | {
+    name: _objective(name, inside.floats, inside.work) for name, inside in INSIDE.items()
+}
+
 TABLES = {
     "floor": FLOOR_CASES,
     "ops": OPERATORS,
@@ -197,16 +277,19 @@ TABLES = {
     "losses textbook": TEXTBOOK_LOSSES,
     "pirank": PIRANK,
     "metrics": METRICS,
+    "step": STEPS,
 }
 
 
 def prepare(table: str, name: str, shape: Shape) -> Step:
     """One forward and backward pass of a case on random scores and skewed grades 0..4, ready to run."""
+    case = TABLES[table][name]
+    size = (shape.lists, shape.n) if case.stages == 1 else (case.stages, shape.lists, shape.n)
     generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(shape.lists, shape.n, generator=generator).requires_grad_()
+    scores = torch.randn(size, generator=generator).requires_grad_()
     labels = torch.rand(shape.lists, shape.n, generator=generator).pow(3).mul(5).floor()
     direction = torch.randn(shape.lists, shape.n, generator=generator)
-    return partial(_step, TABLES[table][name].run, scores, labels, shape.k, direction)
+    return partial(_step, case.run, scores, labels, shape.k, direction)
 
 
 def _step(

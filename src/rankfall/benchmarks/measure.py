@@ -82,6 +82,20 @@ def wall_seconds(clock: Clock) -> float:
     return statistics.median(clock.wall)
 
 
+def cpu_spread(clock: Clock) -> float | None:
+    """Half the range of the middle half of the turns, as a share of the median; None of less than two turns.
+
+    >>> cpu_spread(Clock(cpu=[1.0, 2.0, 2.0, 2.0, 3.0]))
+    0.0
+    >>> cpu_spread(Clock(cpu=[1.0, 2.0, 3.0]))
+    0.5
+    """
+    if len(clock.cpu) < 2:
+        return None
+    first, _, third = statistics.quantiles(clock.cpu, n=4)
+    return (third - first) / 2 / cpu_seconds(clock)
+
+
 def growth_exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
     """The exponent e of cost ~ n^e: the slope of the least-squares line of log cost over log n.
 

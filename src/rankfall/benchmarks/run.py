@@ -64,7 +64,7 @@ class Row:
 
 def sweep(what: What, settings: Settings, report: Report) -> list[Row]:
     """Every function of `what` and the floors at every shape."""
-    limit = _TooSlow()
+    limit = TooSlow()
     found: list[Row] = []
     for shape in settings.shapes:
         found += _measure_shape(what, shape, settings, limit)
@@ -90,39 +90,41 @@ def growth(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
 # --- one shape ----------------------------------------------------------------------------------------------
 
 
-class _TooSlow:
+class TooSlow:
     """Remembers what a step cost at shorter lists, to leave out what would take minutes."""
 
     def __init__(self) -> None:
         self.last: dict[tuple[str, str, bool], tuple[Shape, float]] = {}
 
     def note(self, table: str, name: str, shape: Shape, seconds: float) -> None:
+        """Keep what a step cost."""
         self.last[table, name, shape.k == 10] = (shape, seconds)
 
     def reason(self, table: str, name: str, shape: Shape) -> str:
         """Why this step is left out; empty if it is not."""
-        need = TABLES[table][name].bytes(shape)
+        case = TABLES[table][name]
+        need = case.bytes(shape)
         if need > MAX_BYTES:
             return f"needs {need / 2**30:,.0f} GB"
         before = self.last.get((table, name, shape.k == 10))
         if before is not None:
             shorter, seconds = before
-            expected = seconds * shape.lists / shorter.lists * (shape.n / shorter.n) ** 2
+            expected = seconds * case.work(shape) / case.work(shorter)
             if expected > MAX_SECONDS:
                 return f"would take {expected:,.0f} s"
         return ""
 
 
-def _measure_shape(what: What, shape: Shape, settings: Settings, limit: _TooSlow) -> list[Row]:
+def _measure_shape(what: What, shape: Shape, settings: Settings, limit: TooSlow) -> list[Row]:
     tables = ("floor", what, f"{what} textbook")
     reasons = {("floor", name): "" for name in TABLES["floor"]}  # every ratio needs them
     reasons |= {(table, name): limit.reason(table, name, shape) for table in tables[1:] for name in TABLES[table]}
     steps = {key: prepare(*key, shape) for key, reason in reasons.items() if not reason}
-    single = _timed(steps, settings.seconds, threads=1)
+    single = timed(steps, settings.seconds, threads=1)
     for (table, name), clock in single.items():
         limit.note(table, name, shape, cpu_seconds(clock))  # wall time may be the neighbours'
     ours = {key: step for key, step in steps.items() if key[0] != tables[2]}
-    many = {} if settings.quick else _timed(ours, settings.seconds / 3, threads=torch.get_num_threads())
+    many = {} if settings.quick else timed(ours, settings.seconds / 3, threads=torch.get_num_threads())
     peaks = {} if settings.quick else {key: peak_of(*key, shape) for key in steps}
 
     def row(table: str, name: str) -> Row:
@@ -149,7 +151,8 @@ def _measure_shape(what: What, shape: Shape, settings: Settings, limit: _TooSlow
     return [row(table, name) for table in tables[:2] for name in TABLES[table]]
 
 
-def _timed(steps: dict[tuple[str, str], Step], seconds: float, threads: int) -> dict[tuple[str, str], Clock]:
+def timed(steps: dict[tuple[str, str], Step], seconds: float, threads: int) -> dict[tuple[str, str], Clock]:
+    """The times of steps that run in turns, by table and name."""
     by_name = {"/".join(key): step for key, step in steps.items()}
     clocks = time_in_turns(by_name, seconds=seconds, threads=threads)
     return {key: clocks["/".join(key)] for key in steps}

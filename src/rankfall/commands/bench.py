@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.table import Table
@@ -15,7 +15,7 @@ from rankfall.commands.terminal import examples, progress, say, show, show_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rankfall.benchmarks import loader
+    from rankfall.benchmarks import loader, step
     from rankfall.benchmarks.claims import Claim
     from rankfall.benchmarks.run import Row, Settings
 
@@ -24,9 +24,11 @@ EXAMPLES = examples(
     "rankfall bench ops --quick",
     "rankfall bench losses --sizes 100,1000,10000",
     "rankfall bench loader",
+    "rankfall bench step --sizes 40,200",
     "rankfall bench ops --json > bench.json",
 )
 MIN_SIZE = 20
+T = TypeVar("T")
 
 
 class What(StrEnum):
@@ -35,12 +37,14 @@ class What(StrEnum):
     OPS = "ops"
     LOSSES = "losses"
     LOADER = "loader"
+    STEP = "step"
 
 
 def bench(
-    what: Annotated[What, typer.Argument(help="Operators, losses or the loader of impressions.")],
+    what: Annotated[What, typer.Argument(help="Operators, losses, the loader of impressions or a training step.")],
     sizes: Annotated[
-        str | None, typer.Option(help="List lengths, separated by commas.", show_default="50 to 100,000")
+        str | None,
+        typer.Option(help="List lengths, separated by commas.", show_default="50 to 100,000; of a step 40 to 5,000"),
     ] = None,
     quick: Annotated[
         bool,
@@ -48,7 +52,7 @@ def bench(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
-    """Measure forward + backward of every operator or loss, or the loading of impressions.
+    """Measure forward + backward of every operator or loss, the loading of impressions, or a training step.
 
     Each function runs in turns with its textbook form and with the floors torch.sigmoid, torch.topk and
     torch.sort. Times are medians of CPU time on one thread, and of wall time on all threads; memory is the
@@ -56,12 +60,19 @@ def bench(
 
     The loader runs in turns with a loop over requests, which is how published code loads, and with a plain
     copy of the same file, all on one thread.
+
+    The step is that of LCRON on two stages with each operator inside, in turns with binary cross entropy; first the
+    objective alone, then with a two-tower model and a DIN. Lists come in batches of (128, n), longer ones in fewer
+    where the cost grows with the square of n.
     """
     chosen = None if sizes is None else _parse_sizes(sizes)
     if what is What.LOADER:
         if chosen is not None:
             raise typer.BadParameter("belongs to operators and losses, not to the loader", param_hint="--sizes")
         _bench_loader(quick, as_json)
+        return
+    if what is What.STEP:
+        _bench_step(chosen, quick, as_json)
         return
     kind: Literal["ops", "losses"] = "ops" if what is What.OPS else "losses"
     say(f"measuring {kind}, forward + backward")
@@ -123,16 +134,20 @@ def _show_tables(rows: list[Row]) -> None:
 
     exponents = growth(rows)
     for name in dict.fromkeys(row.name for row in rows):
-        of_name = [row for row in rows if row.name == name]
         show(Text.assemble("\n", (name, "bold"), _growth_text(exponents[name])))
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        columns = {heading: [cell(row) for row in of_name] for heading, cell in COLUMNS.items()}
-        shown = {heading: cells for heading, cells in columns.items() if any(cells)}
-        for heading in shown:
-            table.add_column(heading, justify="right", no_wrap=True, header_style="dim")
-        for cells in zip(*shown.values(), strict=True):
-            table.add_row(*cells)
-        show(table)
+        show(_columns([row for row in rows if row.name == name], COLUMNS))
+
+
+def _columns(rows: Sequence[T], columns: dict[str, Callable[[T], str]]) -> Table:
+    """A table without the columns that are empty."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    cells = {heading: [cell(row) for row in rows] for heading, cell in columns.items()}
+    shown = {heading: column for heading, column in cells.items() if any(column)}
+    for heading in shown:
+        table.add_column(heading, justify="right", no_wrap=True, header_style="dim")
+    for line in zip(*shown.values(), strict=True):
+        table.add_row(*line)
+    return table
 
 
 def _ratio_to(floor: str) -> Callable[[Row], str]:
@@ -212,3 +227,63 @@ def _loader_table(rows: list[loader.Row]) -> Table:
         numbers = f"{row.impressions_per_second:,.0f}", f"{row.megabytes_per_second:,.0f}", _number(row.faster, "x")
         table.add_row(row.name, *numbers)
     return table
+
+
+# --- the step ---------------------------------------------------------------------------------------------------
+
+
+def _bench_step(sizes: Sequence[int] | None, quick: bool, as_json: bool) -> None:
+    import torch
+
+    from rankfall.benchmarks import step
+
+    chosen = sizes or (step.QUICK_SIZES if quick else step.SIZES)
+    seconds = 0.02 if quick else 0.5
+    say("measuring a training step of LCRON, forward + backward")
+    with progress() as bar:
+        batches = sum(len(step.shapes(n)) for n in chosen)
+        task = bar.add_task("starting", total=batches + len(step.model_sizes(chosen)))
+
+        def report(done: str) -> None:
+            bar.update(task, advance=1, description=done)
+
+        rows = step.sweep(chosen, seconds, quick=quick, report=report)
+        whole = step.sweep_models(chosen, seconds, quick=quick, report=report)
+    if as_json:
+        about = {"what": "step", "torch": torch.__version__, "threads": torch.get_num_threads()}
+        measured = {"rows": [asdict(row) for row in rows], "whole": [asdict(row) for row in whole]}
+        show_json(about | {"seconds_a_step": seconds} | measured)
+        return
+    for n in chosen:
+        show(f"\nthe objective alone, n = {n}")
+        show(_columns([row for row in rows if row.n == n], STEP_COLUMNS))
+    if whole:
+        show("\nwith a two-tower model and a DIN")
+        show(_columns(whole, WHOLE_COLUMNS))
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+STEP_COLUMNS: dict[str, Callable[[step.Row], str]] = {
+    "objective": lambda row: row.name,
+    "lists x n": lambda row: f"{row.lists} x {row.n}",
+    "CPU ms": lambda row: row.left_out or _number(row.cpu_ms),
+    "+-": lambda row: _share(row.spread),
+    "all threads": lambda row: _number(row.wall_ms),
+    "ns/item": lambda row: _number(row.ns_per_item),
+    "/bce": lambda row: _number(row.to_baseline),
+    "growth": lambda row: "" if row.growth is None else f"n^{row.growth:.2f}",
+    "MB": lambda row: _megabytes(row.peak_mb),
+}
+
+WHOLE_COLUMNS: dict[str, Callable[[step.Whole], str]] = {
+    "objective": lambda row: row.name,
+    "lists x n": lambda row: f"{row.lists} x {row.n}",
+    "CPU ms": lambda row: _number(row.cpu_ms),
+    "+-": lambda row: _share(row.spread),
+    "/bce": lambda row: _number(row.to_baseline),
+    "objective ms": lambda row: _number(row.objective_ms),
+    "share": lambda row: _share(row.share),
+}

@@ -5,14 +5,17 @@ A row is computed when it is asked for, so k rows cost O(k n) and sums over all 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import functools
+import math
+from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 LOG_ZERO = -1e30
 """Logarithm of an entry that is 0 by definition: finite, so that no inf - inf turns up in a gradient."""
@@ -20,15 +23,24 @@ LOG_ZERO = -1e30
 CHUNK = 1 << 20
 """About how many numbers to compute at a time where all rows are summed: what fits a CPU's cache."""
 
+BLOCK, DEVICE_BLOCK = 1 << 17, 1 << 25
+"""The same where several such blocks are in use at once: for each core of a CPU, and for any other device."""
+
+BLOCK_ROWS = 32
+"""How many rows to have in a block at least, if one list has room for them."""
+
 
 @dataclass(frozen=True)
 class SoftRows:
-    """`logits(start, stop)` gives the rows ``start .. stop - 1`` (counted from 0) before the softmax.
+    """`logits(start, stop, mask, *inputs)` gives the rows ``start .. stop - 1`` (counted from 0) before the softmax.
 
-    `rest(start)`, if there is one, is a faster way to the sum of all rows from `start` on.
+    `pull(start, stop, gradient, *inputs)` turns the gradient of these logits into those of the inputs, all of which are
+    (..., n). `rest(start)`, if there is one, is a faster way to the sum of all rows from `start` on.
     """
 
-    logits: Callable[[int, int], Tensor]
+    inputs: tuple[Tensor, ...]
+    logits: Callable[..., Tensor]
+    pull: Callable[..., tuple[Tensor, ...]]
     shape: torch.Size
     mask: Tensor | None
     rest: Callable[[int], Tensor] | None = None
@@ -36,25 +48,36 @@ class SoftRows:
     def probabilities(self, start: int, stop: int) -> Tensor:
         """Rows (..., stop - start, n). Masked columns and ranks that a list does not have are 0."""
         if self.mask is None:
-            return _pad(torch.softmax(self.logits(start, min(stop, self.shape[-1])), -1), stop - start, 0.0)
+            return _pad(torch.softmax(self._logits(start, min(stop, self.shape[-1])), -1), stop - start, 0.0)
         rows = torch.softmax(self._masked_logits(start, stop), -1)
         return rows.masked_fill(self._void(start, stop), 0.0)
 
     def logarithms(self, start: int, stop: int) -> Tensor:
         """The logarithm of the same, `LOG_ZERO` where they are 0 by definition."""
         if self.mask is None:
-            rows = torch.log_softmax(self.logits(start, min(stop, self.shape[-1])), -1)
+            rows = torch.log_softmax(self._logits(start, min(stop, self.shape[-1])), -1)
             return _pad(rows, stop - start, LOG_ZERO)
         rows = torch.log_softmax(self._masked_logits(start, stop), -1)
         return rows.masked_fill(self._void(start, stop), LOG_ZERO)
 
     def log_rest(self, start: int) -> Tensor:
-        """Logarithm of the sum of all rows from `start` on, (..., n), a few at a time and without gradient."""
-        with torch.no_grad():
-            total = self._filled(LOG_ZERO)
-            for first, last in self._chunks(start):
-                total = torch.logaddexp(total, torch.logsumexp(self.logarithms(first, last), -2))
+        """Logarithm of the sum of all rows from `start` on, (..., n); they are never all in memory."""
+        stop = self.shape[-1]
+        if start >= stop:
+            return self._filled(LOG_ZERO)
+        if torch.compiler.is_compiling():  # which cannot trace a function that is given functions
+            return torch.logsumexp(self.logarithms(start, stop), -2)
+        total: Tensor = _LogRest.apply(self, start, self.mask, *self.inputs)  # type: ignore[no-untyped-call]
         return total
+
+    def near_logarithms(self, start: int, stop: int) -> Tensor:
+        """What `logarithms` gives, but only about `LOG_ZERO` where that is due: adding is faster than filling."""
+        logits = self._logits(start, stop)
+        if self.mask is None:
+            return torch.log_softmax(logits, -1)
+        beyond = torch.arange(start, stop, device=self.mask.device) >= self.mask.sum(-1, keepdim=True)
+        padding, void = (where.to(logits.dtype) * LOG_ZERO for where in (~self.mask, beyond))
+        return torch.log_softmax(logits + padding.unsqueeze(-2), -1) + void.unsqueeze(-1)
 
     def sum_rest(self, start: int) -> Tensor:
         """Sum of all rows from `start` on, (..., n), a few at a time and without gradient."""
@@ -62,21 +85,37 @@ class SoftRows:
             if self.rest is not None:
                 return self.rest(start)
             total = self._filled(0.0)
-            for first, last in self._chunks(start):
+            for first, last in self.chunks(start, CHUNK):
                 total = total + self.probabilities(first, last).sum(-2)
         return total
 
-    def _chunks(self, start: int) -> list[tuple[int, int]]:
+    def blocks(self) -> Iterator[SoftRows]:
+        """The same for a few lists at a time; they stand in one dimension."""
+        masks = repeat(None) if self.mask is None else self.few(self.mask)
+        for mask, *inputs in zip(masks, *map(self.few, self.inputs), strict=False):
+            yield replace(self, inputs=tuple(inputs), mask=mask, shape=inputs[0].shape)
+
+    def few(self, values: Tensor) -> tuple[Tensor, ...]:
+        """Values (..., n) for as many lists at a time as leave room for a few rows in a block."""
+        n = self.shape[-1]
+        lists = max(1, _block(values.device) // (BLOCK_ROWS * n))
+        return tuple(values.reshape(-1, n).split(lists))
+
+    def chunks(self, start: int, size: int) -> list[tuple[int, int]]:
+        """First row and the one after the last of as many rows at a time as have that many numbers."""
         stop = self.shape[-1]
-        step = max(1, CHUNK // max(1, self.shape.numel()))
+        step = max(1, size // max(1, self.shape.numel()))
         return [(first, min(first + step, stop)) for first in range(start, stop, step)]
 
+    def _logits(self, start: int, stop: int) -> Tensor:
+        return self.logits(start, stop, self.mask, *self.inputs)
+
     def _filled(self, value: float) -> Tensor:
-        return torch.full_like(self.logits(0, 1).squeeze(-2), value)
+        return torch.full_like(self._logits(0, 1).squeeze(-2), value)
 
     def _masked_logits(self, start: int, stop: int) -> Tensor:
         assert self.mask is not None
-        return self.logits(start, stop).masked_fill(~self.mask.unsqueeze(-2), LOG_ZERO)
+        return self._logits(start, stop).masked_fill(~self.mask.unsqueeze(-2), LOG_ZERO)
 
     def _void(self, start: int, stop: int) -> Tensor:
         """Entries that are 0 by definition."""
@@ -84,6 +123,66 @@ class SoftRows:
         rank = torch.arange(start, stop, device=self.mask.device).unsqueeze(-1)
         beyond = rank >= self.mask.sum(-1)[..., None, None]
         return beyond | ~self.mask.unsqueeze(-2)
+
+
+class _LogRest(torch.autograd.Function):
+    """Computes a few rows of a few lists at a time, and again in the backward pass."""
+
+    @staticmethod
+    def forward(rows: SoftRows, start: int, mask: Tensor | None, *inputs: Tensor) -> Tensor:
+        rows = replace(rows, mask=mask, inputs=inputs)
+        return torch.cat([_log_rest(block, start) for block in rows.blocks()]).reshape(rows.shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.rows, ctx.start, *tensors = inputs
+        ctx.save_for_backward(output, *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        log_rest, mask, *inputs = ctx.saved_tensors
+        rows = replace(ctx.rows, mask=mask, inputs=inputs)
+        blocks = list(zip(rows.blocks(), rows.few(log_rest), rows.few(grads[0]), strict=True))
+        pulled = zip(*(_pull(block, ctx.start, *given) for block, *given in blocks), strict=True)
+        return None, None, None, *(torch.cat(parts).reshape(rows.shape) for parts in pulled)
+
+
+def _log_rest(rows: SoftRows, start: int) -> Tensor:
+    chunks = rows.chunks(start, _block(rows.inputs[0].device))
+    parts = (_logsumexp(rows.near_logarithms(*chunk)) for chunk in chunks)
+    return functools.reduce(torch.logaddexp, parts).clamp(min=LOG_ZERO)
+
+
+def _pull(rows: SoftRows, start: int, log_rest: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of the inputs from that of `log_rest`.
+
+    With P the rows and R their sum over i, d log R_j is the mean of d log P_ij with the weights P_ij / R_j, and d log P
+    is that of a softmax.
+    """
+    # nothing passes through padding, and nothing through a list that has no such rows
+    grad = grad.masked_fill(log_rest <= LOG_ZERO / 2, 0.0).unsqueeze(-2)
+    total: tuple[Tensor, ...] = ()
+    for first, last in rows.chunks(start, _block(grad.device)):
+        log_p = rows.near_logarithms(first, last)
+        share = grad * _exp(log_p - log_rest.unsqueeze(-2))
+        of_logits = torch.addcmul(share, _exp(log_p), share.sum(-1, keepdim=True), value=-1)
+        parts = rows.pull(first, last, of_logits, *rows.inputs)
+        total = tuple(map(torch.add, total, parts)) if total else parts
+    return total
+
+
+def _block(device: torch.device) -> int:
+    return BLOCK * torch.get_num_threads() if device.type == "cpu" else DEVICE_BLOCK
+
+
+def _logsumexp(rows: Tensor) -> Tensor:
+    highest = rows.amax(-2, keepdim=True)
+    return highest.squeeze(-2) + _exp(rows - highest).sum(-2).log()
+
+
+def _exp(x: Tensor) -> Tensor:
+    """Never quite 0, since processors take many times longer where the result cannot be held."""
+    return torch.exp(x.clamp(min=math.log(torch.finfo(x.dtype).tiny) + 1))
 
 
 def _pad(rows: Tensor, count: int, value: float) -> Tensor:

@@ -153,6 +153,8 @@ def log_inclusion(operator: TopK, scores: Tensor, k: int, *, mask: Tensor | None
     """
     if isinstance(operator, Operator):
         return operator.log(scores, k, mask=mask)
+    if not callable(operator):
+        raise TypeError(f"topk must be an operator such as rankfall.ops.topk('dftopk'), got {operator!r}")
     return _log_pair(operator(scores, k, mask=mask))
 
 
@@ -191,10 +193,9 @@ def _log_share(rows: SoftRows, k: int, gradient: Gradient) -> tuple[Tensor, Tens
     """Logarithms of rows 1..k and of the others, each as a share of all rows."""
     log_top = torch.logsumexp(rows.logarithms(0, k), -2)
     if gradient == "one_minus":
-        log_p, log_not_p = _log_share_of_top(log_top, rows.log_rest(k))
+        log_p, log_not_p = _log_share_of_top(log_top, rows.log_rest(k).detach())
     else:
-        n = rows.shape[-1]
-        log_rest = torch.logsumexp(rows.logarithms(k, n), -2) if k < n else torch.full_like(log_top, LOG_ZERO)
+        log_rest = rows.log_rest(k)
         log_all = torch.logaddexp(log_top, log_rest)
         log_all = log_all if gradient == "exact" else log_all.detach()
         log_p, log_not_p = log_top - log_all, log_rest - log_all
@@ -225,7 +226,7 @@ def _log_pair(p: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _log(p: Tensor) -> Tensor:
-    positive = p > 0
+    positive = p >= torch.finfo(p.dtype).tiny  # the slope of anything less would be infinite
     return torch.where(positive, torch.log(torch.where(positive, p, 1.0)), LOG_OF_ZERO)
 
 

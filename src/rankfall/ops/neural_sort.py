@@ -76,7 +76,7 @@ def neural_rows(scores: Tensor, tau: float | Tensor, mask: Tensor | None) -> Sof
     base: Tensor = _RankedSums.apply(wide, order, mask)  # type: ignore[no-untyped-call]
     ranked = wide.detach().gather(-1, order)
 
-    def few_logits(start: int, stop: int) -> Tensor:
+    def few_logits(start: int, stop: int, mask: Tensor | None, base: Tensor, wide: Tensor, ranked: Tensor) -> Tensor:
         middle = min((start + stop) // 2, scores.shape[-1] - 1)
         at_middle = base - 2 * (middle + 1) * wide
         highest = at_middle.detach() if mask is None else at_middle.detach().masked_fill(~mask, LOG_ZERO)
@@ -86,17 +86,23 @@ def neural_rows(scores: Tensor, tau: float | Tensor, mask: Tensor | None) -> Sof
         step = 2 * torch.arange(start - middle, stop - middle, device=s.device, dtype=s.dtype).unsqueeze(-1)
         return torch.addcmul(at_middle.unsqueeze(-2), beside.unsqueeze(-2), step, value=-1)
 
-    def logits(start: int, stop: int) -> Tensor:
+    def logits(start: int, stop: int, *inputs: Any) -> Tensor:
         if torch.compiler.is_compiling():  # which would make a graph of its own for each number of parts
-            return few_logits(start, stop)
-        return torch.cat([few_logits(row, min(row + FEW, stop)) for row in range(start, stop, FEW)], -2)
+            return few_logits(start, stop, *inputs)
+        return torch.cat([few_logits(row, min(row + FEW, stop), *inputs) for row in range(start, stop, FEW)], -2)
+
+    def pull(start: int, stop: int, grad: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        middle = (start + stop) // 2
+        step = 2 * torch.arange(start - middle, stop - middle, device=s.device, dtype=s.dtype).unsqueeze(-1)
+        total, slope = grad.sum(-2).to(wide.dtype), (grad * step).sum(-2).to(wide.dtype)
+        return total, -2 * (middle + 1) * total - slope, torch.zeros_like(total)
 
     def rest(start: int) -> Tensor:
         given = s if mask is None else s.masked_fill(~mask, -torch.inf)
         sums: Tensor = torch.ops.rankfall.neural_column_sums(given.gather(-1, order), start)
         return torch.empty_like(s).scatter(-1, order, sums)
 
-    return SoftRows(logits, scores.shape, mask, rest if s.device.type == "cpu" else None)
+    return SoftRows((base, wide, ranked), logits, pull, scores.shape, mask, rest if s.device.type == "cpu" else None)
 
 
 FEW = 32

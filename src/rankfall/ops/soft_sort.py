@@ -49,13 +49,18 @@ def soft_sort_rows(scores: Tensor, tau: float | Tensor, mask: Tensor | None, pow
     order = filled.detach().argsort(-1, descending=True)
     ranked = scores.gather(-1, order)
 
-    def logits(start: int, stop: int) -> Tensor:
+    def logits(start: int, stop: int, mask: Tensor | None, ranked: Tensor, scores: Tensor) -> Tensor:
         # Rows past the last item exist only where a mask makes them void; any score will do there.
         heads = ranked[..., start:stop] if stop <= scores.shape[-1] else _extend(ranked, stop)[..., start:stop]
         distance = (heads.unsqueeze(-1) - scores.unsqueeze(-2)).abs()
         return -distance if power == 1 else -distance.square()
 
-    return SoftRows(logits, scores.shape, mask)
+    def pull(start: int, stop: int, grad: Tensor, ranked: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
+        apart = scores.unsqueeze(-2) - ranked[..., start:stop].unsqueeze(-1)
+        of_scores = -grad * (apart.sign() if power == 1 else 2 * apart)
+        return torch.nn.functional.pad(-of_scores.sum(-1), (start, ranked.shape[-1] - stop)), of_scores.sum(-2)
+
+    return SoftRows((ranked, scores), logits, pull, scores.shape, mask)
 
 
 def _extend(ranked: Tensor, count: int) -> Tensor:
