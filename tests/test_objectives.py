@@ -11,7 +11,19 @@ from torch import Tensor
 
 import rankfall as rf
 from rankfall._lists import top_labels
-from rankfall.objectives import ARF, BCE, ICC, LCRON, ARFv2, FSLambdaLoss, FSRankNet, Objective, RankFlow, SortCE
+from rankfall.objectives import (
+    ARF,
+    BCE,
+    ICC,
+    LCRON,
+    ARFv2,
+    FSLambdaLoss,
+    FSRankNet,
+    Objective,
+    PerStage,
+    RankFlow,
+    SortCE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +50,11 @@ def objectives(stages: int = 2, relevant: int = 2) -> dict[str, Objective]:
         "SortCE": SortCE(tau=2.0, stages=stages),
         "ARF": ARF(relevant=relevant, quotas=quotas, tau=2.0),
         "ARFv2": ARFv2(relevant=relevant, tau=2.0, stages=stages),
+        "PerStage": PerStage(loss=rf.losses.ARFLoss(m=3, k=relevant, tau=2.0), stages=stages),
         "LCRON": LCRON(relevant=relevant, stages=stages),
         "LCRON learned": LCRON(relevant=relevant, quotas=quotas, e2e_weight="learned"),
+        "LCRON alone": LCRON(relevant=relevant, topk=make_topk("dftopk"), stages=stages, single_weight=0),
+        "LCRON apart": LCRON(relevant=relevant, topk=make_topk("dftopk"), stages=stages, e2e_weight=0),
         **{f"LCRON {name}": LCRON(relevant=relevant, quotas=quotas, topk=make_topk(name)) for name in TOPK},
     }
 
@@ -268,6 +283,44 @@ def test_learned_weights_follow_the_equation() -> None:
     assert (len(fixed.weights), len(learned.weights)) == (2, 3)
 
 
+@pytest.mark.witness("hand", "LCRON")
+def test_weights_may_be_numbers() -> None:
+    """Three items by hand: L_e2e at weight 0.5, both L_single at weight 3, without logarithms; 0 leaves a term out."""
+    truth = [1.0, 0.0, 0.0]
+    p, q = dftopk(FIRST, 1), dftopk(SECOND, 1)
+    e2e = entropy([a * b for a, b in zip(p, q, strict=True)], truth)
+    singles = [entropy(p, truth), entropy(q, truth)]
+    batch = [torch.tensor(FIRST), torch.tensor(SECOND)], torch.tensor([3.0, 1.0, 0.0])
+
+    def parts(**weights: Any) -> dict[str, float]:
+        objective = LCRON(relevant=1, topk=rf.ops.topk("dftopk"), **weights)
+        assert not list(objective.parameters())
+        return {name: value.item() for name, value in objective.parts(*batch).items()}
+
+    assert parts(e2e_weight=0.5, single_weight=3) == {
+        "e2e": pytest.approx(0.5 * e2e),
+        "stage1/single": pytest.approx(3 * singles[0]),
+        "stage2/single": pytest.approx(3 * singles[1]),
+    }
+    assert parts(single_weight=0) == {"e2e": pytest.approx(e2e)}
+    assert parts(e2e_weight=0, single_weight=1.0) == {
+        "stage1/single": pytest.approx(singles[0]),
+        "stage2/single": pytest.approx(singles[1]),
+    }
+
+
+def test_what_is_left_out_leaves_the_other_weights() -> None:
+    batch = impressions()
+    both, apart = (LCRON(relevant=2, topk=rf.ops.topk("lapsum_topk"), e2e_weight=weight).double() for weight in (1, 0))
+    expected = both.parts(batch["scores"], batch["labels"], mask=batch["mask"])
+    found = apart.parts(batch["scores"], batch["labels"], mask=batch["mask"])
+    expected.pop("e2e")
+    torch.testing.assert_close(found, expected)
+    learned = LCRON(relevant=2, e2e_weight="learned", single_weight=2.0)
+    assert len(learned.weights) == 1
+    assert len(apart.weights) == 2
+
+
 # --- the others -------------------------------------------------------------------------------------------------
 
 
@@ -354,6 +407,7 @@ def test_rankflow_by_hand() -> None:
 @pytest.mark.witness("derivation", "SortCE")
 @pytest.mark.witness("derivation", "ARF")
 @pytest.mark.witness("derivation", "ARFv2")
+@pytest.mark.witness("derivation", "PerStage")
 def test_per_stage_objectives_are_their_losses() -> None:
     batch = impressions()
     scores, grades, mask = batch["scores"], batch["labels"], batch["mask"]
@@ -371,9 +425,41 @@ def test_per_stage_objectives_are_their_losses() -> None:
             lambda s, t: loss.ARFv2Loss(k=2, tau=3.0).double()(s, grades, mask=mask),
         ),
     ]
+    cases += [
+        (PerStage(loss=loss.RelaxLoss(m=3, k=2)), lambda s, t: loss.relax_loss(s, grades, mask=mask, m=3, k=2)),
+        (
+            PerStage(loss=loss.ARFLoss(m=3, k=2).double()),
+            lambda s, t: loss.ARFLoss(m=3, k=2).double()(s, grades, mask=mask),
+        ),
+    ]
     for objective, of_stage in cases:
         expected = sum(of_stage(stage, t) for t, stage in enumerate(scores))
         torch.testing.assert_close(objective(scores, grades, mask=mask), expected)
+
+
+@pytest.mark.witness("brute force", "PerStage")
+def test_any_loss_of_each_stage() -> None:
+    """RankNet by a loop over the pairs of both stages; trained weights are those of a stage alone."""
+    grades = [2.0, 0.0, 1.0]
+    pairs = [(i, j) for i in range(3) for j in range(3) if grades[i] > grades[j]]
+    stages = [sum(math.log(1 + math.exp(s[j] - s[i])) for i, j in pairs) / 3 for s in (FIRST, SECOND)]
+    parts = PerStage(loss=rf.losses.RankNetLoss()).parts(
+        [torch.tensor(FIRST), torch.tensor(SECOND)], torch.tensor(grades)
+    )
+    assert [value.item() for value in parts.values()] == pytest.approx(stages)
+    pairs = [(0, 1), (0, 2)]  # if it hears only that the first is relevant
+    stages = [sum(math.log(1 + math.exp(s[j] - s[i])) for i, j in pairs) / 2 for s in (FIRST, SECOND)]
+    parts = PerStage(loss=rf.losses.RankNetLoss(), labels="relevance", relevant=1).parts(
+        [torch.tensor(FIRST), torch.tensor(SECOND)], torch.tensor(grades)
+    )
+    assert [value.item() for value in parts.values()] == pytest.approx(stages)
+    with pytest.raises(ValueError, match="relevant: found None, expected a number"):
+        PerStage(loss=rf.losses.RankNetLoss(), labels="relevance")
+    trained = PerStage(loss=rf.losses.ARFLoss(m=2, k=1), stages=3)
+    weights = list(trained.parameters())
+    assert len(weights) == len({id(weight) for weight in weights}) == 3
+    with pytest.raises(TypeError, match=r"loss must be a module of rankfall\.losses, got <function ranknet_loss"):
+        PerStage(loss=rf.losses.ranknet_loss)  # type: ignore[arg-type]
 
 
 @pytest.mark.witness("brute force", "FSLambdaLoss")
@@ -404,8 +490,14 @@ def test_linear_gain_is_the_grade() -> None:
         (lambda: LCRON(relevant=1, quotas=[3, 2], stages=3), "one for each of 3 stages, got 2"),
         (
             lambda: LCRON(relevant=1, e2e_weight="none"),  # type: ignore[arg-type]
-            "e2e_weight must be one of 'fixed', 'learned'",
+            "e2e_weight must be 'fixed', 'learned' or a number of at least 0, got 'none'",
         ),
+        (
+            lambda: LCRON(relevant=1, single_weight=-1),
+            "single_weight must be 'learned' or a number of at least 0, got -1",
+        ),
+        (lambda: LCRON(relevant=1, single_weight=math.nan), "or a number of at least 0, got nan"),
+        (lambda: LCRON(relevant=1, e2e_weight=0, single_weight=0), "both 0: nothing would be trained"),
         (lambda: BCE(relevant=1, min_depth=[1]), "min_depth must be one number, or one for each of 2 stages, got 1"),
         (lambda: RankFlow(relevant=1, quotas=[1, 1], alpha=2), "alpha must be from 0 to 1, got 2"),
         (lambda: ICC(relevant=1, quotas=[1, 1], temperature=0), "temperature must be positive"),

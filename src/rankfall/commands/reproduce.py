@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rankfall._files import write_file
-from rankfall.commands.terminal import examples, fail, json_text, progress, say, show, show_json
+from rankfall.commands.terminal import examples, fail, interruptible, json_text, progress, say, show, show_json
 
 if TYPE_CHECKING:
     from rankfall.experiments.datasets import Origin
@@ -23,6 +23,8 @@ EXAMPLES = examples(
     "rankfall reproduce arf-table2 --quick",
     "rankfall reproduce lambdaloss-table1 --data MSLR-WEB30K --out reproduced/lambdaloss",
     "rankfall reproduce pirank-table1 --data mq2007",
+    "rankfall reproduce lcron-table2 --quick",
+    "rankfall reproduce dftopk-table1 --data prepared/recflow",
     "rankfall reproduce pirank-figure7 --json",
 )
 DEFAULT_OUT = Path("reproduced")
@@ -37,13 +39,13 @@ def reproduce(
     data: Annotated[
         str | None,
         typer.Option(
-            help="A benchmark in its published layout, a prepared directory, a file, or one of mslr_sample, mq2007, "
-            "clueweb09 (under $RANKFALL_DATA), generated.",
-            show_default="mslr_sample if it is there, else generated",
+            help="Lists: a benchmark in its published layout, a prepared directory, a file, or one of mslr_sample, "
+            "mq2007, clueweb09 (under $RANKFALL_DATA), generated. Impressions: a prepared log, or RecFlow's directory.",
+            show_default="lists: mslr_sample if it is there, else generated; impressions: a simulated platform",
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A minute or two: few lists, epochs and settings, one seed, no tuning.")
+        bool, typer.Option("--quick", help="A minute or two: few data, epochs and settings, one seed, no tuning.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Directory of results.", show_default="reproduced/NAME")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the data's samples and of the first training.")] = 0,
@@ -59,11 +61,12 @@ def reproduce(
         _list(as_json)
         return
     experiment = _experiment(name)
-    origin = _origin(data)
+    origin = _origin(experiment, data)
     out = out or DEFAULT_OUT / experiment.name
     out.mkdir(parents=True, exist_ok=True)
     say(f"{experiment.name} on {origin.name}{', quick' * quick}: {experiment.shows}")
-    report = _run(experiment, origin, quick=quick, out=out, seed=seed, jobs=jobs)
+    with interruptible(lambda: f"finished runs are kept in {out}; the same command goes on from there"):
+        report = _run(experiment, origin, quick=quick, out=out, seed=seed, jobs=jobs)
     content = {"experiment": experiment.name, "paper": experiment.paper, "quick": quick, "seed": seed, **report.results}
     write_file(out / "results.json", json_text(content) + "\n")
     if as_json:
@@ -85,11 +88,11 @@ def _experiment(name: str | None) -> Experiment:
         raise typer.BadParameter(str(error), param_hint="NAME") from None
 
 
-def _origin(data: str | None) -> Origin:
-    from rankfall.experiments.datasets import find
+def _origin(experiment: Experiment, data: str | None) -> Origin:
+    from rankfall.experiments import datasets, logs
 
     try:
-        return find(data)
+        return logs.find(data) if experiment.data == "impressions" else datasets.find(data)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--data") from None
 
@@ -126,29 +129,22 @@ def _show(report: Report) -> None:
 
 
 def _about_data(report: Report) -> list[str]:
-    data = report.results.get("data")
-    if data is None:
-        return []
-    folds = f"{len(data['folds'])} fold{'s' * (len(data['folds']) > 1)}"
-    return [f"{data['name']}: {data['train_lists']:,} lists to train on, {data['test_lists']:,} tested, in {folds}."]
+    return list(dict.fromkeys(one["data"]["about"] for one in _outcomes(report) if "data" in one))
+
+
+def _outcomes(report: Report) -> list[dict[str, Any]]:
+    """What came out, of each comparison if there are several."""
+    return list(report.results.get("parts", {"all": report.results}).values())
 
 
 def _parts(result: dict[str, Any]) -> list[dict[str, Any]]:
     """A comparison of many metrics as several that fit the width of a page."""
+    from rankfall.experiments.published import of_metrics
+
     metrics = result["metrics"]
     count = -(-len(metrics) // METRICS_A_TABLE)
     groups = [metrics[i * len(metrics) // count : (i + 1) * len(metrics) // count] for i in range(count)]
-    return [
-        {
-            **result,
-            "metrics": group,
-            "methods": [
-                {**method, "metrics": {metric: method["metrics"][metric] for metric in group}}
-                for method in result["methods"]
-            ],
-        }
-        for group in groups
-    ]
+    return [of_metrics(result, group) for group in groups]
 
 
 def _show_title(title: str) -> None:
@@ -183,7 +179,7 @@ def _save_plots(report: Report, out: Path) -> None:
 
 
 def _end(report: Report) -> None:
-    failed = report.results.get("comparison", {}).get("failed", [])
+    failed = [failure for one in _outcomes(report) for failure in one.get("comparison", {}).get("failed", [])]
     for failure in failed:
         fail(f"{failure['method']}, {failure['run']}: {failure['message']}")
     if failed:
@@ -200,8 +196,7 @@ def _list(as_json: bool) -> None:
         return
     from rankfall.experiments.task import Sheet
 
-    rows = [[one.name, one.shows, one.quick, one.full] for one in EXPERIMENTS.values()]
-    _show_sheet(
-        Sheet("about how long it takes on two cores with the MSLR sample", ["name", "shows", "--quick", "full"], rows)
-    )
+    rows = [[one.name, one.data, one.shows, one.quick, one.full] for one in EXPERIMENTS.values()]
+    title = "about how long it takes on two cores with the MSLR sample or a simulated platform"
+    _show_sheet(Sheet(title, ["name", "runs on", "shows", "--quick", "full"], rows))
     show(Text("\n" + "\n".join(f"{paper}: {reference}" for paper, reference in PAPERS.items())))

@@ -1,6 +1,7 @@
-"""Which data an experiment runs on: a benchmark in its published layout, prepared data, sets at hand, generated ones.
+"""Which lists an experiment runs on: a benchmark in its published layout, prepared data, sets at hand, generated ones.
 
-Whatever they are, they become prepared data and folds that say what is trained, validated and tested on.
+Whatever they are, they become prepared data and folds that say what is trained, validated and tested on. Experiments
+with cascades run on impressions, see `logs`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankfall._words import did_you_mean
 from rankfall.data import RankingData, Recipe, prepare_letor
+from rankfall.data.log import is_log
 from rankfall.data.ranking import is_prepared
 from rankfall.experiments.planted import Planted, plant, write_letor
 
@@ -34,12 +36,12 @@ _KNOWN = {"mslr_sample": "MSLR sample", "mq2007": "MQ2007", "clueweb09": "ClueWe
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where data come from: text files by split, a prepared directory, or nowhere (generated)."""
+    """Where data come from: text files by split, a directory, or nowhere (generated lists, a simulated platform)."""
 
     name: str
-    kind: Literal["text", "prepared", "generated"]
+    kind: Literal["text", "prepared", "generated", "log", "recflow", "simulated"]
     files: dict[str, Path]  # by split, if they are text
-    path: Path | None = None  # if they are prepared
+    path: Path | None = None  # if they are a directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,17 @@ class DataSet:
     test_lists: int  # of all folds
     planted: Planted | None = None  # the test split with its utilities, if generated
 
+    @property
+    def about(self) -> str:
+        """In words."""
+        folds = f"{len(self.folds)} fold{'s' * (len(self.folds) > 1)}"
+        return f"{self.name}: {self.train_lists:,} lists to train on, {self.test_lists:,} tested, in {folds}."
+
     def summary(self) -> dict[str, Any]:
         """What the report says of the data."""
         return {
             "name": self.name,
+            "about": self.about,
             "features": self.features,
             "folds": self.folds,
             "train_lists": self.train_lists,
@@ -109,6 +118,8 @@ def _from_file(path: Path) -> Origin:
 def _from_directory(path: Path, name: str) -> Origin:
     if is_prepared(path):
         return Origin(name, "prepared", {}, path)
+    if is_log(path):
+        raise ValueError(f"{path} is an impression log, but this experiment takes ranking lists (see --list)")
     for directory in (path, path / "Fold1", path / "full", path / "sample"):
         for before in ("", r"set1\."):
             files = _matching(directory, {role: f"{before}(?:{words})" for role, words in _ROLES.items()})

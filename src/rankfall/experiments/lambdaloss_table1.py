@@ -14,6 +14,7 @@ PUBLISHED = Published(
     title="LambdaLoss@K, table 1",
     metrics=("ndcg@1", "ndcg@5", "ndcg"),
     unit=100,
+    digits=4,
     figures={
         "MSLR-WEB30K": {
             "Pairwise (RankNet)": (45.31, 45.38, 70.67),

@@ -14,6 +14,7 @@ PUBLISHED = Published(
     title="LambdaLoss@K, table 2",
     metrics=("ndcg@5",),
     unit=100,
+    digits=4,
     figures={
         "MSLR-WEB30K": {
             "LambdaRank": (46.87,),

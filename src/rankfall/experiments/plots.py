@@ -1,4 +1,4 @@
-"""Pictures of what came out, as PNG and SVG: dots, lines and heat maps.
+"""Pictures of what came out, as PNG and SVG: dots, lines, heat maps and searches.
 
 A plot is plain records and a few words; Altair turns it into a picture (``pip install altair vl-convert-python``).
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rankfall.metrics.named import parse
+from rankfall.evaluation.compare import higher_is_better
+from rankfall.evaluation.page import flow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,10 +95,12 @@ class Dots:
         methods = list(dict.fromkeys(row["method"] for row in self.rows))
         sources = list(dict.fromkeys(row["source"] for row in self.rows))
         metrics = list(dict.fromkeys(row["metric"] for row in self.rows))
+        known = {(row["source"], row["metric"]) for row in self.rows}
         panels = [
             self._panel(source, metric, methods, labelled=metric == metrics[0])
             for source in sources
             for metric in metrics
+            if (source, metric) in known
         ]
         grid = alt.concat(*panels, columns=max(2, len(metrics)), spacing=18)
         return grid.properties(title=_title(self.title, self.subtitle))
@@ -105,7 +108,7 @@ class Dots:
     def _panel(self, source: str, metric: str, methods: list[str], *, labelled: bool) -> Any:
         alt = _altair()
         rows = [row for row in self.rows if row["source"] == source and row["metric"] == metric]
-        higher = parse(metric).higher_is_better
+        higher = higher_is_better(metric)
         best = (max if higher else min)((row["value"] for row in rows), default=None)
         rows = [{**row, "best": row["value"] == best} for row in rows]
         base = alt.Chart(alt.Data(values=rows))
@@ -126,7 +129,8 @@ class Dots:
 class Lines:
     """A line for each series through points (x, y), with a band from low to high where those are known.
 
-    A row has series, x, y and what `dashed` names, if anything.
+    A row has series, x, y and what `dashed` names, if anything. Rows with a panel are drawn apart from those with
+    others, on a scale of their own.
     """
 
     rows: Sequence[Record]
@@ -142,7 +146,20 @@ class Lines:
     ticks: Sequence[float] | None = None
 
     def chart(self) -> Any:
-        """All series in one panel."""
+        """All series in one panel, or panels side by side."""
+        title = _title(self.title, self.subtitle)
+        panels = list(dict.fromkeys(row.get("panel") for row in self.rows))
+        if len(panels) == 1:
+            return self._panel(self.rows).properties(width=460, height=300, title=title)
+        charts = [
+            self._panel([row for row in self.rows if row.get("panel") == panel]).properties(
+                width=330, height=260, title=_altair().Title(panel, fontSize=12, offset=4, anchor="start")
+            )
+            for panel in panels
+        ]
+        return _altair().hconcat(*charts, spacing=18).properties(title=title)
+
+    def _panel(self, rows: Sequence[Record]) -> Any:
         alt = _altair()
         names = list(dict.fromkeys(row["series"] for row in self.rows))
         axis = (
@@ -152,15 +169,15 @@ class Lines:
         y = alt.Y("y:Q", title=self.y, scale=_scale(self.log_y))
         scale = alt.Scale(domain=names, range=[_COLOURS[i % len(_COLOURS)] for i in range(len(names))])
         colour = alt.Color("series:N", title=self.series, scale=scale, legend=alt.Undefined if len(names) > 1 else None)
-        base = alt.Chart(alt.Data(values=list(self.rows))).encode(x=x)
+        base = alt.Chart(alt.Data(values=list(rows))).encode(x=x)
         line = base.mark_line(strokeWidth=2).encode(y=y, color=colour)
         if self.dashed:
-            kinds = list(dict.fromkeys(row[self.dashed] for row in self.rows))
+            kinds = list(dict.fromkeys(row[self.dashed] for row in rows))
             dash = alt.Scale(domain=kinds, range=_DASHES[: len(kinds)])
             legend = alt.Legend(symbolType="stroke", symbolSize=400)
             line = line.encode(strokeDash=alt.StrokeDash(f"{self.dashed}:N", title=None, scale=dash, legend=legend))
         layers = [line, base.mark_circle(size=36, opacity=1).encode(y=y, color=colour)]
-        if any("low" in row for row in self.rows):
+        if any("low" in row for row in rows):
             band = base.mark_area(opacity=0.15).encode(
                 y=alt.Y("low:Q", title=self.y, scale=_scale(self.log_y)), y2="high:Q"
             )
@@ -170,7 +187,7 @@ class Lines:
             layers.insert(
                 0, shade.encode(x=alt.X("from:Q", scale=_scale(self.log_x), title=self.x, axis=axis), x2="to:Q")
             )
-        return alt.layer(*layers).properties(width=460, height=300, title=_title(self.title, self.subtitle))
+        return alt.layer(*layers)
 
 
 @dataclass(frozen=True)
@@ -220,6 +237,74 @@ class HeatMaps:
         heading = alt.Title(panel, fontSize=12, frame="group", offset=6)
         width, height = 58 * len(order["column"]), 34 * len(order["row"])
         return alt.layer(colours, frame, words).properties(width=width, height=height, title=heading)
+
+
+@dataclass(frozen=True)
+class SearchHistory:
+    """What the trials of a search have reached one after the other, and by the value of each setting.
+
+    A row is a trial with trial, state, value and settings, as in ``trials.json``; those without a value are left out.
+    `logarithmic` names the settings whose orders of magnitude were drawn.
+    """
+
+    rows: Sequence[Record]
+    title: str
+    metric: str
+    higher_is_better: bool
+    logarithmic: Sequence[str] = ()
+    subtitle: str = ""
+
+    def chart(self) -> Any:
+        """The history above, a panel for each setting below, all with the same axis of values."""
+        alt = _altair()
+        points = self.points()
+        keys = list(dict.fromkeys(key for row in self.rows for key in row["settings"]))
+        slices = [self._slice(key, [{**row, "setting": row["settings"].get(key)} for row in points]) for key in keys]
+        below = alt.concat(*slices, columns=3, spacing=18)
+        chart = alt.vconcat(self._history(points), below, spacing=22).resolve_scale(color="shared")
+        return chart.properties(title=_title(self.title, self.subtitle))
+
+    def points(self) -> list[Record]:
+        """Trials with a value, their kind, and the best that was known after each."""
+        points: list[Record] = []
+        best: Record = {"value": None}
+        for row in self.rows:
+            if row["state"] == "complete" and (best["value"] is None or self._is_better(row["value"], best["value"])):
+                best = row
+            if row["value"] is not None:
+                kind = "ended early" if row["state"] == "pruned" else "complete"
+                points.append({**row, "best": best["value"], "kind": kind})
+        return [{**point, "kind": "best"} if point["trial"] == best.get("trial") else point for point in points]
+
+    def _is_better(self, value: float, than: float) -> bool:
+        return value > than if self.higher_is_better else value < than
+
+    def _history(self, points: list[Record]) -> Any:
+        alt = _altair()
+        base = alt.Chart(alt.Data(values=points))
+        x = alt.X("trial:Q", title="trial", scale=_scale(False), axis=alt.Axis(tickMinStep=1, format="d"))
+        line = base.mark_line(interpolate="step-after", color=_PALE, strokeWidth=2).encode(
+            x=x, y=alt.Y("best:Q", title=self.metric, scale=_scale(False))
+        )
+        return alt.layer(line, self._dots(base, x)).properties(width=540, height=200)
+
+    def _slice(self, key: str, points: list[Record]) -> Any:
+        alt = _altair()
+        if all(type(one["setting"]) in (int, float) for one in points):
+            axis = alt.Axis(tickCount=4, format="~g")
+            x = alt.X("setting:Q", title=key, scale=_scale(key in self.logarithmic), axis=axis)
+        else:
+            points = [{**one, "setting": flow(one["setting"])} for one in points]
+            x = alt.X("setting:N", title=key, axis=alt.Axis(labelAngle=-20, labelLimit=150))
+        points = sorted(points, key=lambda one: one["kind"] == "best")  # which lies on top
+        return self._dots(alt.Chart(alt.Data(values=points)), x).properties(width=160, height=150)
+
+    def _dots(self, base: Any, x: Any) -> Any:
+        alt = _altair()
+        scale = alt.Scale(domain=["complete", "ended early", "best"], range=[_COLOURS[0], _PALE, _COLOURS[1]])
+        colour = alt.Color("kind:N", title="trial", scale=scale)
+        y = alt.Y("value:Q", title=self.metric, scale=_scale(False))
+        return base.mark_circle(size=55, opacity=0.9).encode(x=x, y=y, color=colour)
 
 
 def _scale(logarithmic: bool) -> Any:

@@ -6,30 +6,36 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rankfall.evaluation.compare import higher_is_better
 from rankfall.experiments.plots import Dots
 from rankfall.experiments.task import Report, Sheet
-from rankfall.metrics.named import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rankfall.experiments.datasets import DataSet
+    from rankfall.experiments.logs import LogSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A table as it was printed: of each data set and method, one figure for each metric."""
+    """A table as it was printed: of each data set and method, one figure for each metric, None where it has none."""
 
     title: str
     metrics: tuple[str, ...]
-    figures: Mapping[str, Mapping[str, tuple[float, ...]]]
+    figures: Mapping[str, Mapping[str, tuple[float | None, ...]]]
     unit: float = 1.0  # what 1 was printed as: 100 in tables of percent
+    digits: int = 3  # of a figure
 
     def values(self, source: str) -> dict[str, dict[str, float]]:
         """Of each method and metric, on the metric's own scale."""
         of = self.figures[source]
         return {
-            name: {metric: figure / self._unit(metric) for metric, figure in zip(self.metrics, row, strict=True)}
+            name: {
+                metric: figure / self._unit(metric)
+                for metric, figure in zip(self.metrics, row, strict=True)
+                if figure is not None
+            }
             for name, row in of.items()
         }
 
@@ -76,8 +82,8 @@ def table_report(
     name: str,
     result: dict[str, Any],
     published: Published,
-    data: DataSet,
-    oracle: dict[str, float] | None,
+    data: DataSet | LogSet,
+    oracle: dict[str, float] | None = None,
     notes: Sequence[str] = (),
 ) -> Report:
     """A comparison beside a published table of the same methods and metrics."""
@@ -90,7 +96,7 @@ def table_report(
         for source in published.figures
     }
     return Report(
-        comparisons=[(f"{name} on {data.name}", result)],
+        comparisons=[(f"{name} on {data.name}", of_metrics(result, published.metrics))],
         sheets=[_sheet(source, published, agreements[source]) for source in published.figures]
         + ([_oracle_sheet(oracle)] if oracle else []),
         plots={name: Dots(_records(result, published, data), title=f"{published.title}, here and as published")},
@@ -108,6 +114,26 @@ def table_report(
     )
 
 
+def of_metrics(result: dict[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
+    """A comparison by some of its metrics."""
+    methods = [
+        {**method, "metrics": {metric: method["metrics"][metric] for metric in metrics}} for method in result["methods"]
+    ]
+    return {**result, "metrics": list(metrics), "methods": methods}
+
+
+def joined(parts: Mapping[str, Report]) -> Report:
+    """Several comparisons in one report."""
+    reports = list(parts.values())
+    return Report(
+        comparisons=[one for report in reports for one in report.comparisons],
+        sheets=[sheet for report in reports for sheet in report.sheets],
+        plots={name: plot for report in reports for name, plot in report.plots.items()},
+        results={"parts": {name: report.results for name, report in parts.items()}},
+        notes=list(dict.fromkeys(note for report in reports for note in report.notes)),
+    )
+
+
 def _means(result: dict[str, Any], metrics: Sequence[str]) -> dict[str, dict[str, float]]:
     return {
         method["name"]: {metric: method["metrics"][metric]["mean"] for metric in metrics}
@@ -116,19 +142,21 @@ def _means(result: dict[str, Any], metrics: Sequence[str]) -> dict[str, dict[str
 
 
 def _column(values: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, float]:
-    return {name: of[metric] for name, of in values.items()}
+    return {name: of[metric] for name, of in values.items() if metric in of}
 
 
 def _sheet(source: str, published: Published, agreements: Mapping[str, Agreement]) -> Sheet:
     values = published.values(source)
-    best = {metric: _best(metric, _column(values, metric)) for metric in published.metrics}
-    digits = 4 if published.unit == 100 else 3
-    rows: list[list[str]] = [
-        [name, *(f"{shown(of[metric], digits)}{' <' * (of[metric] == best[metric])}" for metric in published.metrics)]
-        for name, of in values.items()
-    ]
-    rows += [[], ["pairs in order here", *(str(agreements[metric]) for metric in published.metrics)]]
-    return Sheet(f"published: {published.title}, {source}", ["method", *published.metrics], rows)
+    metrics = [metric for metric in published.metrics if _column(values, metric)]
+    best = {metric: _best(metric, _column(values, metric)) for metric in metrics}
+
+    def cell(of: Mapping[str, float], metric: str) -> str:
+        return f"{shown(of[metric], published.digits)}{' <' * (of[metric] == best[metric])}" if metric in of else ""
+
+    rows = [[name, *(cell(of, metric) for metric in metrics)] for name, of in values.items()]
+    if any(one.pairs for one in agreements.values()):
+        rows += [[], ["pairs in order here", *(str(agreements[metric]) for metric in metrics)]]
+    return Sheet(f"published: {published.title}, {source}", ["method", *metrics], rows)
 
 
 def _oracle_sheet(oracle: Mapping[str, float]) -> Sheet:
@@ -137,7 +165,7 @@ def _oracle_sheet(oracle: Mapping[str, float]) -> Sheet:
 
 
 def _best(metric: str, values: Mapping[str, float]) -> float:
-    return (max if parse(metric).higher_is_better else min)(values.values())
+    return (max if higher_is_better(metric) else min)(values.values())
 
 
 def shown(value: float, digits: int = 3) -> str:
@@ -146,7 +174,7 @@ def shown(value: float, digits: int = 3) -> str:
     return text.replace("0.", ".", 1) if text.startswith("0.") else text
 
 
-def _records(result: dict[str, Any], published: Published, data: DataSet) -> list[dict[str, Any]]:
+def _records(result: dict[str, Any], published: Published, data: DataSet | LogSet) -> list[dict[str, Any]]:
     records = []
     for method in result["methods"]:
         for metric in published.metrics:

@@ -105,8 +105,8 @@ def compare(
     return run_comparison(task, config)
 
 
-def run_comparison(task: Task, config: ComparisonConfig) -> dict[str, Any]:
-    """Train and test what is not there yet; the task hears of every step."""
+def run_comparison(task: Task, config: ComparisonConfig, directory: str = "comparison") -> dict[str, Any]:
+    """Train and test what is not there yet, in that directory of the task, which hears of every step."""
     total = done = 0
 
     def plan(steps: int) -> None:
@@ -118,7 +118,7 @@ def run_comparison(task: Task, config: ComparisonConfig) -> dict[str, Any]:
         done += 1
         task.progress(f"{one.method}, {one.title}", done, total)
 
-    return compare_methods(config, task.out / "comparison", jobs=task.jobs, on_plan=plan, on_step=step)
+    return compare_methods(config, task.out / directory, jobs=task.jobs, on_plan=plan, on_step=step)
 
 
 def oracle(data: DataSet, metrics: Sequence[str]) -> dict[str, float] | None:

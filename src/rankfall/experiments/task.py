@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from rankfall.data import Recipe
     from rankfall.experiments.datasets import DataSet, Origin
+    from rankfall.experiments.logs import LogSet
     from rankfall.experiments.plots import Plot
 
 
@@ -27,9 +28,24 @@ class Size:
     tune: bool = True  # whether learning rates and temperatures are chosen on validation
     points: int | None = None  # of a sweep at most, None for those of the paper
     longest: int = 15**3  # list that is timed
+    days: int | None = None  # of a log, the last ones, with those for validation and test; None for all
+    requests: int | None = None  # of a day, if a platform is simulated; None for those of its preset
+    cascade_seeds: int = 3
 
 
-QUICK = Size(lists=120, test_lists=30, generated_lists=120, epochs=10, patience=4, seeds=1, tune=False, points=4)
+QUICK = Size(
+    lists=120,
+    test_lists=30,
+    generated_lists=120,
+    epochs=10,
+    patience=4,
+    seeds=1,
+    tune=False,
+    points=4,
+    days=6,
+    requests=800,
+    cascade_seeds=1,
+)
 FULL = Size()
 
 
@@ -50,10 +66,21 @@ class Task:
 
         return prepare(self.origin, recipe, self.out / "data", size=self.size, seed=self.seed)
 
+    def log(self, platform: str) -> LogSet:
+        """The impressions; of this simulated platform, if the user named no others."""
+        from rankfall.experiments.logs import prepare
+
+        return prepare(self.origin, platform, self.out / "data", size=self.size, seed=self.seed, progress=self.progress)
+
     @property
     def seeds(self) -> list[int]:
-        """Of the trainings."""
+        """Of the trainings of rankers."""
         return list(range(self.seed, self.seed + self.size.seeds))
+
+    @property
+    def cascade_seeds(self) -> list[int]:
+        """Of the trainings of cascades."""
+        return list(range(self.seed, self.seed + self.size.cascade_seeds))
 
 
 @dataclass(frozen=True, slots=True)

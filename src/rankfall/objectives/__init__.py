@@ -18,8 +18,20 @@ relevance: above 0 for the relevant items, of which the ``relevant`` best grades
 
 from rankfall.objectives._stages import Objective
 from rankfall.objectives.icc import ICC
-from rankfall.objectives.independent import ARF, BCE, ARFv2, FSLambdaLoss, FSRankNet, SortCE
+from rankfall.objectives.independent import ARF, BCE, ARFv2, FSLambdaLoss, FSRankNet, PerStage, SortCE
 from rankfall.objectives.lcron import LCRON
 from rankfall.objectives.rankflow import RankFlow
 
-__all__ = ["ARF", "BCE", "ICC", "LCRON", "ARFv2", "FSLambdaLoss", "FSRankNet", "Objective", "RankFlow", "SortCE"]
+__all__ = [
+    "ARF",
+    "BCE",
+    "ICC",
+    "LCRON",
+    "ARFv2",
+    "FSLambdaLoss",
+    "FSRankNet",
+    "Objective",
+    "PerStage",
+    "RankFlow",
+    "SortCE",
+]

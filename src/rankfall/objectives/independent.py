@@ -1,7 +1,8 @@
-"""Every stage on its own: binary cross entropy, full-stage learning to rank, ARF, soft sorts."""
+"""Every stage on its own: binary cross entropy, full-stage learning to rank, ARF, soft sorts, any loss."""
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -117,6 +118,44 @@ class SortCE(Objective):
                 scores, batch.grades, mask=batch.mask, tau=self.tau, sort=self.sort
             )
             for t, scores in enumerate(batch.scores, 1)
+        }
+
+
+class PerStage(Objective):
+    """Any loss of each stage's scores, with the full-stage grades as labels (rankfall).
+
+    loss: a module of :mod:`rankfall.losses`. Every stage has its own copy, and so its own trained weights.
+    labels: "grades", or "relevance" for 1 where an item is one of the `relevant` best and 0 elsewhere: what is left of
+    a loss if it hears no more than BCE and LCRON do.
+
+    >>> from rankfall.losses import RankNetLoss
+    >>> objective = PerStage(loss=RankNetLoss(), stages=2)
+    >>> objective([torch.zeros(2), torch.zeros(2)], torch.tensor([1.0, 0.0]))  # log 2 in both stages
+    tensor(1.3863)
+    """
+
+    def __init__(
+        self,
+        *,
+        loss: nn.Module,
+        labels: Literal["grades", "relevance"] = "grades",
+        relevant: int | None = None,
+        stages: int = 2,
+    ) -> None:
+        super().__init__(stages)
+        if not isinstance(loss, nn.Module):
+            raise TypeError(f"loss must be a module of rankfall.losses, got {loss!r}")
+        check_choice("labels", labels, ("grades", "relevance"))
+        if labels == "relevance" and relevant is None:
+            raise ValueError("relevant: found None, expected a number of items for labels='relevance'")
+        self.relevant = None if labels == "grades" or relevant is None else check_count("relevant", relevant)
+        self.losses = nn.ModuleList(copy.deepcopy(loss) for _ in range(stages))
+
+    def terms(self, batch: Impression) -> dict[str, Tensor]:
+        labels = batch.grades if self.relevant is None else batch.truth(self.relevant)
+        return {
+            f"stage{t}/loss": loss(scores, labels, mask=batch.mask)
+            for t, (loss, scores) in enumerate(zip(self.losses, batch.scores, strict=True), 1)
         }
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import check_choice, check_count, list_mean
+from rankfall._lists import check_count, list_mean
 from rankfall.objectives._stages import Impression, Objective, check_quotas
 from rankfall.ops import log_inclusion
 from rankfall.ops import topk as make_topk
@@ -30,8 +31,9 @@ class LCRON(Objective):
 
     topk: any operator, default ``topk("neural_sort", tau=50)``. quotas: the numbers of items that the stages keep in
     training, by default K (LCR 5.1). e2e_weight: "fixed" leaves :math:`L_{e2e}` at weight 1, as the published code,
-    "learned" gives it a trained weight too (eq. 13, here with natural logarithms). The weights are parameters: hand
-    them to the optimiser with the models'.
+    "learned" gives it a trained weight too (eq. 13, here with natural logarithms); a number is that weight.
+    single_weight: "learned" as above, or a number that multiplies every :math:`L_t` (LCR, table 4). What has the
+    weight 0 is left out (LCR, table 3). Trained weights are parameters: hand them to the optimiser with the models'.
 
     Two stages that cannot tell two items apart keep each with probability 1/4: log 4 for the relevant one,
     log 4/3 for the other, and log 2 for every stage alone, halved by its weight:
@@ -49,15 +51,21 @@ class LCRON(Objective):
         topk: TopK | None = None,
         quotas: Sequence[int] | int | None = None,
         stages: int | None = None,
-        e2e_weight: Literal["fixed", "learned"] = "fixed",
+        e2e_weight: Literal["fixed", "learned"] | float = "fixed",
+        single_weight: Literal["learned"] | float = "learned",
     ) -> None:
         count = stages if stages is not None else 2 if quotas is None or isinstance(quotas, int) else len(quotas)
         super().__init__(count)
         self.relevant = check_count("relevant", relevant)
         self.quotas = check_quotas(relevant if quotas is None else quotas, self.stages)
         self.topk: TopK = make_topk("neural_sort", tau=50.0) if topk is None else topk
-        self.e2e_weight = check_choice("e2e_weight", e2e_weight, ("fixed", "learned"))
-        self.weights = nn.Parameter(torch.ones(self.stages + (e2e_weight == "learned")))
+        self.e2e_weight = _check_weight("e2e_weight", 1.0 if e2e_weight == "fixed" else e2e_weight)
+        self.single_weight = _check_weight("single_weight", single_weight)
+        if self.e2e_weight == self.single_weight == 0:
+            raise ValueError("e2e_weight and single_weight are both 0: nothing would be trained")
+        trained = self.stages * (self.single_weight is None) + (self.e2e_weight is None)
+        # that of L_e2e is the last
+        self.weights: Tensor = nn.Parameter(torch.ones(trained)) if trained else torch.ones(0)
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
         truth = batch.truth(self.relevant)
@@ -67,21 +75,37 @@ class LCRON(Objective):
             log_inclusion(self.topk, scores, quota, mask=batch.mask)
             for scores, quota in zip(batch.scores, self.quotas, strict=True)
         ]
-        e2e = _cross_entropy(truth, *survival(at_quota), batch.mask, counts)
-        terms = {"e2e": e2e if self.e2e_weight == "fixed" else self._weighted(e2e, -1, share)}
+        terms = {}
+        if self.e2e_weight != 0:
+            e2e = _cross_entropy(truth, *survival(at_quota), batch.mask, counts)
+            terms["e2e"] = self._weighted(e2e, self.e2e_weight, -1, share)
+        if self.single_weight == 0:
+            return terms
         for t, scores in enumerate(batch.scores):
             if self.quotas[t] == self.relevant:
                 inclusion = at_quota[t]
             else:
                 inclusion = log_inclusion(self.topk, scores, self.relevant, mask=batch.mask)
             single = _cross_entropy(truth, *inclusion, batch.mask, counts)
-            terms[f"stage{t + 1}/single"] = self._weighted(single, t, share)
+            terms[f"stage{t + 1}/single"] = self._weighted(single, self.single_weight, t, share)
         return terms
 
-    def _weighted(self, value: Tensor, which: int, share: Tensor) -> Tensor:
+    def _weighted(self, value: Tensor, fixed: float | None, which: int, share: Tensor) -> Tensor:
+        if fixed is not None:
+            return fixed * value
         # `share`: a list without relevant items must not pull the weight to 0 by its logarithm
         weight = self.weights[which]
         return value / (2 * weight.square()) + share * weight.abs().log()
+
+
+def _check_weight(name: str, weight: float | str) -> float | None:
+    """A number of at least 0, or None for a weight that is learned."""
+    if weight == "learned":
+        return None
+    if isinstance(weight, str) or not 0 <= weight < math.inf:
+        words = "'fixed', 'learned'" if name == "e2e_weight" else "'learned'"
+        raise ValueError(f"{name} must be {words} or a number of at least 0, got {weight!r}")
+    return float(weight)
 
 
 def survival(inclusions: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
