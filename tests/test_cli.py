@@ -18,7 +18,7 @@ from rankfall.cli import main
 from rankfall.commands.methods import PAPERS, Kind, cited, find_methods
 
 ROOT = Path(__file__).parent.parent
-VERBS = ("demo", "methods", "bench", "prepare", "data", "train", "evaluate", "compare", "config", "reproduce")
+VERBS = ("demo", "methods", "bench", "prepare", "data", "train", "evaluate", "compare", "report", "config", "reproduce")
 
 
 def run(*arguments: str) -> int:

@@ -13,7 +13,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankfall import __version__
-from rankfall.commands import bench, compare, config, data, demo, evaluate, methods, prepare, reproduce, simulate, train
+from rankfall.commands import (
+    bench,
+    compare,
+    config,
+    data,
+    demo,
+    evaluate,
+    methods,
+    prepare,
+    report,
+    reproduce,
+    simulate,
+    train,
+    tune,
+)
 from rankfall.commands.terminal import examples, fail
 
 if TYPE_CHECKING:
@@ -37,6 +51,8 @@ app.command("data", epilog=data.EXAMPLES)(data.data)
 app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
+app.command("tune", epilog=tune.EXAMPLES)(tune.tune)
+app.command("report", epilog=report.EXAMPLES)(report.report)
 app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)
 app.add_typer(config.app)
 

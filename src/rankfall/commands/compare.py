@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankfall.commands.terminal import examples, fail, progress, say, show, show_json
+from rankfall.commands.terminal import examples, fail, interruptible, progress, say, show, show_json
 
 if TYPE_CHECKING:
     from rankfall.evaluation.compare import Step
@@ -44,7 +44,7 @@ def compare(
     from rankfall.evaluation.table import terminal_table
 
     comparison = load_comparison(config, overrides or [])
-    with progress() as bar:
+    with interruptible(lambda: _kept(out)), progress() as bar:
         task = bar.add_task("comparing")
 
         def report(step: Step) -> None:
@@ -57,8 +57,16 @@ def compare(
         show_json(result)
     elif result["methods"]:
         show(terminal_table(result))
-    say(f"wrote {out}/comparison.json, .csv, .md and values.parquet")
+    say(f"wrote {out}/comparison.json, .csv, .md, .yaml, values.parquet and report.html")
     for failure in result["failed"]:
         fail(f"{failure['method']}, {failure['run']}: {failure['message']}")
     if result["failed"]:
         raise typer.Exit(1)
+
+
+def _kept(out: Path) -> str:
+    """What an interrupted comparison leaves."""
+    from rankfall.training.run import is_finished
+
+    runs = [run for run in (out / "runs").glob("*") if is_finished(run)]
+    return f"{len(runs)} finished run{'s' * (len(runs) != 1)} kept in {out}/runs; the same command goes on from there"

@@ -33,15 +33,17 @@ def show(
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")] = False,
 ) -> None:
-    """Check a configuration and print it with every default written out."""
-    from rankfall._settings import dump
-    from rankfall.training.config import load_config
+    """Check a configuration and print it with every default written out, those of models and objective included."""
+    import yaml
 
-    settings = load_config(config, overrides or [])
+    from rankfall.training.config import load_config
+    from rankfall.training.options import with_defaults
+
+    content = with_defaults(load_config(config, overrides or []))
     if as_json:
-        show_json(settings.model_dump(mode="json"))
+        show_json(content)
     else:
-        typer.echo(dump(settings), nl=False)
+        typer.echo(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), nl=False)
 
 
 @app.command(

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankfall.commands.terminal import examples, say, show, show_json
+from rankfall.commands.terminal import examples, progress, say, show, show_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.table import Table
 
 EXAMPLES = examples(
@@ -32,27 +34,57 @@ def evaluate(
     """Measure the best weights of a run, beside what a random scorer gets.
 
     Means are over the lists on which a metric is defined: those with a relevant document. The run's directory gets
-    evaluation.json and the values of every list in values.parquet.
+    evaluation.json, the values of every list in values.parquet, and report.html.
     """
     from rankfall.evaluation.evaluate import evaluate_run
+    from rankfall.evaluation.report import write_report
     from rankfall.training.run import CONFIG, RESULT
 
     if (run / CONFIG).exists() and not (run / RESULT).exists():
         say(f"note: the training of {run} did not finish; these are its best weights so far")
-    summary = evaluate_run(run, split, data=None if data is None else str(data)).summary()
+    with progress() as bar:
+        task = bar.add_task("evaluating", total=None)
+        evaluation = evaluate_run(
+            run,
+            split,
+            data=None if data is None else str(data),
+            on_impressions=lambda count, of: bar.update(task, advance=count, total=of),
+        )
+    written = write_report(run)
+    for note in evaluation.notes:
+        say(f"warning: {note}")
+    summary = evaluation.summary()
     if as_json:
         show_json(summary)
-    else:
-        show(_table(summary, run, split))
+        return
+    lists = "impressions" if "kept_whole" in summary else "lists"
+    show(f"{run}, {split}: {summary['impressions']:,} {lists}")
+    show(_table(summary))
+    for line in _left_out(summary):
+        show(line)
+    say(f"wrote {written}")
 
 
-def _table(summary: dict[str, Any], run: Path, split: str) -> Table:
+def _table(summary: dict[str, Any]) -> Table:
     from rich.table import Table
 
-    table = Table(title=f"{run}, {split}: {summary['impressions']:,} lists", title_justify="left")
+    table = Table()
     table.add_column("metric", style="cyan")
-    for heading in ("mean", "chance", "undefined on"):
+    apart = len(set(summary["undefined"].values())) > 1
+    for heading in ("mean", "chance", *(["undefined on"] if apart else [])):
         table.add_column(heading, justify="right")
     for name, value in summary["metrics"].items():
-        table.add_row(name, f"{value:.4f}", f"{summary['chance'][name]:.4f}", f"{summary['undefined'][name]:,}")
+        row = [f"{value:.4f}", f"{summary['chance'][name]:.4f}"]
+        table.add_row(name, *row, *([f"{summary['undefined'][name]:,}"] if apart else []))
     return table
+
+
+def _left_out(summary: dict[str, Any]) -> Iterator[str]:
+    """What the means say nothing about, or little."""
+    without = set(summary["undefined"].values())
+    if len(without) == 1 and without != {0}:
+        what = "item" if "kept_whole" in summary else "document"
+        yield f"{without.pop():,} of {summary['impressions']:,} have no relevant {what} and count in no mean"
+    for stage, count in summary.get("kept_whole", {}).items():
+        if count:
+            yield f"{count:,} are not longer than the quota of {stage}, which drops nothing of them"

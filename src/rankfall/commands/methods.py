@@ -6,15 +6,20 @@ import inspect
 import re
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from rankfall.commands.terminal import examples, show, show_json
 
+if TYPE_CHECKING:
+    from rankfall.training.options import Option
+
 EXAMPLES = examples(
     "rankfall methods",
+    "rankfall methods lcron",
     "rankfall methods --kind loss",
     "rankfall methods --kind operator --json",
 )
@@ -74,20 +79,28 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Method:
-    """One public function or loss module."""
+    """One public function, loss module, objective or model."""
 
     name: str
     kind: str
     line: str
     citation: str
     papers: list[str]
+    config: str  # what configurations call it; nothing if they do not
 
 
 def methods(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="One of them, or a model, with its options.", show_default=False),
+    ] = None,
     kind: Annotated[Kind | None, typer.Option(help="Only methods of one kind.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
-    """List every operator, loss, objective and metric with one line and its paper."""
+    """List every operator, loss, objective and metric with one line and its paper, or one with its options."""
+    if name is not None:
+        _show_one(name, kind, as_json)
+        return
     found = [method for one in ([kind] if kind else list(Kind)) for method in find_methods(one)]
     if as_json:
         show_json([asdict(method) for method in found])
@@ -97,6 +110,82 @@ def methods(
         if of_kind:
             show(_table(one, of_kind))
     show(_references(found))
+    show("'rankfall methods NAME' says which options one of them has, or a model: two_tower, din, mlp.")
+
+
+def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
+    from rankfall._words import did_you_mean
+
+    everything = [method for one in Kind for method in find_methods(one) if kind in (None, one)]
+    everything += find_models() if kind is None else []
+    found = [method for method in everything if name in (method.name, method.config)]
+    if not found:
+        names = [one for method in everything for one in (method.name, method.config) if one]
+        raise typer.BadParameter(
+            f"{name!r} is not known{did_you_mean(name, names)}; 'rankfall methods' lists them", param_hint="NAME"
+        )
+    if as_json:
+        show_json([asdict(method) | {"options": _json_options(method)} for method in found])
+        return
+    for method in found:
+        called = f", in configurations {method.config}" if method.config not in ("", method.name) else ""
+        show(f"{method.name} ({method.kind}{called}): {method.line}")
+        if options := find_options(method):
+            show(_options_table(options))
+    if any(method.papers for method in found):
+        show(_references(found))
+
+
+def find_models() -> list[Method]:
+    """The models of cascades."""
+    from rankfall.models import KINDS
+
+    return [Method(model.__name__, "model", _title(model).rstrip("."), "", [], kind) for kind, model in KINDS.items()]
+
+
+def find_options(method: Method) -> list[Option]:
+    """The options that a configuration can give; metrics have theirs in their names."""
+    from rankfall.training import options
+
+    find = {
+        "operator": options.operator_options,
+        "loss": options.loss_options,
+        "objective": options.objective_options,
+        "model": options.model_options,
+    }
+    return find[method.kind](method.config) if method.kind in find else []
+
+
+def _json_options(method: Method) -> list[dict[str, object]]:
+    from rankfall.training.options import REQUIRED
+
+    return [
+        {"name": one.name, "needed": one.default is REQUIRED, "meaning": one.meaning}
+        | ({} if one.default is REQUIRED else {"default": one.default})
+        for one in find_options(method)
+    ]
+
+
+def _options_table(options: list[Option]) -> Table:
+    table = Table(expand=True)
+    table.add_column("option", style="cyan", no_wrap=True)
+    table.add_column("default", ratio=1)
+    table.add_column("meaning", ratio=3)
+    for option in options:
+        table.add_row(option.name, escape(default_text(option)), escape(option.meaning))
+    return table
+
+
+def default_text(option: Option) -> str:
+    """A default as YAML has it."""
+    import yaml
+
+    from rankfall.training.options import REQUIRED
+
+    if option.default is REQUIRED:
+        return "needed"
+    text: str = yaml.safe_dump(option.default, default_flow_style=True)
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def find_methods(kind: Kind) -> list[Method]:
@@ -129,7 +218,18 @@ def _describe(kind: Kind, name: str, member: object) -> Method:
     title = _title(member)
     match = re.fullmatch(r"(?P<line>.*?)(?: \((?P<citation>\w[^()]*)\))?\.?", title)
     line, citation = (match["line"], match["citation"] or "") if match else (title, "")
-    return Method(name, kind.value, line, citation, [PAPERS[name] for name in cited(citation)])
+    return Method(name, kind.value, line, citation, [PAPERS[name] for name in cited(citation)], _config(kind, member))
+
+
+def _config(kind: Kind, member: object) -> str:
+    """What configurations call it."""
+    if kind is Kind.METRIC:
+        return ""
+    from rankfall.training.build import TRAINED
+    from rankfall.training.build_cascade import OBJECTIVES
+
+    named = {id(made): name for name, made in (*OBJECTIVES.items(), *TRAINED.items())}
+    return named.get(id(member), getattr(member, "__name__", ""))
 
 
 def _title(member: object) -> str:
@@ -151,11 +251,14 @@ def cited(citation: str) -> list[str]:
 def _table(kind: Kind, found: list[Method]) -> Table:
     plural = "losses" if kind is Kind.LOSS else f"{kind}s"
     table = Table(title=f"{len(found)} {plural}", title_justify="left", title_style="bold", expand=True)
-    table.add_column("name", style="cyan", no_wrap=True)
+    in_python = any(method.config not in ("", method.name) for method in found)
+    table.add_column("name\n[dim]in configurations[/]" if in_python else "name", style="cyan", no_wrap=True)
     table.add_column("what it is", ratio=3)
     table.add_column("paper", ratio=2)
     for method in found:
-        table.add_row(method.name, method.line, method.citation)
+        other = method.config not in ("", method.name)
+        name = f"{method.name}\n[dim]{method.config}[/]" if other else method.name
+        table.add_row(name, escape(method.line), escape(method.citation))
     return table
 
 

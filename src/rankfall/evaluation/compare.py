@@ -12,6 +12,8 @@ was interrupted at any moment goes on where it was, and one that is changed trai
 ``comparison.json``               figures, tests, chosen settings, what failed
 ``comparison.csv``                a line for each method and metric
 ``comparison.md``                 the table
+``comparison.yaml``               what was compared, as it can be compared again
+``report.html``                   all of it to look at
 ``values.parquet``                a row for each method, seed and query
 ================================  ====================================================================================
 """
@@ -25,6 +27,7 @@ import traceback
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -36,6 +39,7 @@ from rankfall._files import write_file
 from rankfall._settings import dump
 from rankfall.data.ranking import RankingData
 from rankfall.evaluation.evaluate import evaluate, evaluate_run, write_evaluation
+from rankfall.evaluation.report import COMPARISON_CONFIG, write_report
 from rankfall.evaluation.runs import ComparisonConfig, Plan, RidgeConfig, Run, Settings, TreesConfig, make_plan
 from rankfall.evaluation.summary import Outcome, summarise
 from rankfall.evaluation.table import csv_table, markdown_table
@@ -43,6 +47,7 @@ from rankfall.evaluation.workers import Failure, run_tasks
 from rankfall.metrics.named import parse
 from rankfall.training import cascade, funnel
 from rankfall.training.cascade_config import CascadeConfig
+from rankfall.training.checkpoint import DamagedError
 from rankfall.training.config import RankerConfig
 from rankfall.training.ranker import load_lists, load_run, train
 from rankfall.training.run import CONFIG, RESULT
@@ -50,9 +55,9 @@ from rankfall.training.scoring import score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
-    from pathlib import Path
 
 VALUES = "values.parquet"
+ERROR = "error.txt"
 CHANCE = "chance "  # before a metric's name: its value for constant scores
 
 Chosen = dict[tuple[str, str], Settings]  # settings by method and fold
@@ -110,7 +115,7 @@ class _Comparison:
     def choose(self) -> Chosen:
         """The settings of each method and fold that are best on validation; none if all of them failed."""
         plan, seed = self.plan, self.plan.config.seeds[0]
-        sign = 1 if _higher_is_better(plan.validation_metric) else -1
+        sign = 1 if higher_is_better(plan.validation_metric) else -1
         trials = {
             (method, fold): [plan.run(method, fold, one, seed) for one in settings]
             for fold in plan.folds
@@ -198,25 +203,36 @@ def perform(step: Step) -> None:
             _test(step.run)
     except Exception:
         step.run.directory.mkdir(parents=True, exist_ok=True)
-        write_file(step.run.directory / "error.txt", traceback.format_exc())
+        write_file(step.run.directory / ERROR, traceback.format_exc())
         raise
     finally:
         torch.set_num_threads(threads)
 
 
 def _train(run: Run) -> None:
-    if run.directory.exists():  # half of a run
-        shutil.rmtree(run.directory)
-    if isinstance(run.config, CascadeConfig):
-        cascade.train(run.config, run.directory)
+    (run.directory / ERROR).unlink(missing_ok=True)
+    if isinstance(run.config, CascadeConfig | RankerConfig):
+        try:
+            _continue(run.config, run.directory)
+        except DamagedError:
+            shutil.rmtree(run.directory)
+            _continue(run.config, run.directory)
         return
-    if isinstance(run.config, RankerConfig):
-        train(run.config, run.directory)
-        return
+    shutil.rmtree(run.directory, ignore_errors=True)  # half of a run
     run.directory.mkdir(parents=True)
     write_file(run.directory / CONFIG, dump(run.config))
     reached = _module(run.config).fit(run.config, run.directory)
     write_file(run.directory / RESULT, json.dumps({"best_metric": reached}) + "\n")
+
+
+def _continue(config: RankerConfig | CascadeConfig, directory: Path) -> None:
+    def on_notice(text: str) -> None:
+        """Whatever was lost is trained again, with the same result."""
+
+    if isinstance(config, CascadeConfig):
+        cascade.train(config, directory, resume=True, on_notice=on_notice)
+    else:
+        train(config, directory, resume=True, on_notice=on_notice)
 
 
 def _test(run: Run) -> None:
@@ -236,7 +252,8 @@ def _is_tested(run: Run) -> bool:
     return path.exists() and set(run.config.metrics) <= set(pq.read_schema(path).names)
 
 
-def _higher_is_better(metric: str) -> bool:
+def higher_is_better(metric: str) -> bool:
+    """Of a metric of rankers or of cascades."""
     if metric == funnel.JOINT or "/" in metric:  # of a cascade
         return funnel.higher_is_better(metric)
     return parse(metric).higher_is_better
@@ -258,12 +275,19 @@ def _write_results(plan: Plan, chosen: Chosen, failures: list[dict[str, str]], o
     write_file(out / "comparison.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
     write_file(out / "comparison.csv", csv_table(result))
     write_file(out / "comparison.md", markdown_table(result))
+    write_file(out / COMPARISON_CONFIG, dump(_with_absolute_path(plan.config)))
     if tables:
         metrics = [name for name in next(iter(tables.values())).column_names if not name.startswith(CHANCE)]
         sink = pa.BufferOutputStream()
         pq.write_table(pa.concat_tables([table.select(metrics) for table in tables.values()]), sink)
         write_file(out / VALUES, sink.getvalue().to_pybytes())
+    write_report(out)
     return result
+
+
+def _with_absolute_path(config: ComparisonConfig) -> ComparisonConfig:
+    """A comparison can be repeated from any directory."""
+    return config.model_copy(update={"data": config.data | {"path": str(Path(config.data["path"]).absolute())}})
 
 
 def _tested(plan: Plan, method: str, chosen: Chosen) -> pa.Table | None:
@@ -321,6 +345,6 @@ def _outcome(plan: Plan, tables: dict[str, pa.Table], metrics: list[str]) -> Out
     return Outcome(
         values={method: {name: values(table, name) for name in metrics} for method, table in tables.items()},
         chance={name: values(first, CHANCE + name)[0] for name in metrics},
-        higher_is_better={name: _higher_is_better(name) for name in metrics},
+        higher_is_better={name: higher_is_better(name) for name in metrics},
         folds=[lists[fold] // seeds for fold in plan.folds],
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import pyarrow as pa
@@ -14,20 +14,27 @@ import torch
 from rankfall._files import write_file
 from rankfall.data.batches import Lists
 from rankfall.data.log import ImpressionLog
+from rankfall.data.meaning import check_meaning
 from rankfall.data.ranking import RankingData
 from rankfall.metrics.named import parse
+from rankfall.models import Scorer
+from rankfall.models.embedding import address
 from rankfall.training import cascade
 from rankfall.training.cascade_config import CascadeConfig
 from rankfall.training.config import Role
 from rankfall.training.ranker import load_lists, load_run
-from rankfall.training.run import read_config
+from rankfall.training.run import LOG, read_config
 from rankfall.training.scoring import measure, score
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import Tensor
+
+    from rankfall.cascade import Cascade
+
+    OnImpressions = Callable[[int, int], None]
 
 __all__ = ["Evaluation", "evaluate", "evaluate_run", "measure", "score"]
 
@@ -39,14 +46,26 @@ class Evaluation:
     qids: list[str]
     values: dict[str, Tensor]
     chance: dict[str, Tensor]
+    notes: list[str] = field(default_factory=list)  # what whoever reads the figures should know
 
     def summary(self) -> dict[str, Any]:
-        """Means over the lists on which a metric is defined, as ``rankfall evaluate --json`` prints them."""
+        """Means over the lists on which a metric is defined, as ``rankfall evaluate --json`` prints them.
+
+        Of a cascade, `kept_whole` counts the impressions that are not longer than the quota of a stage, which drops
+        nothing of them.
+        """
+        # a random scorer keeps every item of such an impression
+        whole = {
+            name.removesuffix("/recall"): int((values == 1).sum())
+            for name, values in self.chance.items()
+            if name.endswith("/recall")
+        }
         return {
             "metrics": {name: _mean(values) for name, values in self.values.items()},
             "chance": {name: _mean(values) for name, values in self.chance.items()},
             "impressions": len(self.qids),
             "undefined": {name: int(values.isnan().sum()) for name, values in self.values.items()},
+            **({"kept_whole": whole} if whole else {}),
         }
 
 
@@ -57,29 +76,62 @@ def evaluate(scores: Tensor, lists: Lists, metrics: Sequence[str]) -> Evaluation
     return Evaluation(lists.qids, measure(scores, lists, parsed), measure(constant, lists, parsed))
 
 
-def evaluate_run(run_dir: Path, split: str = "test", *, data: str | None = None) -> Evaluation:
+def evaluate_run(
+    run_dir: Path,
+    split: str = "test",
+    *,
+    data: str | None = None,
+    on_impressions: OnImpressions = lambda count, of: None,
+) -> Evaluation:
     """Evaluate the best checkpoint of a run and write what comes out into its directory.
 
     split: what the configuration calls train, valid or test, or else a split or a day of the data. data: where
-    the prepared data are now, if not where they were.
+    the prepared data are now, if not where they were. `on_impressions` hears, of a cascade, how many more were measured
+    and of how many in all.
     """
-    config = read_config(run_dir)
-    measured = _evaluate_cascade if isinstance(config, CascadeConfig) else _evaluate_ranker
-    evaluation = measured(run_dir, split, data)
+    if isinstance(read_config(run_dir), CascadeConfig):
+        evaluation = _evaluate_cascade(run_dir, split, data, on_impressions)
+    else:
+        evaluation = _evaluate_ranker(run_dir, split, data)
     write_evaluation(run_dir, evaluation, split)
     return evaluation
 
 
-def _evaluate_cascade(run_dir: Path, split: str, data: str | None) -> Evaluation:
+def _evaluate_cascade(run_dir: Path, split: str, data: str | None, on_impressions: OnImpressions) -> Evaluation:
     config, model = cascade.load_run(run_dir)
     log = ImpressionLog.load(data or config.data.path)
-    if split not in get_args(Role):
-        changed = config.data.model_copy(update={"test": [split]})
-        config, split = config.model_copy(update={"data": changed}), "test"
-    loader = cascade.make_loader(log, config, cast("Role", split))
-    values, chance = cascade.measure(model, loader, config)
+    notes = _check_log(run_dir, model, log)
+    # measured as test days are, also those of training: in order and without added negatives
+    days = config.data.days(cast("Role", split)) if split in get_args(Role) else [split]
+    config = config.model_copy(update={"data": config.data.model_copy(update={"test": days})})
+    loader = cascade.make_loader(log, config, "test")
+    total = sum(len(log.days[day]) for day in loader.days)
+    values, chance = cascade.measure(model, loader, config, on_batch=lambda count: on_impressions(count, total))
     tables = [log.days[day].table()["request"].cast(pa.string()) for day in loader.days]
-    return Evaluation(pa.chunked_array([c for t in tables for c in t.chunks]).to_pylist(), values, chance)
+    return Evaluation(pa.chunked_array([c for t in tables for c in t.chunks]).to_pylist(), values, chance, notes)
+
+
+def _check_log(run_dir: Path, model: Cascade, log: ImpressionLog) -> list[str]:
+    """Refuse a log whose ids or numbers mean something else than those of the training; what is worth a warning."""
+    try:
+        trained = json.loads((run_dir / LOG).read_text())
+    except FileNotFoundError:
+        return [f"{run_dir} has no {LOG}, so nobody knows whether the ids of {log.path} are those of the training"]
+    except ValueError:
+        raise ValueError(f"{run_dir / LOG} is damaged: it is no JSON") from None
+    return check_meaning(trained, log, used=_features_of(model))
+
+
+def _features_of(model: Cascade) -> set[str]:
+    """The features that any stage looks at, those of events included."""
+    used: set[str] = set()
+    for stage in model.models.values():
+        if isinstance(stage, Scorer):
+            seen = stage.embedding
+            used |= {address(feature) for feature in (*seen.request_features, *seen.item_features)}
+            used |= {f"sequence.{sequence.name}" for sequence in seen.sequences}
+            used |= {f"item.{name}" for sequence in seen.sequences for name in sequence.features}
+    return used
 
 
 def _evaluate_ranker(run_dir: Path, split: str, data: str | None) -> Evaluation:

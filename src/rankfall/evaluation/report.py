@@ -1,63 +1,78 @@
-"""A comparison as one HTML file that needs nothing else: the table, what it means, and two pictures."""
+"""A run or a comparison as one HTML file that needs nothing else: what was done, what came out, and pictures."""
 
 from __future__ import annotations
 
-import math
-from html import escape
 from typing import TYPE_CHECKING, Any
 
-from rankfall.evaluation.table import CAPTION, Cell, rows, short
+from rankfall._files import write_file
+from rankfall.evaluation import page
+from rankfall.evaluation.page import Bar, Cell
+from rankfall.evaluation.run_report import read_json, run_report
+from rankfall.evaluation.table import CAPTION, rows, short
+from rankfall.training.funnel import JOINT
+from rankfall.training.run import CONFIG, REPORT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-JOINT = "joint_recall"
-
-_WIDTH, _NAMES, _ROW = 720, 170, 30  # of pictures: all, what is left for names, and a line
-_STYLE = """
-:root { --ink: #1c2430; --soft: #667085; --line: #d9dee7; --page: #ffffff; --band: #f5f7fa; --best: #0b6bcb;
-  --kept: #2f7fd6; --lost1: #f2b36b; --lost2: #e07a5f; --lost3: #9b5de5; --lost4: #8a8f98; --chance: #c0392b; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e7ebf0; --soft: #9aa4b2; --line: #344054; --page: #14181f;
-  --band: #1d232c; --best: #6cb2ff; --kept: #4b95e6; --chance: #ff7b6b; } }
-* { box-sizing: border-box; }
-body { font: 15px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--page); margin: 0 auto;
-  max-width: 60rem; padding: 2rem 1.25rem 4rem; }
-h1 { font-size: 1.6rem; margin: 0 0 .25rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
-p { max-width: 44rem; } .soft, caption { color: var(--soft); }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid var(--line); }
-tr.chance td { color: var(--soft); } td.best { color: var(--best); font-weight: 650; }
-caption { caption-side: bottom; text-align: left; padding-top: .5rem; font-size: .88rem; }
-svg { display: block; width: 100%; height: auto; max-width: 46rem; } svg text { fill: var(--ink); font-size: 13px; }
-svg text.soft { fill: var(--soft); font-size: 12px; }
-.legend span { display: inline-block; margin-right: 1.2rem; font-size: .9rem; }
-.legend i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .4rem; }
-pre { background: var(--band); padding: .8rem 1rem; border-radius: 6px; overflow-x: auto; }
-"""
+COMPARISON, COMPARISON_CONFIG = "comparison.json", "comparison.yaml"
 
 
-def comparison_report(result: dict[str, Any], *, title: str, about: str = "", config: str = "") -> str:
+def report(path: Path) -> str:
+    """The page of a run's directory, or of a comparison's."""
+    if (path / COMPARISON).is_file():
+        return comparison_report(read_json(path / COMPARISON), title=f"Comparison {path.name}", **_command(path))
+    if (path / CONFIG).is_file():
+        return run_report(path)
+    raise ValueError(
+        f"{path} is neither a run nor a comparison: it has no {CONFIG} (from 'rankfall train') and no {COMPARISON} "
+        "(from 'rankfall compare')"
+    )
+
+
+def write_report(path: Path, out: Path | None = None) -> Path:
+    """Write the page of a run or a comparison, by default into its directory; returns the file."""
+    out = out or path / REPORT
+    if out.is_file() and page.GENERATOR not in out.read_text(encoding="utf-8", errors="replace"):
+        raise ValueError(f"out: {out} exists and is no report; name another file")
+    content = report(path)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_file(out, content)
+    return out
+
+
+def _command(path: Path) -> dict[str, str]:
+    """What was compared, and how to do it again."""
+    for name, verb in ((COMPARISON_CONFIG, f"rankfall compare {path / COMPARISON_CONFIG} --out {path}"), (CONFIG, "")):
+        if (path / name).is_file():
+            return {"config": (path / name).read_text(encoding="utf-8"), "command": verb}
+    return {}
+
+
+# --- a comparison -------------------------------------------------------------------------------------------------
+
+
+def comparison_report(
+    result: dict[str, Any], *, title: str, about: str = "", config: str = "", command: str = ""
+) -> str:
     """The page of a comparison (``comparison.json``); `about` says in a sentence what was compared."""
     main = _main_metric(result)
-    parts = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="soft">{escape(about)}</p>' if about else "",
-        f"<p>{escape(_finding(result, main))}</p>",
-        _table(result),
-        f"<h2>{escape(main)}, with 95 % confidence intervals</h2>",
-        _intervals(result, main),
-        _attribution(result),
-        "<h2>Against the best</h2>",
-        _tests(result, main),
-        f"<h2>Configuration</h2><pre>{escape(config)}</pre>" if config else "",
-    ]
-    body = "\n".join(part for part in parts if part)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    return page.page(
+        title,
+        page.paragraph(about, soft=True),
+        page.paragraph(_finding(result, main)),
+        _comparison_table(result),
+        page.section(f"{main}, with 95 % confidence intervals", _intervals(result, main)),
+        page.section("Where the relevant items end", _attribution(result)),
+        page.section("Against the best", _tests(result, main)),
+        page.section("Settings that validation chose", _settings(result)),
+        page.section("What failed", _failures(result)),
+        page.section(
+            "Again",
+            page.code(command) if command else "",
+            page.folded("configuration", page.code(config)) if config else "",
+        ),
     )
 
 
@@ -78,61 +93,41 @@ def _finding(result: dict[str, Any], metric: str) -> str:
     reached, chance = (short(figures[best][key]) for key in ("mean", "chance"))
     text = f"{best} has the best {metric}, {reached}, where chance is {chance}."
     if worse:
-        text += f" Significantly worse: {', '.join(worse)}."
+        text += f" Significantly worse: {_listed(worse)}."
     if close:
-        text += f" Not significantly worse: {', '.join(close)}."
+        text += f" Not significantly worse: {_listed(close)}."
     return text
 
 
-def _table(result: dict[str, Any]) -> str:
-    head = "".join(f"<th>{escape(metric)}</th>" for metric in result["metrics"])
-    body = "".join(
-        f"<tr><td>{escape(name)}</td>{''.join(map(_table_cell, cells))}</tr>" for name, cells in rows(result)
-    )
-    body += "".join(f"<tr><td>{escape(name)}</td><td>failed</td></tr>" for name in result["incomplete"])
+def _listed(names: Sequence[str]) -> str:
+    """Names, which may have commas of their own."""
+    return ("; " if any("," in name for name in names) else ", ").join(names)
+
+
+def _comparison_table(result: dict[str, Any]) -> str:
+    body: list[list[str | Cell]] = []
+    for name, cells in rows(result):
+        marked = [
+            Cell(f"{cell.number} *" if cell.close else cell.number, "best" if cell.best else "") for cell in cells
+        ]
+        body.append([name, *marked])
+    body += [[name, "failed"] for name in result["incomplete"]]
+    soft = []
     if result["methods"]:
-        figures = result["methods"][0]["metrics"].values()
-        chance = "".join(f"<td>{short(one['chance'])}</td>" for one in figures)
-        body += f'<tr class="chance"><td>chance</td>{chance}</tr>'
-    caption = f"Bold: best. {CAPTION}"
-    return (
-        f'<div class="scroll"><table><thead><tr><th>method</th>{head}</tr></thead><tbody>{body}</tbody>'
-        f"<caption>{escape(caption)}</caption></table></div>"
-    )
-
-
-def _table_cell(cell: Cell) -> str:
-    mark = " *" if cell.close else ""
-    return f"<td{' class=best' if cell.best else ''}>{escape(cell.number)}{mark}</td>"
-
-
-# --- pictures -----------------------------------------------------------------------------------------------------
+        soft.append(["chance", *(short(one["chance"]) for one in result["methods"][0]["metrics"].values())])
+    seeds, folds = len(result["seeds"]), len(result["folds"])
+    runs = f"{seeds} seed{'s' * (seeds > 1)} x {folds} fold{'s' * (folds > 1)}"
+    caption = f"Mean over queries ± standard deviation over {runs}. Bold: best. {CAPTION}"
+    return page.table(["method", *result["metrics"]], body, soft=soft, caption=caption)
 
 
 def _intervals(result: dict[str, Any], metric: str) -> str:
-    """A dot and an interval for each method, on an axis that shows their differences."""
     figures = [(method["name"], method["metrics"][metric]) for method in result["methods"]]
     if not figures:
         return ""
-    low, high = min(one["low"] for _, one in figures), max(one["high"] for _, one in figures)
-    edge = 0.08 * (high - low) or 0.01
-    scale = _Scale(low - edge, high + edge)
-    height = _ROW * len(figures) + 34
-    lines = []
-    for number, (name, one) in enumerate(figures):
-        y = _ROW * number + _ROW / 2
-        lines.append(f'<text x="{_NAMES - 12}" y="{y + 4:.0f}" text-anchor="end">{escape(name)}</text>')
-        lines.append(
-            f'<line x1="{scale(one["low"]):.1f}" x2="{scale(one["high"]):.1f}" y1="{y}" y2="{y}" '
-            'stroke="var(--kept)" stroke-width="2.5" stroke-linecap="round"/>'
-            f'<circle cx="{scale(one["mean"]):.1f}" cy="{y}" r="5" fill="var(--kept)"/>'
-        )
-    bottom = _ROW * len(figures) + 6
-    for value in scale.ticks():
-        x = scale(value)
-        lines.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{bottom}" stroke="var(--line)" stroke-width=".7"/>')
-        lines.append(f'<text class="soft" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{value:.3f}</text>')
-    return _svg(height, lines, f"{metric} of each method")
+    points = [(name, one["low"], one["mean"], one["high"]) for name, one in figures]
+    label = f"{metric} of each method: " + ", ".join(f"{name} {short(one['mean'])}" for name, one in figures)
+    return page.dots(points, label=label)
 
 
 def _attribution(result: dict[str, Any]) -> str:
@@ -140,69 +135,49 @@ def _attribution(result: dict[str, Any]) -> str:
     stages = [metric.removesuffix("/lost") for metric in result["metrics"] if metric.endswith("/lost")]
     if not stages or not result["methods"]:
         return ""
-    names = [(method["name"], {k: v["mean"] for k, v in method["metrics"].items()}) for method in result["methods"]]
-    names.append(("chance", {k: v["chance"] for k, v in result["methods"][0]["metrics"].items()}))
-    colors = ["var(--kept)", *(f"var(--lost{1 + stage % 4})" for stage in range(len(stages)))]
-    scale = _Scale(0.0, 1.0)
-    lines = []
-    for number, (name, values) in enumerate(names):
-        y, left = _ROW * number + 4, 0.0
-        lines.append(f'<text x="{_NAMES - 12}" y="{y + 16}" text-anchor="end">{escape(name)}</text>')
-        for share, color in zip([values[JOINT], *(values[f"{stage}/lost"] for stage in stages)], colors, strict=True):
-            start, stop = scale(left), scale(left + share)
-            width = max(0.0, stop - start)
-            lines.append(f'<rect x="{start:.1f}" y="{y}" width="{width:.1f}" height="{_ROW - 8}" fill="{color}"/>')
-            if stop - start > 40:
-                lines.append(
-                    f'<text x="{(start + stop) / 2:.1f}" y="{y + 16}" text-anchor="middle" '
-                    f'style="fill:#10151c">{short(share)}</text>'
-                )
-            left += share
-    labels = ["in the result", *(f"lost at {stage}" for stage in stages)]
-    legend = "".join(
-        f'<span><i style="background:{color}"></i>{escape(label)}</span>'
-        for label, color in zip(labels, colors, strict=True)
-    )
-    return (
-        "<h2>Where the relevant items end</h2>"
-        f'<div class="legend">{legend}</div>{_svg(_ROW * len(names), lines, "what each stage loses")}'
-    )
+    shares = [(method["name"], {k: v["mean"] for k, v in method["metrics"].items()}) for method in result["methods"]]
+    shares.append(("chance", {k: v["chance"] for k, v in result["methods"][0]["metrics"].items()}))
+    drawn = []
+    for name, values in shares:
+        pieces = [values[JOINT], *(values[f"{stage}/lost"] for stage in stages)]
+        said = ", ".join(map(short, pieces))
+        drawn.append(Bar(f"{name}: {said}", [(share, number) for number, share in enumerate(pieces)]))
+    legend: dict[str, int | None] = {"in the result": 0}
+    legend |= {f"lost at {stage}": number for number, stage in enumerate(stages, 1)}
+    label = f"Shares of the relevant items, {', '.join(legend)}: " + "; ".join(bar.name for bar in drawn)
+    return page.bars(drawn, legend, label=label)
 
 
 def _tests(result: dict[str, Any], metric: str) -> str:
-    body = ""
-    for test in result["tests"]:
-        if test["metric"] != metric or test["method"] == test["best"]:
-            continue
-        body += (
-            f"<tr><td>{escape(test['method'])}</td><td>{test['difference']:+.4f}</td>"
-            f"<td>[{test['low']:+.4f}, {test['high']:+.4f}]</td><td>{test['adjusted_p_value']:.2g}</td></tr>"
-        )
+    body = [
+        [
+            test["method"],
+            f"{test['difference']:+.4f}",
+            f"[{test['low']:+.4f}, {test['high']:+.4f}]",
+            f"{test['adjusted_p_value']:.2g}",
+        ]
+        for test in result["tests"]
+        if test["metric"] == metric and test["method"] != test["best"]
+    ]
     if not body:
-        return '<p class="soft">There is nothing to compare it with.</p>'
-    head = f"<th>method</th><th>{escape(metric)}, difference</th><th>95 % interval</th><th>p (Holm)</th>"
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        return page.paragraph("There is nothing to compare it with.", soft=True)
+    return page.table(["method", f"{metric}, difference", "95 % interval", "p (Holm)"], body)
 
 
-class _Scale:
-    """From values to pixels."""
-
-    def __init__(self, low: float, high: float) -> None:
-        self.low, self.high = low, high
-
-    def __call__(self, value: float) -> float:
-        return _NAMES + (value - self.low) / (self.high - self.low) * (_WIDTH - _NAMES - 30)
-
-    def ticks(self) -> list[float]:
-        """Round values on the axis, about five."""
-        rough = (self.high - self.low) / 5
-        power = 10 ** math.floor(math.log10(rough))
-        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
-        return [number * step for number in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+def _settings(result: dict[str, Any]) -> str:
+    """What each method was tuned to, fold by fold, and what that reached on validation."""
+    body: list[list[str | Cell]] = []
+    for method in result["methods"]:
+        for fold, settings in method.get("settings", {}).items():
+            reached = [
+                run["validation"] for run in method["runs"] if run["fold"] == fold and run["validation"] is not None
+            ]
+            name = method["name"] if len(result["folds"]) == 1 else f"{method['name']}, {fold}"
+            words = Cell(page.flow(settings) or "nothing to choose", "words")
+            body.append([name, words, page.figure(sum(reached) / len(reached) if reached else None)])
+    return page.table(["method", "settings", "validation"], body) if body else ""
 
 
-def _svg(height: float, lines: Sequence[str], label: str) -> str:
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(label)}" '
-        f'xmlns="http://www.w3.org/2000/svg">{"".join(lines)}</svg>'
-    )
+def _failures(result: dict[str, Any]) -> str:
+    body = [[one["method"], Cell(f"{one['run']}: {one['message']}", "words")] for one in result["failed"]]
+    return page.table(["method", "run"], body) if body else ""

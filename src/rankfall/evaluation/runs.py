@@ -20,6 +20,7 @@ from rankfall._files import checksum
 from rankfall._settings import ConfigError, Section, explain, read_yaml
 from rankfall.data.log import ImpressionLog
 from rankfall.data.ranking import MANIFEST, RankingData
+from rankfall.training.build_cascade import with_depths
 from rankfall.training.cascade_config import CascadeConfig, CascadeTrainingConfig, LogConfig, validate_cascade
 from rankfall.training.config import (
     DEFAULT_METRICS,
@@ -218,6 +219,8 @@ def make_plan(config: ComparisonConfig, out: Path) -> Plan:
         for fold, one in itertools.product(folds, settings):
             run = plan.run(method, fold, one, config.seeds[0])
             _check_splits(run.config.data, data)
+            if isinstance(run.config, CascadeConfig) and isinstance(data, ImpressionLog):
+                with_depths(run.config, data.spec.stage_names)  # refuses names of stages that are not there
             if (
                 isinstance(run.config, RankerConfig | CascadeConfig)
                 and run.config.training.metric != plan.validation_metric
@@ -296,7 +299,10 @@ def _tunes_itself(config: ComparisonConfig, method: str) -> bool:
 
 def _run_name(config: RunConfig, data_checksum: str) -> str:
     """What a run is called: the same for the same training on the same data, wherever those lie."""
-    content = config.model_dump(mode="json", exclude={"metrics": True, "data": {"path"}})
+    content = config.model_dump(
+        mode="json",
+        exclude={"metrics": True, "data": {"path"}, "training": {"checkpoint_every", "keep", "track", "mlflow"}},
+    )
     text = json.dumps([content, data_checksum], sort_keys=True)
     match config:
         case RankerConfig():

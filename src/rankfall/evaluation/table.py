@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
 
+GAP = 2  # spaces between columns
 FEW_QUERIES = 300  # below this many, a difference of .01 is within the noise, and intervals are shown
 
 CAPTION = "* not significantly worse than the best (one-sided paired t-test over queries, Holm, 5 %)"
@@ -27,27 +30,78 @@ class Cell(NamedTuple):
     close: bool  # not the best, but not significantly worse
 
 
-def terminal_table(result: dict[str, Any]) -> Table:
-    """The table in colour; what is bold has a mark as well, for files and pipes."""
+def terminal_table(result: dict[str, Any]) -> RenderableType:
+    """The table in colour, in as many parts as the terminal is too narrow for.
+
+    What is bold has a mark as well, for files and pipes.
+    """
+    return _Folded(result)
+
+
+class _Folded:
+    """A table whose columns go on below where the line ends."""
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        self.result = result
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from rich.text import Text
+
+        result = self.result
+        runs = " x ".join(f"{len(result[of])} {of if len(result[of]) > 1 else of[:-1]}" for of in ("folds", "seeds"))
+        yield Text(f"test queries, mean±standard deviation over {runs}", style="italic")
+        for number, metrics in enumerate(_groups(result, options.max_width)):
+            if number:
+                yield Text()
+            yield _terminal_part(result, metrics)
+        marks = f"< best   {CAPTION}" + ("\n[ ] 95 % confidence interval of the mean" if _few(result) else "")
+        yield Text(marks, style="dim italic")
+
+
+def _groups(result: dict[str, Any], width: int) -> list[list[str]]:
+    """The metrics in groups that fit the width, those of a stage together if they can be."""
+    cells = {metric: [metric.rpartition("/")[0] + "/", metric.rpartition("/")[2]] for metric in _metrics(result)}
+    for _, row in rows(result):
+        for metric, cell in zip(_metrics(result), row, strict=True):
+            cells[metric] += [f"{cell.number} <", cell.interval]
+    widths = {metric: GAP + max(map(len, of)) for metric, of in cells.items()}
+    names = [method["name"] for method in result["methods"]] + list(result["incomplete"])
+    room = width - max(map(len, ["method", *names]))
+    groups: list[list[str]] = []
+    for _, of_stage in groupby(_metrics(result), key=lambda metric: metric.rpartition("/")[0]):
+        block = list(of_stage)
+        fits = [*(groups[-1] if groups else []), *block]
+        if groups and sum(widths[metric] for metric in fits) <= room:
+            groups[-1] = fits
+            continue
+        groups.append([])
+        for metric in block:
+            if groups[-1] and sum(widths[one] for one in (*groups[-1], metric)) > room:
+                groups.append([])
+            groups[-1].append(metric)
+    return groups
+
+
+def _terminal_part(result: dict[str, Any], metrics: list[str]) -> Table:
+    """All methods, some metrics."""
     from rich import box
     from rich.table import Table
 
-    runs = " x ".join(f"{len(result[of])} {of if len(result[of]) > 1 else of[:-1]}" for of in ("folds", "seeds"))
-    title = f"test queries, mean±standard deviation over {runs}"
-    caption = f"< best   {CAPTION}" + ("\n[ ] 95 % confidence interval of the mean" if _few(result) else "")
-    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD)
     table.show_edge, table.pad_edge, table.padding = False, False, (0, 1, 0, 0)
     table.add_column("method", style="cyan", no_wrap=True)
-    for metric in _metrics(result):
+    places = [_metrics(result).index(metric) for metric in metrics]
+    for metric in metrics:
         table.add_column(metric.replace("/", "/\n"), no_wrap=True)  # a stage, and what is measured of it
     for name, cells in rows(result):
-        table.add_row(name, *(_terminal_cell(cell) for cell in cells))
+        table.add_row(name, *(_terminal_cell(cells[place]) for place in places))
     for name in result["incomplete"]:
         table.add_row(name, "failed", style="red")
     table.add_section()
-    table.add_row("chance", *_chance(result), style="dim")
+    chance = _chance(result)
+    table.add_row("chance", *(chance[place] for place in places if chance), style="dim")
     if result.get("oracle"):  # of generated data
-        table.add_row("oracle", *(short(result["oracle"][metric]) for metric in _metrics(result)), style="dim")
+        table.add_row("oracle", *(short(result["oracle"][metric]) for metric in metrics), style="dim")
     return table
 
 
@@ -106,7 +160,7 @@ def _markdown_cell(cell: Cell) -> str:
 
 
 def short(number: float) -> str:
-    """Three decimals, without the zero before the point: seven metrics fit a terminal."""
+    """Three decimals, without the zero before the point: a narrow column for each metric."""
     text = f"{number:.3f}"
     return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
 
