@@ -833,7 +833,7 @@ def test_json_is_the_inspection(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_unknown_day(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     random_log(tmp_path / "log")
     assert run("data", tmp_path / "log", "--days", "2024-01-16") == 1
-    assert "has no day '2024-01-16', did you mean" in capsys.readouterr().err
+    assert "has no day '2024-01-16'; it has 2024-01-13," in capsys.readouterr().err
 
 
 def test_ranking_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,7 +108,7 @@ def _sum_of_logarithms(operator: Any, scores: Tensor, mask: Tensor) -> Tensor:
     return total
 
 
-@pytest.mark.witness("hand")
+@pytest.mark.witness("hand", "soft_sort")
 def test_probabilities_too_small_for_the_type_keep_their_gradient() -> None:
     scores = torch.tensor([100.0, 99.0, 0.0, -1.0], requires_grad=True)
     first = soft_sort_rows(scores, 0.25, None).log_rest(2)[0]
@@ -118,7 +118,6 @@ def test_probabilities_too_small_for_the_type_keep_their_gradient() -> None:
     assert torch.autograd.grad(first, scores)[0][0].item() == pytest.approx(-4, abs=1e-3)
 
 
-@pytest.mark.witness("memory")
 def test_memory_does_not_grow_with_the_square_of_the_list() -> None:
     kept = []
 

@@ -12,7 +12,7 @@ import math
 import subprocess
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import torch
@@ -375,19 +375,20 @@ def test_gradient_is_that_of_the_value(name: str, options: dict[str, Any]) -> No
 
 
 @pytest.mark.witness("derivation", "topk_bce_loss")
-def test_gradient_through_a_normalised_inclusion() -> None:
+@pytest.mark.parametrize("gradient", ["rows", "one_minus"])
+def test_gradient_through_a_normalised_inclusion(gradient: Literal["rows", "one_minus"]) -> None:
     # p is the share of the first k rows in all rows, and the sum over all rows carries no gradient.
     scores, labels = random_lists(3, 6, seed=4)
     labels.fill_(0.0)[:, 1:3] = 1.0
-    _, gradient = value_and_gradient(
-        "topk_bce_loss", scores, labels, k=2, topk=ops.topk("neural_sort", tau=2.0), reduction="sum"
-    )
+    operator = ops.topk("neural_sort", tau=2.0, gradient=gradient)
+    _, found = value_and_gradient("topk_bce_loss", scores, labels, k=2, topk=operator, reduction="sum")
     scores.requires_grad_()
     rows = ops.neural_sort(scores, tau=2.0)
     p = rows[:, :2].sum(-2) / rows.sum(-2).detach()
-    cross_entropy = torch.nn.functional.binary_cross_entropy(p, labels, reduction="none")
+    not_p = rows[:, 2:].sum(-2) / rows.sum(-2).detach() if gradient == "rows" else 1 - p
+    cross_entropy = -(labels * p.log() + (1 - labels) * not_p.log())
     (expected,) = torch.autograd.grad(cross_entropy.mean(-1).sum(), scores)
-    torch.testing.assert_close(gradient, expected)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("name", ["lambda_recall_loss", "relax_loss", "topk_bce_loss"])
