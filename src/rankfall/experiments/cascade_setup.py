@@ -54,9 +54,9 @@ class CascadeSetup:
         methods: Mapping[str, Mapping[str, Any]],
         *,
         seeds: Sequence[int],
-        lists: Mapping[str, int] | None = None,
+        lists: Mapping[str, Any] | None = None,
     ) -> ComparisonConfig:
-        """A comparison on the data; `lists` are the length of test lists and the negatives in training ones."""
+        """A comparison on the data; `lists` says how long test lists are and what is added to training ones."""
         lists = lists or {}
         self._check(data, lists.get("length"))
         content = {
@@ -134,7 +134,7 @@ def compare(
     *,
     tune: bool | None = None,
     seeds: Sequence[int] | None = None,
-    lists: Mapping[str, int] | None = None,
+    lists: Mapping[str, Any] | None = None,
     directory: str = "comparison",
 ) -> dict[str, Any]:
     """Train and test the methods, each tuned by the same number of trials, or none; by default as the task says."""

@@ -19,7 +19,7 @@ def sweep(
     published: PublishedSweep,
     objective: Callable[[float], dict[str, Any]],
     *,
-    lists: Mapping[str, int] | None = None,
+    lists: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
 ) -> Report:
     """Train the objective of each published point."""

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from rankfall.experiments.task import Report, Task
 
 LENGTH = 200  # of validation and test lists
-DIFF_SORT_NOTE = (
+LENGTH_NOTE = f"Validation and test lists are extended to {LENGTH} items by random ones."
+OPERATORS_NOTE = (
     "The published code's DiffSort never passes exchanged values on, and its sparse top-k takes a sigmoid twice: "
     "those two rows of the paper are not those operators; here they are."
 )
@@ -50,4 +51,4 @@ def run(task: Task) -> Report:
     """Compare the operators."""
     data = task.log(TWO_STAGES.platform)
     result = compare(task, data, TWO_STAGES, METHODS, lists={"length": LENGTH})
-    return table_report("dftopk-table1", result, PUBLISHED, data, notes=[DIFF_SORT_NOTE])
+    return table_report("dftopk-table1", result, PUBLISHED, data, notes=[LENGTH_NOTE, OPERATORS_NOTE])

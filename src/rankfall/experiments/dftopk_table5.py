@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankfall.experiments.cascade_sweep import sweep
-from rankfall.experiments.dftopk_table1 import LENGTH
+from rankfall.experiments.dftopk_table1 import LENGTH, LENGTH_NOTE
 from rankfall.experiments.lcron_table2 import RECFLOW
 from rankfall.experiments.sweep import PublishedSweep
 
@@ -40,4 +40,5 @@ def run(task: Task) -> Report:
         PUBLISHED,
         lambda tau: {"name": "lcron", "topk": {"name": "dftopk", "tau": tau}},
         lists={"length": LENGTH},
+        notes=[LENGTH_NOTE],
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankfall.experiments.cascade_setup import TWO_STAGES, compare
-from rankfall.experiments.dftopk_table1 import DIFF_SORT_NOTE, LENGTH, METHODS
+from rankfall.experiments.dftopk_table1 import LENGTH, LENGTH_NOTE, METHODS, OPERATORS_NOTE
 from rankfall.experiments.lcron_table2 import RECFLOW
 from rankfall.experiments.sweep import PublishedSweep, Swept, pick, sweep_report
 
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from rankfall.experiments.task import Report, Task
 
 NEGATIVES = (0, 5, 10, 15, 20, 25)  # added to each training list
+SOURCE_NOTE = (
+    "Negatives in training come from the other lists of the batch. Of all items of the log, those that are born after "
+    "the training days would be seen in training, as negatives alone."
+)
 _JOINT = {
     "NeuralSort": (0.3815, 0.4659, 0.5047, 0.5228, 0.5326, 0.5430),
     "SoftSort": (0.3988, 0.4942, 0.5225, 0.5399, 0.5525, 0.5573),
@@ -44,8 +48,10 @@ def run(task: Task) -> Report:
             METHODS,
             tune=False,
             seeds=task.cascade_seeds[:1],
-            lists={"length": LENGTH, "negatives": count},
+            lists={"length": LENGTH, "negatives": count, "negatives_from": "batch"},
             directory=f"comparison-{count}",
         )
         swept += [Swept(name, count, title, name) for name in METHODS]
-    return sweep_report("dftopk-table6", PUBLISHED, comparisons, swept, data, notes=[DIFF_SORT_NOTE])
+    return sweep_report(
+        "dftopk-table6", PUBLISHED, comparisons, swept, data, notes=[LENGTH_NOTE, SOURCE_NOTE, OPERATORS_NOTE]
+    )

@@ -27,11 +27,9 @@ if TYPE_CHECKING:
 PUBLISHED_NETWORK = [1024, 256, 256, 256]
 SMALLER_NETWORK = [256, 64, 64, 64]  # for fewer impressions than the millions of the paper
 MANY_IMPRESSIONS = 1_000_000
-NOTES = (
+NOTE = (
     "Recall@m@k takes the k best grades, NDCG the grades as gains: ads by queue, then by the ranking model's "
-    "score, the worst of an impression 0. What gain the paper has is not in our notes.",
-    "The paper's Softmax classifies the label of each ad; a stage gives one score an ad, so ours is the softmax over "
-    "the list, and is no part of the counted pairs.",
+    "score, the worst of an impression 0. What gain the paper has is not in our notes."
 )
 
 
@@ -72,6 +70,7 @@ def compare_losses(
     title: str,
     methods: Callable[[IndustrySet], Mapping[str, CascadeMethod]],
     figures: Mapping[str, Mapping[str, tuple[float, ...]]],
+    notes: Sequence[str] = (),
 ) -> Report:
     """Compare losses on both sets, or on the user's log by the cuts of the set whose lists are as long as its own."""
     reports = {}
@@ -81,7 +80,7 @@ def compare_losses(
         trained = compare(task, data, one.setup(data), methods(one), directory=directory)
         result = by_grades(trained, task.out / directory, data, one.metrics)
         published = Published(title=title, metrics=one.metrics, figures={one.name: figures[one.name]})
-        reports[data.name] = table_report(f"{name}-{one.name}", result, published, data, notes=NOTES)
+        reports[data.name] = table_report(f"{name}-{one.name}", result, published, data, notes=[NOTE, *notes])
     return joined(reports)
 
 

@@ -168,7 +168,8 @@ class Lines:
         x = alt.X("x:Q", title=self.x, scale=_scale(self.log_x), axis=axis)
         y = alt.Y("y:Q", title=self.y, scale=_scale(self.log_y))
         scale = alt.Scale(domain=names, range=[_COLOURS[i % len(_COLOURS)] for i in range(len(names))])
-        colour = alt.Color("series:N", title=self.series, scale=scale, legend=alt.Undefined if len(names) > 1 else None)
+        legend = alt.Legend(symbolOpacity=1) if len(names) > 1 else None  # bands are pale
+        colour = alt.Color("series:N", title=self.series, scale=scale, legend=legend)
         base = alt.Chart(alt.Data(values=list(rows))).encode(x=x)
         line = base.mark_line(strokeWidth=2).encode(y=y, color=colour)
         if self.dashed:
