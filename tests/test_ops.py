@@ -896,6 +896,22 @@ def test_gradients_of_a_normalised_sort_are_those_of_the_matrix_written_out(name
         torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.parametrize("name", ["neural_sort", "soft_sort"])
+def test_masked_items_are_out_whatever_the_gradient(name: str) -> None:
+    scores = torch.tensor([[3.0, 2.0, 1.0, 0.0, 5.0], [1.0, float("-inf"), 2.0, 0.0, 3.0]])
+    mask = torch.tensor([[True, True, True, False, False], [True, True, True, True, True]])
+    out = ~mask | scores.isinf()
+    gradients: tuple[Any, ...] = ("rows", "exact", "one_minus")
+    values = [ops.topk(name, gradient=gradient)(scores, 2, mask=mask) for gradient in gradients]
+    for gradient, value in zip(gradients, values, strict=True):
+        torch.testing.assert_close(value, values[0])
+        assert (value[out] == 0).all()
+        log_p, log_not_p = ops.topk(name, gradient=gradient).log(scores, 2, mask=mask)
+        torch.testing.assert_close(log_p[~out].exp(), value[~out])
+        assert (log_p[out] == -100).all()
+        assert (log_not_p[out] == 0).all()
+
+
 def test_the_exact_gradient_is_the_derivative_of_the_value() -> None:
     scores = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
     for name in ("neural_sort", "soft_sort"):

@@ -80,7 +80,7 @@ def read_checkpoint(
             tensors = {name: file.get_tensor(name) for name in sorted(names) if wanted(name)}
     except FileNotFoundError:
         raise ValueError(f"{path} is not there, expected a checkpoint") from None
-    except (SafetensorError, ValueError, OSError) as error:
+    except (SafetensorError, ValueError) as error:  # a disk that cannot be read says nothing about the file
         raise ValueError(f"{path} cannot be read as a checkpoint: {error}") from None
     if about.get("format") != FORMAT or about.get("version") not in (VERSION, WITHOUT_CHECKSUMS):
         raise ValueError(f"{path} is not a checkpoint of this release (version {VERSION}); train again")

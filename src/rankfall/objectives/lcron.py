@@ -102,7 +102,7 @@ def _check_weight(name: str, weight: float | str) -> float | None:
     """A number of at least 0, or None for a weight that is learned."""
     if weight == "learned":
         return None
-    if isinstance(weight, str) or not 0 <= weight < math.inf:
+    if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
         words = "'fixed', 'learned'" if name == "e2e_weight" else "'learned'"
         raise ValueError(f"{name} must be {words} or a number of at least 0, got {weight!r}")
     return float(weight)

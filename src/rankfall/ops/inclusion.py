@@ -73,7 +73,8 @@ class Operator:
         if self.normalised and self._lazy:
             rows = self._rows(scores, mask)
             if self.gradient == "exact":
-                return torch.exp(_log_share(rows, k, "exact")[0])
+                p = torch.exp(_log_share(rows, k, "exact")[0])
+                return p if mask is None else p.masked_fill(~mask, 0.0)
             top = rows.probabilities(0, k).sum(-2)
             return _whole(safe_divide(top, top.detach() + rows.sum_rest(k)), mask, k, 1.0)
         options = {key: value for key, value in self.options.items() if key not in _NOISE}
@@ -199,6 +200,8 @@ def _log_share(rows: SoftRows, k: int, gradient: Gradient) -> tuple[Tensor, Tens
         log_all = torch.logaddexp(log_top, log_rest)
         log_all = log_all if gradient == "exact" else log_all.detach()
         log_p, log_not_p = log_top - log_all, log_rest - log_all
+    if rows.mask is not None:  # a masked item has no share of anything: it is never in
+        log_p, log_not_p = log_p.masked_fill(~rows.mask, LOG_OF_ZERO), log_not_p.masked_fill(~rows.mask, 0.0)
     return _whole(log_p, rows.mask, k, 0.0), _whole(log_not_p, rows.mask, k, LOG_OF_ZERO)
 
 
