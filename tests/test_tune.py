@@ -141,6 +141,13 @@ def test_a_name_is_set_before_the_options_that_belong_to_it(write: Callable[...,
     assert config.model_dump()["loss"] == {"name": "pirank_ndcg_loss", "k": 3}
 
 
+def test_a_section_is_set_before_its_parts(write: Callable[..., Path]) -> None:
+    space = {"loss.k": [1, 3], "loss": [{"name": "lambda_loss", "k": 5}, {"name": "lambda_loss", "k": 7}]}
+    search = load_search(write(space))
+    config = search.config({"loss.k": 3, "loss": {"name": "lambda_loss", "k": 5}})
+    assert config.model_dump()["loss"]["k"] == 3
+
+
 @pytest.mark.parametrize(
     ("search", "message"),
     [

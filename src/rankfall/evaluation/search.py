@@ -128,8 +128,9 @@ class Search:
     def config(self, settings: Mapping[str, Any], where: str | None = None) -> TrainingSettings:
         """The training with these settings."""
         content: dict[str, Any] = self.content
-        # Naming another loss or model drops the options of the old one, so that comes before what sets them.
-        for key in sorted(settings, key=lambda key: not key.endswith((".name", ".kind"))):
+        # A whole section comes before its parts. Naming another loss or model drops the options of the old one, so that
+        # comes before what sets them.
+        for key in sorted(settings, key=lambda key: (key.count("."), not key.endswith((".name", ".kind")))):
             content = set_option(content, key, settings[key])
         return validate_any(content, where=where or self.where)
 
