@@ -24,7 +24,7 @@ from rankfall.data import ImpressionLoader, Impressions
 from rankfall.data.assemble import assemble, item_table
 from rankfall.data.encoding import Encoding
 from rankfall.data.loader.ahead import Ahead
-from rankfall.data.loader.negatives import draw
+from rankfall.data.loader.negatives import Takers, draw
 from rankfall.data.loader.order import block_shuffled
 from rankfall.data.log import ImpressionLog, LogWriter, impression_schema, item_schema
 from rankfall.data.spec import features_of, validate_spec
@@ -67,8 +67,10 @@ def item_features(item: int) -> dict[str, Any]:
     return {"item.video": item + 2, "item.price": item / 4, "item.image": [item / 2, -1.0 - item]}
 
 
-def random_impression(rng: np.random.Generator, request: str, shortest: int, left_out: int) -> dict[str, Any]:
-    count = int(rng.integers(shortest, LONGEST + 1))
+def random_impression(
+    rng: np.random.Generator, request: str, shortest: int, left_out: int, longest: int = LONGEST
+) -> dict[str, Any]:
+    count = int(rng.integers(min(shortest, longest), longest + 1))
     everything = [3 * int(item) for item in rng.permutation(ITEMS)]
     items = everything[:count]
     more = max(0, int(rng.integers(-left_out, left_out + 1)))  # none in half of the impressions
@@ -100,16 +102,18 @@ def write_log(
     shortest: int = 1,
     items: int = ITEMS,
     left_out: int = 0,
+    bare: str = "",
     about: dict[str, Any] | None = None,
 ) -> ImpressionLog:
-    """A log with lists and sequences of all lengths."""
+    """A log with lists and sequences of all lengths; on the day `bare` all lists are empty."""
     rng, spec = np.random.default_rng(0), validate_spec(SPEC | {"truth": "truth"})
     schema = impression_schema(spec, request=pa.string())
     writer = LogWriter(path, spec, features_of(spec, {"user.id": 100, "item.video": 1000}), schema)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rankfall.data.log.BLOCK", block)
         for day, count in days.items():
-            rows = [random_impression(rng, f"{day}/{i}", shortest, left_out) for i in range(count)]
+            longest = 0 if day == bare else LONGEST
+            rows = [random_impression(rng, f"{day}/{i}", shortest, left_out, longest) for i in range(count)]
             writer.write(day, pa.Table.from_pylist(rows, schema))
         known = [{"item": 3 * i} | item_features(3 * i) for i in range(items)]
         writer.finish(pa.Table.from_pylist(known, item_schema(spec)), {}, about or {})
@@ -126,6 +130,15 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, ImpressionLog]:
     """Logs of the same impressions in blocks of several sizes."""
     directory = tmp_path_factory.mktemp("loader")
     return {block: write_log(directory / str(block), block=block) for block in (1, 3, 8, 100)}
+
+
+def known_items(log: ImpressionLog, day: str) -> set[int]:
+    """What the impressions of that day and of those before have, and what they leave out."""
+    known: set[int] = set()
+    for name in list(log.days)[: list(log.days).index(day) + 1]:
+        for row in log.days[name].table().to_pylist():
+            known |= {*row["item"], *row["left_out"]}
+    return known
 
 
 @pytest.fixture(autouse=True)
@@ -356,7 +369,7 @@ def test_a_window_has_few_blocks() -> None:
         assert rows.tolist() != sorted(rows.tolist())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     block=st.sampled_from([1, 3, 8, 100]),
     batch=st.integers(1, 45),
@@ -502,7 +515,7 @@ def test_negatives_are_items_that_an_impression_has_not(log: ImpressionLog, sour
     for batch, before in zip(loader, plain, strict=True):
         pool = {item for row in before.item.tolist() for item in row if item >= 0}
         if source == "items":
-            pool = set(range(0, 3 * ITEMS, 3))
+            pool = known_items(log, batch.day)
         for name, tensor in tensors(before).items():
             same = tensors(batch)[name]
             torch.testing.assert_close(same if same.shape == tensor.shape else same[:, :LONGEST], tensor)
@@ -548,13 +561,14 @@ def test_relevant_items_left_out_are_never_drawn(
         ImpressionLoader(log, "..", batch=9, window=18, rank=rank, world=world, **options) for rank in range(world)
     ]
     single = ImpressionLoader(log, "..", batch=9, window=18, prefetch=0, **options)
+    known = {day: known_items(log, day) for day in DAYS}
     met = 0  # draws that the items left out had to be kept from
     for epoch in range(3):
         whole = [joined(list(shares)) for shares in zip(*(passed(one, epoch) for one in loaders), strict=True)]
         assert_same(whole, passed(single, epoch))
         for batch in whole:
             rows = [impressions[batch.day][row] for row in batch.rows.tolist()]
-            pool = set(range(0, 3 * ITEMS, 3))
+            pool = known[batch.day]
             if "negatives_from" in options:
                 pool = {item for row in rows for item in row["item"]}
             for place, row in enumerate(rows):
@@ -573,8 +587,8 @@ def test_relevant_items_left_out_are_never_drawn(
 def test_nothing_changes_where_nothing_is_left_out() -> None:
     own, items = np.tile(np.array([0, 2, 4, -1], np.int32), (50, 1)), np.arange(0, 400, 2, dtype=np.int32)
     others = np.array([3 << 32 | item for item in range(6, 80, 2)])  # of the fourth list
-    plain = draw(own, items, 5, np.random.default_rng(0), rows=50, part=slice(None))
-    drawn = draw(own, items, 5, np.random.default_rng(0), rows=50, part=slice(None), left_out=others, most_left_out=37)
+    plain = draw(Takers(own, 50, slice(None)), items, 5, np.random.default_rng(0))
+    drawn = draw(Takers(own, 50, slice(None), left_out=others, most_left_out=37), items, 5, np.random.default_rng(0))
     assert not set(items[drawn[3]]) & set(range(6, 80, 2))
     assert np.array_equal(np.delete(drawn, 3, axis=0), np.delete(plain, 3, axis=0))
 
@@ -614,13 +628,38 @@ def test_clicks_beyond_the_sample_are_never_negatives(tmp_path: Path) -> None:
                     assert not set(added) & set(shown[request][:12])
 
 
+@pytest.mark.parametrize("days", [["2024-01-14"], ["2024-01-15", "2024-01-13"], ["..2024-01-14"]])
+@pytest.mark.parametrize("options", [{"negatives": 4}, {"length": 9}])
+def test_items_are_not_drawn_before_the_log_knows_them(
+    tmp_path: Path, days: list[str], options: dict[str, Any]
+) -> None:
+    log = write_log(tmp_path / "log", left_out=2, days={"2024-01-13": 3, "2024-01-14": 4, "2024-01-15": 9})
+    loader = ImpressionLoader(log, days, batch=4, window=4, **options)
+    drawn: dict[str, set[int]] = {}
+    for epoch in range(60):
+        for batch in passed(loader, epoch):
+            real = [log.days[batch.day].table()["item"][row].as_py() for row in batch.rows.tolist()]
+            for items, mask, own in zip(batch.item, batch.mask, real, strict=True):
+                drawn.setdefault(batch.day, set()).update(set(items[mask].tolist()) - set(own))
+    assert drawn == {day: known_items(log, day) for day in loader.days}
+    assert len(known_items(log, "2024-01-13")) < len(known_items(log, "2024-01-14")) < ITEMS
+
+
+def test_where_no_item_is_known_none_is_drawn(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log", shortest=0, days={"a": 3, "b": 9}, bare="a")
+    first, *others = ImpressionLoader(log, "..", batch=3, window=3, negatives=4)
+    assert not first.mask.any()
+    assert set(first.item.flatten().tolist()) == {-1}
+    assert all(batch.mask[:, LONGEST:].all() for batch in others)
+
+
 @pytest.mark.parametrize("length", [LONGEST, 20, ITEMS, ITEMS + 5])
 def test_lists_of_any_length(log: ImpressionLog, length: int) -> None:
     plain = list(ImpressionLoader(log, "..", batch=9))
     loader = ImpressionLoader(log, "..", batch=9, length=length)
     for batch, before in zip(loader, plain, strict=True):
         assert tuple(batch.item.shape) == (len(before), length) == tuple(batch.items["image"].shape[:2])
-        assert batch.mask.sum(1).tolist() == [min(length, ITEMS)] * len(before)
+        assert batch.mask.sum(1).tolist() == [min(length, len(known_items(log, batch.day)))] * len(before)
         for row, count in enumerate(before.mask.sum(1).tolist()):
             items = batch.item[row][batch.mask[row]].tolist()
             assert items[:count] == before.item[row, :count].tolist()
@@ -640,7 +679,7 @@ def test_a_list_that_is_long_enough_needs_no_items(tmp_path: Path) -> None:
 def test_every_negative_is_equally_likely(pool: int) -> None:
     own = np.tile(np.array([0, 2, 4, -1], np.int32), (400, 1))
     items, rng = np.arange(0, 2 * pool, 2, dtype=np.int32), np.random.default_rng(0)
-    drawn = np.concatenate([draw(own, items, 3, rng, rows=400, part=slice(None)) for _ in range(20)])
+    drawn = np.concatenate([draw(Takers(own, 400, slice(None)), items, 3, rng) for _ in range(20)])
     assert all(len(set(row)) == 3 for row in drawn.tolist())
     for place in drawn.T:
         counts = np.bincount(place, minlength=pool)

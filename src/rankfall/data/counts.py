@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(slots=True)
@@ -25,6 +28,14 @@ class Counts:
     def __add__(self, other: Counts) -> Counts:
         """The counts of both parts together."""
         return Counts(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Counts:
+        """As manifests keep it."""
+        counts: dict[str, Any] = {}
+        for name in cls.__slots__:
+            counts[name] = Counter(content[name]) if isinstance(content[name], dict) else content[name]
+        return cls(**counts)
 
     def to_json(self) -> dict[str, Any]:
         """As manifests keep it."""

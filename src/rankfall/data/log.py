@@ -28,7 +28,7 @@ The columns of an impression:
 
 All lists of items of one impression have the same length, except ``left_out``, which is usually empty: its items are
 no candidates of the impression, but must not be taken for irrelevant ones. Manifests are written last and the directory
-gets its name after that: what looks finished is.
+gets its name after that: what looks finished is. Days may be added later (:mod:`rankfall.data.grow`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rankfall._files import checksum, sync, write_file
+from rankfall._files import checksum, new_content, sync, write_file
 from rankfall._words import did_you_mean
 from rankfall.data.spec import Features, Spec, is_dense, validate_spec
 
@@ -137,10 +137,9 @@ class LogWriter:
 
         `about` says how the log was made; the manifest keeps it.
         """
-        self._close_day()
-        if not self._days:
+        days = self.close()
+        if not days:
             raise ValueError("no impression was left to write")
-        _write_table(self.directory / "items.arrow", items.combine_chunks())
         checksums = {}
         for name, values in vocabularies.items():
             path = self.directory / "vocabularies" / f"{name}.arrow"
@@ -151,9 +150,9 @@ class LogWriter:
             "format": FORMAT,
             "version": VERSION,
             "rankfall": installed_version("rankfall"),
-            "days": {name: day["sha256"] for name, day in self._days.items()},
-            "impressions": sum(day["impressions"] for day in self._days.values()),
-            "items": {"count": len(items), "sha256": checksum(self.directory / "items.arrow")},
+            "days": {name: day["sha256"] for name, day in days.items()},
+            "impressions": sum(day["impressions"] for day in days.values()),
+            "items": write_items(self.directory, items),
             "vocabularies": checksums,
             "stages": self.spec.stage_names,
             "features": self.features.to_json(),
@@ -161,6 +160,11 @@ class LogWriter:
             "about": dict(about),
         }
         write_file(self.directory / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+
+    def close(self) -> dict[str, dict[str, Any]]:
+        """Close the last day; what each of them holds."""
+        self._close_day()
+        return self._days
 
     def _close_day(self) -> None:
         if self._open is not None:
@@ -241,6 +245,14 @@ def _has_nulls(values: pa.Array) -> bool:
     return values.null_count > 0 or (nested and _has_nulls(values.flatten()))
 
 
+def write_items(directory: Path, items: pa.Table) -> dict[str, Any]:
+    """Write the table of items, in one step where there is one already; what a manifest says of it."""
+    path = directory / "items.arrow"
+    with new_content(path) as temporary:
+        _write_table(temporary, items.combine_chunks())
+    return {"count": len(items), "sha256": checksum(path)}
+
+
 def _write_table(path: Path, table: pa.Table) -> None:
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
@@ -286,8 +298,8 @@ class ImpressionLog:
     def load(cls, path: str | Path, *, verify: bool = False) -> ImpressionLog:
         """Open a prepared log; with `verify` its files are read and compared with their checksums."""
         path = Path(path)
-        manifest = _read_manifest(path)
-        days = {name: _open_day(path / "days" / name, name) for name in manifest["days"]}
+        manifest = read_manifest(path)
+        days = {name: open_day(path / "days" / name, name) for name in manifest["days"]}
         spec = validate_spec(manifest["spec"], where=str(path / MANIFEST))
         log = cls(path, manifest, spec, Features.from_json(manifest["features"]), days)
         if verify:
@@ -356,7 +368,8 @@ def is_log(path: Path) -> bool:
     return isinstance(content, dict) and content.get("format") == FORMAT
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> dict[str, Any]:
+    """What a log says of itself."""
     if not is_log(path):
         raise ValueError(f"path: {path} is not an impression log (see 'rankfall prepare' and 'rankfall simulate')")
     manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
@@ -371,7 +384,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _open_day(path: Path, name: str) -> Day:
+def open_day(path: Path, name: str) -> Day:
+    """A day whose file is as long as its manifest says."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         expected = manifest["bytes"]

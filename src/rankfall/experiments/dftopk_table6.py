@@ -13,10 +13,7 @@ if TYPE_CHECKING:
     from rankfall.experiments.task import Report, Task
 
 NEGATIVES = (0, 5, 10, 15, 20, 25)  # added to each training list
-SOURCE_NOTE = (
-    "Negatives in training come from the other lists of the batch. Of all items of the log, those that are born after "
-    "the training days would be seen in training, as negatives alone."
-)
+SOURCE_NOTE = "Negatives in training come from the other lists of the batch."
 _JOINT = {
     "NeuralSort": (0.3815, 0.4659, 0.5047, 0.5228, 0.5326, 0.5430),
     "SoftSort": (0.3988, 0.4942, 0.5225, 0.5399, 0.5525, 0.5573),

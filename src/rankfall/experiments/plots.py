@@ -5,9 +5,11 @@ A plot is plain records and a few words; Altair turns it into a picture (``pip i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rankfall._files import new_content
 from rankfall.evaluation.compare import higher_is_better
 from rankfall.evaluation.page import flow
 
@@ -49,7 +51,8 @@ def save(plots: Mapping[str, Plot], out: Path) -> list[Path]:
         chart = _styled(plot.chart())
         for ending in ENDINGS:
             file = out / f"{name}{ending}"
-            chart.save(str(file), **({"ppi": 144} if ending == ".png" else {}))
+            with new_content(file) as temporary:
+                chart.save(str(temporary), format=ending[1:], **({"ppi": 144} if ending == ".png" else {}))
             files.append(file)
     return files
 
@@ -92,27 +95,34 @@ class Dots:
     def chart(self) -> Any:
         """Sources below each other and metrics side by side, if there are several; each panel on its own scale."""
         alt = _altair()
-        methods = list(dict.fromkeys(row["method"] for row in self.rows))
         sources = list(dict.fromkeys(row["source"] for row in self.rows))
         metrics = list(dict.fromkeys(row["metric"] for row in self.rows))
         known = {(row["source"], row["metric"]) for row in self.rows}
         panels = [
-            self._panel(source, metric, methods, labelled=metric == metrics[0])
+            self._panel(source, metric, self.methods(source), labelled=metric == metrics[0])
             for source in sources
             for metric in metrics
             if (source, metric) in known
         ]
         grid = alt.concat(*panels, columns=max(2, len(metrics)), spacing=18)
-        return grid.properties(title=_title(self.title, self.subtitle))
+        lines = any("low" in row for row in self.rows)
+        marks = "red: the best of a panel" + "; lines: 95 % confidence intervals" * lines
+        return grid.properties(title=_title(self.title, "\n".join(filter(None, [self.subtitle, marks]))))
+
+    def methods(self, source: str) -> list[str]:
+        """The lines of the panels of a source, the same for all metrics, in the order of all methods."""
+        there = {row["method"] for row in self.rows if row["source"] == source}
+        return [method for method in dict.fromkeys(row["method"] for row in self.rows) if method in there]
 
     def _panel(self, source: str, metric: str, methods: list[str], *, labelled: bool) -> Any:
         alt = _altair()
         rows = [row for row in self.rows if row["source"] == source and row["metric"] == metric]
         higher = higher_is_better(metric)
         best = (max if higher else min)((row["value"] for row in rows), default=None)
-        rows = [{**row, "best": row["value"] == best} for row in rows]
+        rows = [{**row, "best": len(rows) > 1 and row["value"] == best} for row in rows]
         base = alt.Chart(alt.Data(values=rows))
-        y = alt.Y("method:N", sort=methods, title=None, axis=alt.Axis(labels=labelled, ticks=False, grid=True))
+        axis = alt.Axis(labels=labelled, ticks=False, grid=True)
+        y = alt.Y("method:N", title=None, axis=axis, scale=alt.Scale(domain=methods))
         scale = alt.Scale(zero=False, nice=False, padding=8)
         x = alt.X("value:Q", title=None, scale=scale, axis=alt.Axis(tickCount=4, format=".3~f"))
         dots = base.mark_circle(size=70, opacity=1).encode(
@@ -171,7 +181,7 @@ class Lines:
         legend = alt.Legend(symbolOpacity=1) if len(names) > 1 else None  # bands are pale
         colour = alt.Color("series:N", title=self.series, scale=scale, legend=legend)
         base = alt.Chart(alt.Data(values=list(rows))).encode(x=x)
-        line = base.mark_line(strokeWidth=2).encode(y=y, color=colour)
+        line = base.mark_line(strokeWidth=2, strokeJoin="round").encode(y=y, color=colour)
         if self.dashed:
             kinds = list(dict.fromkeys(row[self.dashed] for row in rows))
             dash = alt.Scale(domain=kinds, range=_DASHES[: len(kinds)])
@@ -292,7 +302,8 @@ class SearchHistory:
     def _slice(self, key: str, points: list[Record]) -> Any:
         alt = _altair()
         if all(type(one["setting"]) in (int, float) for one in points):
-            axis = alt.Axis(tickCount=4, format="~g")
+            ticks = {"values": round_powers([one["setting"] for one in points])} if key in self.logarithmic else {}
+            axis = alt.Axis(tickCount=4, format="~g", **ticks)
             x = alt.X("setting:Q", title=key, scale=_scale(key in self.logarithmic), axis=axis)
         else:
             points = [{**one, "setting": flow(one["setting"])} for one in points]
@@ -306,6 +317,21 @@ class SearchHistory:
         colour = alt.Color("kind:N", title="trial", scale=scale)
         y = alt.Y("value:Q", title=self.metric, scale=_scale(False))
         return base.mark_circle(size=55, opacity=0.9).encode(x=x, y=y, color=colour)
+
+
+def round_powers(values: Sequence[float]) -> list[float]:
+    """Where a logarithmic axis over these values has its marks: powers of ten, or numbers between if those are few.
+
+    >>> round_powers([0.0002, 0.08]), round_powers([0.14, 6.7])
+    ([0.001, 0.01], [0.2, 0.5, 1.0, 2.0, 5.0])
+    """
+    powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
+    for factors in ((1,), (1, 2, 5)):
+        marks = [float(f"{factor}e{power}") for power in powers for factor in factors]
+        inside = [mark for mark in marks if min(values) <= mark <= max(values)]
+        if len(inside) > 1:
+            return inside
+    return sorted(set(values))
 
 
 def _scale(logarithmic: bool) -> Any:

@@ -118,7 +118,14 @@ def run_comparison(task: Task, config: ComparisonConfig, directory: str = "compa
         done += 1
         task.progress(f"{one.method}, {one.title}", done, total)
 
-    return compare_methods(config, task.out / directory, jobs=task.jobs, on_plan=plan, on_step=step)
+    return compare_methods(
+        config,
+        task.out / directory,
+        jobs=task.jobs,
+        on_plan=plan,
+        on_step=step,
+        on_notice=lambda one, text: task.on_notice(f"{one.method}, {one.title}: {text}"),
+    )
 
 
 def oracle(data: DataSet, metrics: Sequence[str]) -> dict[str, float] | None:

@@ -59,6 +59,7 @@ class Task:
     seed: int = 0
     jobs: int = 2
     progress: Callable[[str, int, int], None] = lambda what, done, total: None
+    on_notice: Callable[[str], None] = lambda text: None  # what trainings have to say
 
     def data(self, recipe: Recipe) -> DataSet:
         """The data, prepared by the recipe of the paper."""

@@ -19,7 +19,7 @@ import torch
 from rankfall._words import did_you_mean
 from rankfall.data.loader.ahead import Ahead
 from rankfall.data.loader.batch import Impressions
-from rankfall.data.loader.negatives import append, close_up, draw, pool_of_batch, pool_of_log
+from rankfall.data.loader.negatives import KnownItems, Takers, append, close_up, draw, pool_of_batch
 from rankfall.data.loader.order import Use, block_shuffled, generator, in_file_order, share
 from rankfall.data.loader.window import LEFT_OUT, Blocks, Window, layout_of, lengths_of, mask_of
 from rankfall.data.log import BLOCK, ImpressionLog
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from rankfall.data.loader.negatives import Pool
     from rankfall.data.loader.order import Rows
     from rankfall.data.loader.window import Arrays
     from rankfall.data.log import Day
@@ -63,8 +64,9 @@ class ImpressionLoader:
         impressions in memory at a time.
     `negatives`
         so many items are added behind each list. They are different from each other, from all items of the impression
-        and from the relevant ones of its request that the sample left out, drawn evenly from all items of the log or
-        (`negatives_from`) of the batch. Where there are not enough, the rest is masked.
+        and from the relevant ones of its request that the sample left out, drawn evenly from all items that the log
+        has until the end of the day, on this day or before, or (`negatives_from`) from those of the batch. Where
+        there are not enough, the rest is masked.
     `length`
         in place of `negatives`: add as many to each list as it needs to have this length.
     `rank`, `world`
@@ -128,7 +130,7 @@ class ImpressionLoader:
         self._drawn = self.width - (shortest if length else longest)
         self._check_lengths(longest)
         self._most_left_out = _most_left_out(self.log, self._days) if self._drawn else 0
-        self._pool = pool_of_log(self.log, self._layout) if self._drawn and negatives_from == "items" else None
+        self._known = self._look_up_items() if self._drawn and negatives_from == "items" else None
         if not len(self):
             raise ValueError(f"drop_last: no day has as many as {batch:,} impressions, nothing would be left")
         self._epoch = 0
@@ -147,6 +149,10 @@ class ImpressionLoader:
             )
         if self._drawn and self.negatives_from == "batch" and self.batch == 1:
             raise ValueError("negatives_from: a batch of 1 has no other impressions to draw items from")
+
+    def _look_up_items(self) -> KnownItems:
+        order = list(self.log.days)
+        return KnownItems(self.log, self._layout, last=max(self.days, key=order.index))
 
     def __repr__(self) -> str:
         """What there is."""
@@ -247,6 +253,7 @@ class ImpressionLoader:
         if first == count:
             return
         blocks = Blocks(self.log, day)
+        known = self._known.until(day.name) if self._known else None
         while first < count:
             begin = first // in_window * in_window
             end = min(begin + in_window, count)
@@ -257,7 +264,8 @@ class ImpressionLoader:
             for number, batch, mine in zip(range(first, end), batches, held, strict=True):
                 here, places = places[: len(mine)], places[len(mine) :]
                 arrays = window.take(here)
-                mask = self._add_items(arrays, window.left_out(here), len(batch), epoch, day.name, number)
+                where = (epoch, day.name, number)
+                mask = self._add_items(arrays, window.left_out(here), len(batch), known, where)
                 yield self._batch(day.name, batch, arrays | {"mask": mask})
             first = end
 
@@ -267,24 +275,20 @@ class ImpressionLoader:
         return block_shuffled(blocks.starts, first, last, seed=self.seed, epoch=epoch, day=day.name)
 
     def _add_items(
-        self, arrays: Arrays, left_out: Rows | None, rows: int, epoch: int, day: str, number: int
+        self, arrays: Arrays, left_out: Rows | None, rows: int, known: Pool | None, where: tuple[int, str, int]
     ) -> NDArray[np.bool_]:
-        """Draw items for the lists of a batch of `rows` impressions, of which arrays has what this loader holds."""
+        """Draw items for the lists of a batch of `rows` impressions, of which arrays has what this loader holds.
+
+        `where` is the epoch, the day and the number of the batch. Returns the mask of the lists.
+        """
         lists = self._layout.items
         if not self._drawn:
             return mask_of(arrays[lengths_of(lists)], lists.width)
-        pool = self._pool or pool_of_batch(arrays, self._layout)
+        epoch, day, number = where
         rng = generator(self.seed, epoch, day, Use.NEGATIVES, number)
-        drawn = draw(
-            arrays["item"],
-            pool.items,
-            self._drawn,
-            rng,
-            rows=rows,
-            part=self._held(rows),
-            left_out=left_out,
-            most_left_out=self._most_left_out,
-        )
+        pool = known or pool_of_batch(arrays, self._layout)
+        takers = Takers(arrays["item"], rows, self._held(rows), left_out, self._most_left_out)
+        drawn = draw(takers, pool.items, self._drawn, rng)
         mask = append(arrays, self._layout, pool, drawn)
         return mask if self.length is None else close_up(arrays, self._layout, mask, self.length)
 

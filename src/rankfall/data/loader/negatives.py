@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow.compute as pc
 
-from rankfall.data.loader.window import Column, lengths_of, mask_of, numbers
+from rankfall.data.loader.window import LEFT_OUT, LIST, Blocks, Column, lengths_of, mask_of, numbers
 from rankfall.data.log import item_schema
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 ROOMY = 4  # with so many items for each that is taken or wanted, three of four draws are good
 
 
+NOTHING = np.array([-1], np.int32)  # a pool of padding, of which lists without items get nothing
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Items to draw from, each once and sorted."""
@@ -29,8 +33,36 @@ class Pool:
     places: Rows | None = None  # of the items' features; by default they are in the order of the items
 
 
-def pool_of_log(log: ImpressionLog, layout: Layout) -> Pool:
-    """Every item of the log."""
+class KnownItems:
+    """The items of a log, each from the first day on which an impression has it, or leaves it out.
+
+    What is known later is not drawn before: it would be seen as a negative alone, and what a model learns of it by that
+    is wrong on the days that it comes up.
+    """
+
+    def __init__(self, log: ImpressionLog, layout: Layout, last: str) -> None:
+        """Look at the days up to the `last`."""
+        self._pool = _all_items(log, layout)
+        self._days = list(log.days)[: list(log.days).index(last) + 1]
+        self._first = np.full(len(self._pool.items), len(self._days), np.int32)  # the number of a day
+        for number in reversed(range(len(self._days))):
+            blocks = Blocks(log, log.days[self._days[number]])
+            for column in (LIST, LEFT_OUT):
+                found = pc.unique(blocks.items(column)).to_numpy()
+                found = found[_among(self._pool.items, found)]
+                self._first[np.searchsorted(self._pool.items, found)] = number
+
+    def until(self, day: str) -> Pool:
+        """What is known at the end of that day."""
+        places = np.flatnonzero(self._first <= self._days.index(day))
+        if len(places) == len(self._first):
+            return self._pool
+        if not len(places):
+            return Pool(NOTHING, self._pool.features)
+        return Pool(self._pool.items[places], self._pool.features, places)
+
+
+def _all_items(log: ImpressionLog, layout: Layout) -> Pool:
     table = log.items().combine_chunks()
     ids = table.schema.field("id").type if "id" in table.schema.names else None
     if table.schema != item_schema(log.spec, ids=ids):
@@ -47,9 +79,9 @@ def pool_of_batch(arrays: Arrays, layout: Layout) -> Pool:
     places = np.flatnonzero(mask)
     keys = np.sort(arrays["item"].reshape(-1)[places].astype(np.int64) << 32 | places)
     keys = keys[np.diff(keys >> 32, prepend=-1) > 0]
-    if not len(keys):
-        keys = np.array([-1 << 32])  # no list has an item: a pool of padding, which every one of them has
     features = {column.name: arrays[column.name].reshape(column.shape(-1)) for column in _features(layout)}
+    if not len(keys):
+        return Pool(NOTHING, features)
     return Pool((keys >> 32).astype(np.int32), features, keys & 0xFFFFFFFF)
 
 
@@ -91,48 +123,39 @@ def _features(layout: Layout) -> list[Column]:
 # --- the draw ---------------------------------------------------------------------------------------------------
 
 
-def draw(
-    own: NDArray[np.int32],
-    pool: NDArray[np.int32],
-    count: int,
-    rng: np.random.Generator,
-    *,
-    rows: int,
-    part: slice,
-    left_out: Rows | None = None,
-    most_left_out: int = 0,
-) -> Rows:
+@dataclass(frozen=True, slots=True)
+class Takers:
+    """The lists of a `part` of a batch of `rows` impressions, which are to get items."""
+
+    own: NDArray[np.int32]  # what they have
+    rows: int
+    part: slice
+    left_out: Rows | None = None  # what they must not get either, as LeftOut gives it
+    most_left_out: int = 0  # of any impression, whatever the part
+
+
+def draw(takers: Takers, pool: NDArray[np.int32], count: int, rng: np.random.Generator) -> Rows:
     """For each impression `count` different places of the pool, at random, that hold none of its own items.
 
-    `own` are the lists of a `part` of a batch of `rows` impressions; what they get does not depend on the part. Where
-    the pool has not enough, the last places are -1. Nor do they get what is `left_out`, as :class:`LeftOut` gives it,
-    at most `most_left_out` items of any impression, whatever the part.
+    What a list gets does not depend on the part. Where the pool has not enough, the last places are -1.
     """
-    if len(pool) >= ROOMY * (own.shape[1] + most_left_out + count):
-        return _draw_again(own, pool, count, rng, rows, part, left_out)
-    return _draw_from_all(own, pool, count, rng, rows, part, left_out)
+    if len(pool) >= ROOMY * (takers.own.shape[1] + takers.most_left_out + count):
+        return _draw_again(takers, pool, count, rng)
+    return _draw_from_all(takers, pool, count, rng)
 
 
-def _draw_again(
-    own: NDArray[np.int32],
-    pool: NDArray[np.int32],
-    count: int,
-    rng: np.random.Generator,
-    rows: int,
-    part: slice,
-    left_out: Rows | None,
-) -> Rows:
+def _draw_again(takers: Takers, pool: NDArray[np.int32], count: int, rng: np.random.Generator) -> Rows:
     """Draw, and draw again what was there already. No item is preferred, so the outcome is uniform."""
 
     def fresh() -> Rows:  # for all of the batch, so that the luck of others changes nothing
-        return rng.integers(len(pool), size=(rows, count))[part]
+        return rng.integers(len(pool), size=(takers.rows, count))[takers.part]
 
-    drawn, lists = fresh(), np.arange(len(own))
+    drawn, lists = fresh(), np.arange(len(takers.own))
     while True:
         items = pool[drawn[lists]]
-        again = _repeated(own[lists], items)
-        if left_out is not None:
-            again |= _among(left_out, lists[:, None] << 32 | items)
+        again = _repeated(takers.own[lists], items)
+        if takers.left_out is not None:
+            again |= _among(takers.left_out, lists[:, None] << 32 | items)
         unlucky = again.any(axis=1)
         lists, again = lists[unlucky], again[unlucky]
         if not len(lists):
@@ -156,25 +179,17 @@ def _among(known: NDArray[Any], asked: NDArray[Any]) -> NDArray[np.bool_]:
     return found
 
 
-def _draw_from_all(
-    own: NDArray[np.int32],
-    pool: NDArray[np.int32],
-    count: int,
-    rng: np.random.Generator,
-    rows: int,
-    part: slice,
-    left_out: Rows | None,
-) -> Rows:
+def _draw_from_all(takers: Takers, pool: NDArray[np.int32], count: int, rng: np.random.Generator) -> Rows:
     """Put the whole pool in a random order and take the first that are allowed: for pools that are nearly used up."""
-    keys: NDArray[Any] = rng.random((rows, len(pool)))[part]
-    places = np.minimum(np.searchsorted(pool, own), len(pool) - 1)
-    lists, at = np.nonzero(pool[places] == own)
+    keys: NDArray[Any] = rng.random((takers.rows, len(pool)))[takers.part]
+    places = np.minimum(np.searchsorted(pool, takers.own), len(pool) - 1)
+    lists, at = np.nonzero(pool[places] == takers.own)
     keys[lists, places[lists, at]] = np.inf
-    if left_out is not None:
-        lists, items = left_out >> 32, (left_out & 0xFFFFFFFF).astype(np.int32)
+    if takers.left_out is not None:
+        lists, items = takers.left_out >> 32, (takers.left_out & 0xFFFFFFFF).astype(np.int32)
         known = _among(pool, items)
         keys[lists[known], np.searchsorted(pool, items[known])] = np.inf
     order = np.argsort(keys, axis=1)[:, :count]
-    drawn: Rows = np.full((len(own), count), -1, np.int64)
+    drawn: Rows = np.full((len(takers.own), count), -1, np.int64)
     drawn[:, : order.shape[1]] = np.where(np.isinf(np.take_along_axis(keys, order, axis=1)), -1, order)
     return drawn

@@ -128,6 +128,11 @@ class Blocks:
         for number in range(len(self._blocks)):
             yield np.diff(self.offsets(number, name))
 
+    def items(self, name: str = LIST) -> pa.ChunkedArray:
+        """All items of the lists of a column, one list after the other."""
+        blocks = range(len(self._blocks))
+        return pa.chunked_array([self.column(number, name).flatten() for number in blocks], pa.int32())
+
     def split(self, rows: Rows) -> Iterator[tuple[int, Rows, slice]]:
         """Rows of the day, which rise, by block: its number, the rows counted from its first, their places."""
         edges = np.searchsorted(rows, self.starts)

@@ -12,6 +12,7 @@ from rankfall._files import fresh_directory
 from rankfall.data.assemble import assemble, item_table
 from rankfall.data.counts import Counts
 from rankfall.data.encoding import Encoding
+from rankfall.data.grow import growing
 from rankfall.data.log import ImpressionLog, LogWriter, is_log
 from rankfall.data.platform.industry import IndustryTables
 from rankfall.data.platform.matching import NOBODY
@@ -67,8 +68,7 @@ def simulate_log(
     """
     with fresh_directory(out, is_log, force=force) as directory:
         platform = simulation.platform()
-        made = IndustryTables if platform.preset.layout == "industry" else RecFlowTables
-        tables = made(platform, simulation.days)
+        tables = _tables(platform, simulation.days)
         spec = tables.spec.model_copy(update={"truth": TRUTH}) if truth else tables.spec
         encoding = Encoding(spec)
         writer: LogWriter | None = None
@@ -94,6 +94,52 @@ def simulate_log(
             about["item_features"] = "per request"
         writer.finish(item_table(tables.items(seen.numbers()), encoding), {}, about)
     return ImpressionLog.load(out)
+
+
+def append_days(simulation: Simulation, out: Path, *, on_requests: OnRequests = lambda count: None) -> ImpressionLog:
+    """Let the platform of a log live on until it is as old as `simulation` says, and add the days that are new.
+
+    The log keeps its features, so that the ids of items that are born now are those of items never seen.
+    """
+    with growing(out) as growth:
+        about = _check_same_platform(simulation, growth.log)
+        platform = simulation.platform()
+        tables = _tables(platform, simulation.days)
+        encoding = Encoding(growth.log.spec)
+        counts = Counts.from_json(about["counts"])
+        seen = _Seen()
+        for portion in platform.run(simulation.days):
+            rows = tables.rows(portion)  # of days that are there, too: statistics remember them
+            if portion.day not in growth.log.days:
+                assembled = assemble(rows, encoding, seed=simulation.seed, requests=tables.requests(portion))
+                ((day, impressions),) = assembled.days
+                growth.write(day, impressions)
+                counts += assembled.counts
+            seen.add(portion.items)
+            on_requests(len(portion.items))
+        about = about | simulation.to_json() | {"counts": counts.to_json()}
+        growth.finish(item_table(tables.items(seen.numbers()), encoding), about)
+    return ImpressionLog.load(out)
+
+
+def _tables(platform: Platform, days: int) -> RecFlowTables | IndustryTables:
+    made = IndustryTables if platform.preset.layout == "industry" else RecFlowTables
+    return made(platform, days)
+
+
+def _check_same_platform(simulation: Simulation, log: ImpressionLog) -> dict[str, Any]:
+    """Refuse to add days to a log of anything else; how that was made."""
+    about: dict[str, Any] = log.manifest["about"]
+    if about.get("command") != "simulate":
+        raise ValueError(f"out: {log.path} is the log of no simulated platform, to which days could be added")
+    for name in ("preset", "requests_per_day", "seed"):
+        if about[name] != getattr(simulation, name):
+            raise ValueError(
+                f"{name}: found {getattr(simulation, name)!r}, but {log.path} was made with {about[name]!r}"
+            )
+    if simulation.days <= about["days"]:
+        raise ValueError(f"days: found {simulation.days}, but {log.path} has {about['days']} already; expected more")
+    return about
 
 
 def simulate_recflow(
