@@ -246,7 +246,12 @@ def reduce_lists(per_list: Tensor, *, weight: Tensor | None, reduction: Reductio
         return per_list.sum()
     if weight is not None and of_lists:
         return safe_divide(per_list.sum(), weight.sum())
-    return per_list.sum() / max(1, per_list.numel())  # an empty batch costs 0
+    return mean_over_lists(per_list)
+
+
+def mean_over_lists(per_list: Tensor) -> Tensor:
+    """The mean of one value a list; an empty batch costs 0."""
+    return per_list.sum() / max(1, per_list.numel())
 
 
 def item_weight(weight: Tensor | None, scores: Tensor, mask: Tensor) -> Tensor | None:

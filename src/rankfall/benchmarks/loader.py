@@ -105,9 +105,9 @@ def _exhaust(loader: ImpressionLoader) -> None:
 # --- the log ----------------------------------------------------------------------------------------------------
 
 
-def spec() -> Spec:
-    """Four stages, 13 features, a sequence."""
-    categorical = {"kind": "categorical", "num_buckets": CATALOGUE}
+def spec(catalogue: int = CATALOGUE) -> Spec:
+    """Four stages, 13 features, a sequence; so many ids of each feature."""
+    categorical = {"kind": "categorical", "num_buckets": catalogue}
     return validate_spec(
         {
             "time": {"column": "time", "unit": "ms"},
@@ -123,17 +123,17 @@ def spec() -> Spec:
     )
 
 
-def write_log(directory: Path, impressions: int) -> ImpressionLog:
+def write_log(directory: Path, impressions: int, catalogue: int = CATALOGUE) -> ImpressionLog:
     """A log of random ids; sequences are as long as they can be, the items of a list stand stage by stage."""
     rng = np.random.default_rng(0)
-    described = spec()
-    features = rng.integers(2, CATALOGUE + 2, (CATALOGUE, len(ITEM)), dtype=np.int32)
+    described = spec(catalogue)
+    features = rng.integers(2, catalogue + 2, (catalogue, len(ITEM)), dtype=np.int32)
     schema = impression_schema(described, request=pa.int64())
-    rows = {f"{group}.{name}": CATALOGUE + 2 for group, name, _ in described.features}
+    rows = {f"{group}.{name}": catalogue + 2 for group, name, _ in described.features}
     writer = LogWriter(directory, described, features_of(described, rows), schema)
     for first in range(0, impressions, QUICK_IMPRESSIONS):
         writer.write(DAY, _impressions(rng, schema, features, first, min(QUICK_IMPRESSIONS, impressions - first)))
-    items = {"item": np.arange(CATALOGUE, dtype=np.int32)}
+    items = {"item": np.arange(catalogue, dtype=np.int32)}
     items |= {f"item.{name}": features[:, i] for i, name in enumerate(ITEM)}
     writer.finish(pa.table(items, item_schema(described)), {}, {})
     return ImpressionLog.load(directory)
@@ -142,8 +142,9 @@ def write_log(directory: Path, impressions: int) -> ImpressionLog:
 def _impressions(
     rng: np.random.Generator, schema: pa.Schema, features: NDArray[np.int32], first: int, count: int
 ) -> pa.Table:
-    item = rng.integers(CATALOGUE, size=(count, ITEMS), dtype=np.int32)
-    event = features[rng.integers(CATALOGUE, size=(count, EVENTS))]
+    catalogue = len(features)
+    item = rng.integers(catalogue, size=(count, ITEMS), dtype=np.int32)
+    event = features[rng.integers(catalogue, size=(count, EVENTS))]
     depth = np.arange(ITEMS, dtype=np.int8) // (ITEMS // len(STAGES))
     rank = np.arange(ITEMS, dtype=np.int32) % (ITEMS // len(STAGES))
     grade = np.arange(ITEMS, dtype=np.int32)
@@ -159,7 +160,7 @@ def _impressions(
         "left_out": np.empty((count, 0), np.int32),
         "feedback.effective_view": (rng.random((count, ITEMS)) < 0.3 * relevant).astype(np.float32),
     }
-    columns |= {f"user.{name}": rng.integers(2, CATALOGUE + 2, count, dtype=np.int32) for name in USER}
+    columns |= {f"user.{name}": rng.integers(2, catalogue + 2, count, dtype=np.int32) for name in USER}
     columns |= {f"item.{name}": features[item, i] for i, name in enumerate(ITEM)}
     columns |= {f"sequence.history.{name}": event[:, :, i] for i, name in enumerate(EVENT)}
     return pa.table([_column(columns[field.name], field) for field in schema], schema)

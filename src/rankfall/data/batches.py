@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rankfall.data.loader.order import share
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -43,6 +45,19 @@ class Batch:
     def __len__(self) -> int:
         """The number of lists."""
         return len(self.lists)
+
+    def part(self, lists: slice) -> Batch:
+        """Some of its lists, as long as they are padded here."""
+        width = self.mask.shape[1]
+        before = [int(self.mask[:stop].sum()) for stop in (lists.start, lists.stop)]
+        rows = slice(*before)
+        return Batch(
+            lists=self.lists[lists],
+            rows=self.rows[rows],
+            labels=self.labels[lists],
+            mask=self.mask[lists],
+            slots=self.slots[rows] - lists.start * width,
+        )
 
     def pad(self, values: Tensor) -> Tensor:
         """Values of the documents ``(rows, ...)`` as lists ``(lists, n, ...)``, 0 where there is padding."""
@@ -150,11 +165,22 @@ class ListLoader:
     """Batches of all lists, in another order in each epoch, which can begin behind any of them.
 
     `batch` lists make a batch, about. The order of an epoch, and what is drawn of long lists (`max_list`), follow from
-    `seed` and the epoch's number alone.
+    `seed` and the epoch's number alone. The loader of one of several processes gives the `rank`-th of `world` shares of
+    every batch, some of which may be empty.
     """
 
-    def __init__(self, lists: Lists, *, batch: int, seed: int, max_list: int | None = None) -> None:
+    def __init__(
+        self,
+        lists: Lists,
+        *,
+        batch: int,
+        seed: int,
+        max_list: int | None = None,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
         self.lists, self.batch, self.seed, self.max_list = lists, batch, seed, max_list
+        self.rank, self.world = rank, world
         pools = _cut(np.arange(len(lists)), batch * POOL)
         self._count = sum(-(-len(pool) // batch) for pool in pools)
         self._epoch = 0
@@ -199,7 +225,7 @@ class ListLoader:
         for number, numbers in enumerate(batches[done:], start=done + 1):
             batch = self.lists.batch(numbers, rng=rng, max_list=self.max_list)
             self._received = number, dict(rng.bit_generator.state)
-            yield batch
+            yield batch if self.world == 1 else batch.part(share(len(batch), self.rank, self.world))
 
 
 def _spans(starts: Indices, lengths: Indices) -> Indices:

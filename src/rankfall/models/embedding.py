@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from rankfall.models.batch import Request
 
 
+class UnknownIdError(ValueError):
+    """An id for which a table has no row."""
+
+
 class FeatureEmbedding(nn.Module):
     """The tables of a model, one for each name that `features` gives, and what it looks up in them.
 
@@ -118,7 +122,7 @@ class FeatureEmbedding(nn.Module):
         try:
             return lookup(table, value)
         except IndexError:
-            raise ValueError(
+            raise UnknownIdError(
                 f"{address(feature)}: found ids from {value.min()} to {value.max()}, "
                 f"expected 0 to {feature.rows - 1}, the rows of the table {feature.embedding!r}"
             ) from None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rankfall._words import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -170,11 +170,16 @@ def _dropout(share: float, activation: nn.Module) -> nn.Module | None:
 class RowNorm(nn.BatchNorm1d):
     """Batch norm over all leading dimensions, of rows that are not padding.
 
-    A single row, which has no variance, is treated as in evaluation.
+    A single row, which has no variance, is treated as in evaluation. total: sums over the processes that have a part of
+    the rows each, if there are several; then all of them normalise by the rows of all.
     """
+
+    total: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
         rows = input.reshape(-1, self.num_features)
+        if self.training and self.total is not None and mask is None:
+            mask = rows.new_ones(len(rows), dtype=torch.bool)
         if self.training and mask is not None:
             return self._over_real_rows(rows, mask.reshape(-1)).view_as(input)
         if self.training and len(rows) > 1:
@@ -188,10 +193,11 @@ class RowNorm(nn.BatchNorm1d):
         assert self.num_batches_tracked is not None
         # Not rows[mask]: its shape would depend on the data, and a GPU would have to be waited for.
         real = mask.to(rows.dtype)
-        count = real.sum()
+        total = self.total or (lambda part: part)
+        count = total(real.sum())
         share = real / count.clamp_min(1)
-        mean = share @ rows
-        variance = share @ (rows - mean).square()
+        mean = total(share @ rows)
+        variance = total(share @ (rows - mean).square())
         enough = count > 1
         with torch.no_grad():
             assert self.momentum is not None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import check_choice, check_count, has_positive
+from rankfall._lists import check_choice, check_count, has_positive, mean_over_lists
 from rankfall.losses import (
     bce_loss,
     lambda_loss,
@@ -174,7 +174,7 @@ class _Adaptive(Objective):
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
         # a list that says nothing about the order must not pull alpha to 0 by its logarithm
-        share = has_positive(batch.grades, batch.mask).to(batch.grades.dtype).mean()
+        share = mean_over_lists(has_positive(batch.grades, batch.mask).to(batch.grades.dtype))
         terms = {}
         for t, scores in enumerate(batch.scores):
             order = sort_cross_entropy_loss(scores, batch.grades, mask=batch.mask, tau=self.tau, sort=self.sort)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import check_count, list_mean
+from rankfall._lists import check_count, list_mean, mean_over_lists
 from rankfall.objectives._stages import Impression, Objective, check_quotas
 from rankfall.ops import log_inclusion
 from rankfall.ops import topk as make_topk
@@ -70,19 +70,20 @@ class LCRON(Objective):
     def terms(self, batch: Impression) -> dict[str, Tensor]:
         truth = batch.truth(self.relevant)
         counts = (truth > 0).any(-1)
-        share = counts.to(truth.dtype).mean()
-        at_quota = [
-            log_inclusion(self.topk, scores, quota, mask=batch.mask)
-            for scores, quota in zip(batch.scores, self.quotas, strict=True)
-        ]
+        share = mean_over_lists(counts.to(truth.dtype))
         terms = {}
+        at_quota: list[tuple[Tensor, Tensor]] = []
         if self.e2e_weight != 0:
+            at_quota = [
+                log_inclusion(self.topk, scores, quota, mask=batch.mask)
+                for scores, quota in zip(batch.scores, self.quotas, strict=True)
+            ]
             e2e = _cross_entropy(truth, *survival(at_quota), batch.mask, counts)
             terms["e2e"] = self._weighted(e2e, self.e2e_weight, -1, share)
         if self.single_weight == 0:
             return terms
         for t, scores in enumerate(batch.scores):
-            if self.quotas[t] == self.relevant:
+            if at_quota and self.quotas[t] == self.relevant:
                 inclusion = at_quota[t]
             else:
                 inclusion = log_inclusion(self.topk, scores, self.relevant, mask=batch.mask)
@@ -126,4 +127,4 @@ def survival(inclusions: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tenso
 def _cross_entropy(truth: Tensor, log_p: Tensor, log_not_p: Tensor, mask: Tensor, counts: Tensor) -> Tensor:
     """Mean over lists of the mean over items; lists without a relevant item count 0."""
     per_list = list_mean(-(truth * log_p + (1 - truth) * log_not_p), mask)
-    return per_list.masked_fill(~counts, 0.0).mean()
+    return mean_over_lists(per_list.masked_fill(~counts, 0.0))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankfall._lists import check_count, list_mean, rank_order
+from rankfall._lists import check_count, list_mean, mean_over_lists, rank_order
 from rankfall.losses import bce_loss
 from rankfall.objectives._stages import Impression, Objective, check_quotas
 
@@ -50,7 +50,7 @@ class RankFlow(Objective):
         rest = kept & ~best
         ahead = list_mean(scores, best) - list_mean(scores, rest)
         ranked = -F.logsigmoid(ahead).masked_fill(~rest.any(-1), 0.0)  # nobody to be ahead of costs nothing
-        return ((1 - self.alpha) * squared + self.alpha * ranked).mean()
+        return mean_over_lists((1 - self.alpha) * squared + self.alpha * ranked)
 
 
 def _best(scores: Tensor, k: int, mask: Tensor) -> Tensor:

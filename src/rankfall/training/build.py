@@ -130,8 +130,28 @@ def make_optimizer(
         {"params": list(loss), "weight_decay": 0.0},
     ]
     make: Any = _OPTIMIZERS[config.name]
-    optimizer: torch.optim.Optimizer = make([group for group in groups if group["params"]], lr=config.lr)
+    # in one pass over the weights: a fifth of the time on a CPU
+    options = {"fused": True} if config.name in ("adam", "adamw") else {}
+    optimizer: torch.optim.Optimizer = make([group for group in groups if group["params"]], lr=config.lr, **options)
     return optimizer
+
+
+def clip_gradients(parameters: Iterable[Tensor], most: float | None) -> Tensor:
+    """The norm of the gradients of all parameters together, which are then scaled to have at most this one.
+
+    Of a sparse gradient only what it holds is looked at.
+    """
+    found = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        if parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()  # or a row that was met twice would count as two
+        found.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
+    norm = nn.utils.get_total_norm(found)
+    if most is not None:
+        torch._foreach_mul_(found, (most / (norm + 1e-6)).clamp(max=1.0))
+    return norm
 
 
 def make_option(name: str, value: Any, made: Callable[[str, Any], Any] = lambda name, value: value) -> Any:

@@ -112,6 +112,11 @@ class Temperature:
         self.value.fill_(now)
 
 
+def has_schedule(temperatures: Sequence[Temperature]) -> bool:
+    """Whether one of them changes over the training, whose length must then be known."""
+    return any(one.start != one.end for one in temperatures)
+
+
 def try_objective(config: CascadeConfig) -> None:
     """Refuse options that the objective does not have, or that it refuses when it sees a list."""
     objective, temperatures = make_objective(try_depths(config))
@@ -240,7 +245,6 @@ class Optimizers:
         sparse = [table.weight for table in _tables(cascade) if table.sparse]
         chosen = {id(parameter) for parameter in sparse}
         dense = [parameter for parameter in cascade.parameters() if id(parameter) not in chosen]
-        self.dense, self.clip = dense, config.clip
         self.parts: dict[str, torch.optim.Optimizer] = {"dense": make_optimizer(config, dense, objective.parameters())}
         if sparse:
             if config.name != "adam" or config.weight_decay:

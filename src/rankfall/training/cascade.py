@@ -7,30 +7,37 @@ import json
 import math
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Protocol, get_args
 
 import torch
+from torch import nn
 
-from rankfall._settings import ConfigError, dump
+from rankfall._settings import ConfigError
 from rankfall.cascade import Cascade
 from rankfall.data import ImpressionLoader, ImpressionLog
 from rankfall.data.meaning import meaning_of
-from rankfall.objectives import BCE
+from rankfall.objectives import BCE, Objective
+from rankfall.training.advice import advice
 from rankfall.training.build_cascade import Optimizers, check_quotas, make_cascade, make_objective, with_depths
 from rankfall.training.cascade_config import CascadeConfig, Role
+from rankfall.training.config import dump_absolute
+from rankfall.training.distributed import ALONE
 from rankfall.training.funnel import measure_funnel
-from rankfall.training.loop import Learner, Loop, finished, train_in
-from rankfall.training.run import CHECKPOINTS, CONFIG, LOG, TrainingError, check_free, read_config, repeatable
+from rankfall.training.loop import Learner, Loader, Loop, finished, train_in
+from rankfall.training.run import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config, repeatable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
     from typing import Literal
 
+    import pyarrow as pa
     from torch import Tensor
 
     from rankfall.data.loader import Impressions
+    from rankfall.data.spec import Features
     from rankfall.training.cascade_config import LogConfig
+    from rankfall.training.distributed import Group
     from rankfall.training.loop import OnNotice, Position, Progress
     from rankfall.training.run import TrainResult
 
@@ -59,80 +66,89 @@ def train(
     progress: Progress = lambda step: None,
     on_notice: OnNotice = warnings.warn,
     stop: Callable[[], int] = lambda: False,
+    group: Group = ALONE,
 ) -> TrainResult:
     """Train a cascade and leave a run directory; the same configuration and data give the same weights.
 
     A run that exists is replaced with `force` only. With `resume` it is continued, and ends as if it had never been
     interrupted. `progress` hears of every batch, `on_notice` of damaged checkpoints and the like. `stop` is asked after
-    every batch whether to end early.
+    every batch whether to end early. All processes of a `group` call this with the same arguments.
     """
-    log = load_log(config.data)
-    config = with_depths(config, log.spec.stage_names)
-    _check_days(log, config)
-    check_free(out, force=force, resume=resume)
-    if resume and (result := finished(out, config, on_notice)):
+    with group.together():
+        log = load_log(config.data)
+        config = with_depths(config, log.spec.stage_names)
+        check_days(log, config.data)
+        check_depths(log, config)
+        data = checksums(log, config.data)
+    result = finished(out, config, data, force=force, resume=resume, on_notice=on_notice, group=group)
+    if result is not None:
         return result
     with repeatable(config.training.seed, config.training.threads):
-        try:
-            learner = _Learner(config, out, log)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-        loop = Loop(learner, config, out, data=_checksums(log, config.data), progress=progress, stop=stop)
-        files = {CONFIG: dump(_with_absolute_path(config)), LOG: json.dumps(meaning_of(log), indent=1) + "\n"}
+        with group.together():
+            try:
+                learner = LogLearner(config, out, log, group)
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
+            loop = Loop(learner, config, out, data=data, progress=progress, stop=stop)
+        files = {
+            CONFIG: dump_absolute(config),
+            LOG: json.dumps(meaning_of(log), indent=1) + "\n",
+            DATA: json.dumps(data, indent=1) + "\n",
+        }
         return train_in(loop, files, resume=resume, on_notice=on_notice)
 
 
-class _Learner(Learner["Impressions"]):
-    """A cascade and its objective."""
+class DayLoader(Loader["Impressions"], Protocol):
+    """Batches of impressions whose requests have names."""
+
+    def requests(self, batch: Impressions) -> pa.ChunkedArray:
+        """The ids of the requests of a batch."""
+
+
+class _Network(nn.Module):
+    """A cascade and its objective: from a batch to the terms of its loss."""
+
+    def __init__(self, cascade: Cascade, objective: Objective) -> None:
+        super().__init__()
+        self.cascade, self.objective = cascade, objective
+
+    def forward(self, batch: Impressions) -> tuple[dict[str, Tensor], list[str]]:
+        """The terms, and the stages that have scores which are NaN or infinite."""
+        scores = self.cascade(batch)
+        bad = [name for name, stage in zip(self.cascade.names, scores, strict=True) if not stage.isfinite().all()]
+        if bad:  # which objectives refuse, but the terms have names
+            scores = [torch.zeros_like(stage) for stage in scores]
+        labels = batch.grade.float()
+        terms = self.objective.parts(scores, labels, relevance=batch.relevance, depth=batch.depth, mask=batch.mask)
+        return terms, bad
+
+
+class CascadeLearner(Learner["Impressions"]):
+    """A cascade and its objective, whatever it learns from."""
 
     optimizer: Optimizers
-    loader: ImpressionLoader
+    loader: DayLoader
+    batches: int  # of the whole training, over which temperatures change
 
-    def __init__(self, config: CascadeConfig, out: Path, log: ImpressionLog) -> None:
+    def __init__(self, config: CascadeConfig, out: Path, features: Features) -> None:
         self.config = config
         self.out = out
         self.metric = config.training.metric
-        self.cascade = make_cascade(config, log.features)
+        self.cascade = make_cascade(config, features)
         self.objective, self.temperatures = make_objective(config)
         self.modules = {"cascade": self.cascade, "objective": self.objective}
+        self.network = _Network(self.cascade, self.objective).to(self.group.device)
         self.optimizer = Optimizers(config.optimizer, self.cascade, self.objective)
-        self.loader = make_loader(log, config, "train")
-        self.valid = make_loader(log, config, "valid")
+        self.clip = config.optimizer.clip
+        if self.group.device.type == "cuda" and "sparse" in self.optimizer.parts:
+            raise ValueError("stages: found sparse tables, but nccl adds up dense gradients alone; leave sparse out")
 
-    def step(self, batch: Impressions, position: Position) -> dict[str, float]:
-        """Change the weights by one batch; the terms of its loss."""
-        self._set_temperatures(position)
-        self.optimizer.zero_grad()
-        scores = self.cascade(batch)
-        for name, stage in zip(self.cascade.names, scores, strict=True):
-            if not stage.isfinite().all():
-                raise self._diverged(f"the scores of {name}", batch, position)
-        parts = self.objective.parts(
-            scores, batch.grade.float(), relevance=batch.relevance, depth=batch.depth, mask=batch.mask
-        )
-        loss = torch.stack(list(parts.values())).sum()
-        if not loss.isfinite():
-            raise self._diverged("the loss", batch, position)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.optimizer.dense, self.config.optimizer.clip or math.inf)
-        if not norm.isfinite():
-            raise self._diverged("the gradient", batch, position)
-        self.optimizer.step()
-        return {name: float(value.detach()) for name, value in parts.items()}
-
-    def _set_temperatures(self, position: Position) -> None:
-        last = self.config.training.epochs * len(self.loader) - 1
+    def terms(self, batch: Impressions, position: Position) -> tuple[dict[str, Tensor], str]:
+        """The terms of the objective."""
         for temperature in self.temperatures:
-            temperature.set(position.step / max(1, last))
-
-    def validate(self) -> dict[str, float]:
-        """The means over all impressions."""
-        values, _ = measure(self.cascade, self.valid, self.config)
-        means = {name: float(value.nanmean()) for name, value in values.items()}
-        if math.isnan(means[self.metric]):
-            days = ", ".join(self.config.data.valid)
-            raise TrainingError(f"data.valid: no impression of {days} has a relevant item, so nothing can be measured")
-        return means
+            temperature.set(position.step / max(1, self.batches - 1))
+        terms, bad = self.network(batch.to(self.group.device))
+        return terms, f"the scores of {bad[0]}" if bad else ""
 
     def line(self, position: Position) -> Epoch:
         """What is known after an epoch."""
@@ -155,15 +171,37 @@ class _Learner(Learner["Impressions"]):
         """Of all stages."""
         return sum(parameter.numel() for parameter in self.cascade.parameters())
 
-    def _diverged(self, what: str, batch: Impressions, position: Position) -> TrainingError:
+    def diverged(self, what: str, batch: Impressions, position: Position) -> TrainingError:
+        """With the requests of the batch."""
         requests = ", ".join(map(str, self.loader.requests(batch)[:REQUESTS_SHOWN].to_pylist()))
         more = len(batch) - REQUESTS_SHOWN
         kept = f". Finished epochs are kept in {self.out}" if position.best_epoch else ""
         return TrainingError(
             f"{self.config.objective.name}: {what} became NaN or infinite in epoch {position.epoch}, day {batch.day} "
-            f"(requests {requests}{f' and {more} more' if more > 0 else ''}). Try a smaller optimizer.lr than "
-            f"{self.config.optimizer.lr:g}, optimizer.clip=1, or a larger temperature{kept}"
+            f"(requests {requests}{f' and {more} more' if more > 0 else ''}). Try "
+            f"{', '.join(advice(self.config.optimizer, 'objective', self.config.objective.options))}{kept}"
         )
+
+
+class LogLearner(CascadeLearner):
+    """Learns from the days for training, and is measured on those for validation."""
+
+    def __init__(self, config: CascadeConfig, out: Path, log: ImpressionLog, group: Group) -> None:
+        self.group = group
+        super().__init__(config, out, log.features)
+        self.loader = make_loader(log, config, "train", group)
+        self.valid = make_loader(log, config, "valid")
+        self.batches = config.training.epochs * len(self.loader)
+
+    def validate(self) -> dict[str, float]:
+        """The means over all impressions."""
+        values, _ = measure(self.cascade, self.valid, self.config, group=self.group)
+        means = means_of(values)
+        if math.isnan(means[self.metric]):
+            days = ", ".join(self.config.data.valid)
+            with self.group.together():
+                raise TrainingError(f"data.valid: no impression of {days} has a relevant item: nothing can be measured")
+        return means
 
 
 # --- what a training starts from, and what it leaves --------------------------------------------------------------
@@ -177,27 +215,44 @@ def load_log(config: LogConfig) -> ImpressionLog:
         raise ConfigError(f"data.{error}") from None
 
 
-def make_loader(log: ImpressionLog, config: CascadeConfig, role: Role) -> ImpressionLoader:
-    """The loader of the days that have this use: shuffled for training, in the order of time otherwise."""
-    settings, data = config.training, config.data
-    if not data.days(role):
+def make_loader(log: ImpressionLog, config: CascadeConfig, role: Role, group: Group = ALONE) -> ImpressionLoader:
+    """The loader of the days that have this use: shuffled for training, in the order of time otherwise.
+
+    For training each process of a `group` has its share of every batch, otherwise the whole of it.
+    """
+    days = config.data.days(role)
+    if not days:
         raise ConfigError(f"data.{role}: no day is named, expected some of {', '.join(log.days)}")
-    window = max(settings.window, settings.batch)
     if role == "train":
-        return ImpressionLoader(
-            log,
-            data.train,
-            batch=settings.batch,
-            seed=settings.seed,
-            window=window,
-            negatives=data.negatives,
-            negatives_from=data.negatives_from,
-        )
-    loader = ImpressionLoader(
-        log, data.days(role), batch=settings.batch, window=window, shuffle=False, length=data.length
-    )
+        return training_loader(log, config, days, group)
+    loader = measuring_loader(log, config, days)
     check_quotas(config, loader)
     return loader
+
+
+def training_loader(
+    log: ImpressionLog, config: CascadeConfig, days: Sequence[str], group: Group = ALONE
+) -> ImpressionLoader:
+    """Days in the order of the configuration's seed, with its negatives."""
+    settings, data = config.training, config.data
+    return ImpressionLoader(
+        log,
+        days,
+        batch=settings.batch,
+        seed=settings.seed,
+        window=max(settings.window, settings.batch),
+        negatives=data.negatives,
+        negatives_from=data.negatives_from,
+        rank=group.rank,
+        world=group.world,
+    )
+
+
+def measuring_loader(log: ImpressionLog, config: CascadeConfig, days: Sequence[str]) -> ImpressionLoader:
+    """Days in the order of time, with lists as long as they are measured."""
+    settings = config.training
+    window = max(settings.window, settings.batch)
+    return ImpressionLoader(log, days, batch=settings.batch, window=window, shuffle=False, length=config.data.length)
 
 
 def measure(
@@ -206,21 +261,32 @@ def measure(
     config: CascadeConfig,
     *,
     on_batch: Callable[[int], None] = lambda count: None,
+    group: Group = ALONE,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The values of each impression, and their chance levels; dropout and batch norm as in use."""
+
+    def score(batch: Impressions) -> list[Tensor]:
+        return [stage.cpu() for stage in cascade(batch.to(group.device))]
+
     was_training = cascade.training
     cascade.eval()
     try:
         return measure_funnel(
-            cascade,
+            score,
             loader,
             names=cascade.names,
             quotas=[stage.quota for stage in config.stages],
             relevant=config.relevant,
             on_batch=on_batch,
+            group=group,
         )
     finally:
         cascade.train(was_training)
+
+
+def means_of(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """Over the impressions on which a measure is defined."""
+    return {name: float(value.nanmean()) for name, value in values.items()}
 
 
 def load_run(directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> tuple[CascadeConfig, Cascade]:
@@ -231,21 +297,20 @@ def load_run(directory: Path, *, checkpoint: Literal["best", "last"] = "best") -
     return config, Cascade.load(directory / CHECKPOINTS / f"{checkpoint}.safetensors").eval()
 
 
-def _check_days(log: ImpressionLog, config: CascadeConfig) -> None:
-    """Refuse days that are not there or have two uses, and stages that would see nothing."""
+def check_days(log: ImpressionLog, config: LogConfig) -> None:
+    """Refuse days that are not there or have two uses."""
     used: dict[str, str] = {}
     for role in get_args(Role):
         try:
-            days = log.choose(config.data.days(role))
+            days = log.choose(config.days(role))
         except ValueError as error:
             raise ConfigError(f"data.{role}: {str(error).removeprefix('days: ')}") from None
         for day in days:
             if used.setdefault(day.name, role) != role:
                 raise ConfigError(f"data: {day.name} stands in {used[day.name]} and in {role}; a day has one use")
-    _check_depths(log, config)
 
 
-def _check_depths(log: ImpressionLog, config: CascadeConfig) -> None:
+def check_depths(log: ImpressionLog, config: CascadeConfig) -> None:
     """Refuse a stage that would never see an item."""
     objective, _ = make_objective(config)
     deepest = len(log.spec.stages) - 1
@@ -259,7 +324,7 @@ def _check_depths(log: ImpressionLog, config: CascadeConfig) -> None:
                 )
 
 
-def _checksums(log: ImpressionLog, config: LogConfig) -> dict[str, str]:
+def checksums(log: ImpressionLog, config: LogConfig) -> dict[str, str]:
     """Of everything that a training reads."""
     days = log.choose([*config.train, *config.valid])
     found = {f"day {day.name}": day.manifest["sha256"] for day in days}
@@ -267,9 +332,3 @@ def _checksums(log: ImpressionLog, config: LogConfig) -> dict[str, str]:
     if config.negatives or config.length is not None:
         found["items"] = log.manifest["items"]["sha256"]
     return found
-
-
-def _with_absolute_path(config: CascadeConfig) -> CascadeConfig:
-    """A run can be evaluated from any directory."""
-    data = config.data.model_copy(update={"path": str(Path(config.data.path).absolute())})
-    return config.model_copy(update={"data": data})

@@ -46,7 +46,9 @@ class LogConfig(Section):
     valid: DayNames = Field(min_length=1, description="Days on which training stops and methods are chosen.")
     test: DayNames = Field(default=[], description="Days that are only measured.")
     negatives: int = Field(default=0, ge=0, description="Items added at random to every training list.")
-    negatives_from: Literal["items", "batch"] = "items"
+    negatives_from: Literal["items", "batch"] = Field(
+        default="items", description="Those that the log knows by the end of the day, or those of the batch."
+    )
     length: Count | None = Field(default=None, description="Items of validation and test lists, the rest at random.")
 
     def days(self, role: Role) -> list[str]:

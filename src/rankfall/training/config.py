@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from rankfall._settings import KIND, ConfigError, Section, explain, parse_yaml, read_yaml, shown
+from rankfall._settings import KIND, ConfigError, Section, explain, parse_yaml, read_yaml, shown, to_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -221,12 +221,22 @@ class RankerConfig(Section):
     metrics: list[MetricName] = Field(default=DEFAULT_METRICS, min_length=1, description="What is evaluated.")
 
 
+_OTHERS = {  # keys by which other files can be told, and what these are
+    "methods": "a comparison, for 'rankfall compare', or a stream, for 'rankfall stream'",
+    "search": "a search, for 'rankfall tune'",
+}
+
+
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RankerConfig | CascadeConfig:
     """The configuration in a YAML file, with ``key=value`` words that change it; of a cascade if it has stages."""
-    return validate_any(apply_overrides(read_yaml(Path(path)), overrides), where=str(path))
+    content = apply_overrides(read_yaml(Path(path)), overrides)
+    for key, what in _OTHERS.items():
+        if key in content:
+            raise ConfigError(f"{path} is {what}: it has the key {key}. Expected the configuration of one training")
+    return validate_any(content, where=str(path))
 
 
 def validate_any(content: Mapping[str, Any], *, where: str = "config") -> RankerConfig | CascadeConfig:
@@ -242,6 +252,16 @@ def validate(content: Mapping[str, Any], *, where: str = "config") -> RankerConf
         return RankerConfig.model_validate(dict(content))
     except ValidationError as error:
         raise ConfigError(explain(error, where)) from None
+
+
+def dump_absolute(config: Section) -> str:
+    """A configuration as YAML that means the same from any directory."""
+    return to_yaml(with_absolute_path(config.model_dump(mode="json")))
+
+
+def with_absolute_path(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's mapping that finds its data from any directory."""
+    return set_option(content, "data.path", str(Path(content["data"]["path"]).absolute()))
 
 
 def apply_overrides(content: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import torch
 
 from rankfall._lists import top_labels
 from rankfall.metrics import funnel
+from rankfall.training.distributed import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from rankfall.data import ImpressionLoader
     from rankfall.data.loader import Impressions
+    from rankfall.training.distributed import Group
 
 JOINT = "joint_recall"
 SEED = 0  # of the order of items with equal scores
@@ -44,24 +46,30 @@ def measure_funnel(
     quotas: Sequence[int],
     relevant: int,
     on_batch: Callable[[int], None] = lambda count: None,
+    group: Group = ALONE,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Values and chance levels of each impression in the order of the loader, NaN for those with nothing relevant.
 
     Values are ``joint_recall`` and, of each stage, ``NAME/recall`` and ``NAME/ndcg`` over the whole list and
-    ``NAME/lost``, the share of the relevant items that it drops.
+    ``NAME/lost``, the share of the relevant items that it drops. The processes of a `group` take the batches in turn,
+    whole ones, so that all get what one of them alone would get, to the last digit.
     """
     values: list[dict[str, Tensor]] = []
     chances: list[dict[str, Tensor]] = []
-    generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
-        for batch in loader:
-            truth = ground_truth(batch, relevant)
-            scores = score(batch)
-            values.append(_values(scores, truth, batch.mask, names, quotas, generator))
-            flat = [torch.zeros_like(truth)] * len(names)
-            chances.append(_chance(flat, truth, batch.mask, names, quotas, generator))
+        for number, batch in enumerate(loader):
+            if number % group.world == group.rank:
+                generator = torch.Generator().manual_seed(SEED + number)
+                truth = ground_truth(batch, relevant)
+                values.append(_values(score(batch), truth, batch.mask, names, quotas, generator))
+                flat = [torch.zeros_like(truth)] * len(names)
+                chances.append(_chance(flat, truth, batch.mask, names, quotas, generator))
+            else:
+                nothing = dict.fromkeys(measures(names), torch.zeros(len(batch)))
+                values.append(nothing)
+                chances.append(nothing)
             on_batch(len(batch))
-    return _joined(values), _joined(chances)
+    return _joined(values, group), _joined(chances, group)
 
 
 def _values(
@@ -103,5 +111,5 @@ def _chance(
     return values
 
 
-def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+def _joined(parts: list[dict[str, Tensor]], group: Group) -> dict[str, Tensor]:
+    return {name: group.total(torch.cat([part[name] for part in parts])) for name in parts[0]}

@@ -1,8 +1,11 @@
 """The loop of every training, which can stop after any batch and go on from there as if it never had.
 
-A :class:`Learner` says how a batch changes the weights; the loop says when, measures, and keeps the best and the last
-weights. What decides the rest of a training is the learner's state and the loop's :class:`Position`; both
+A :class:`Learner` says what a batch costs; the loop changes the weights, measures, and keeps the best and the last
+of them. What decides the rest of a training is the learner's state and the loop's :class:`Position`; both
 together are a checkpoint.
+
+Several processes (:mod:`~rankfall.training.distributed`) have a learner and a loop each, take a share of every batch
+and do the same otherwise; the first of them writes and speaks.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -19,18 +22,22 @@ import torch
 
 from rankfall import __version__
 from rankfall._checkpoint import read_checkpoint
-from rankfall._files import sync, write_file
+from rankfall._files import locked, sync, write_file
+from rankfall.training.build import clip_gradients
 from rankfall.training.checkpoint import Checkpoints, DamagedError
+from rankfall.training.distributed import ALONE, Group, LostError
 from rankfall.training.run import (
     CHECKPOINTS,
     CONFIG,
+    DATA,
     METRICS,
     RESULT,
     Step,
     Stopped,
-    TrainingError,
+    SurroundingsError,
     TrainResult,
-    alone,
+    check_alike,
+    check_free,
     check_same,
     check_same_data,
     clear,
@@ -45,11 +52,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
     from pathlib import Path
 
-    from torch import nn
+    from torch import Tensor, nn
 
     from rankfall.training.cascade_config import CascadeConfig
     from rankfall.training.checkpoint import State
     from rankfall.training.config import RankerConfig
+    from rankfall.training.run import TrainingError
 
     Progress = Callable[[Step], None]
     OnNotice = Callable[[str], None]
@@ -133,17 +141,59 @@ class Position:
         self.batch, self.seen, self.sums, self.epoch_seconds = 0, 0, {}, 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a batch came to, that of all processes together."""
+
+    count: int  # lists or impressions
+    sums: dict[str, float]  # of the terms of the loss over these
+
+
 class Learner(ABC, Generic[Batch]):
     """What a loop trains. What its state leaves out must follow from the configuration and the data."""
 
+    group: Group = ALONE  # with whom
     metric: str  # what validation looks at
     modules: dict[str, nn.Module]
+    network: nn.Module  # all of them in one, through whose `forward` they are trained
     optimizer: Optimizer
+    clip: float | None  # largest norm of a gradient
     loader: Loader[Batch]
 
     @abstractmethod
-    def step(self, batch: Batch, position: Position) -> dict[str, float]:
-        """Change the weights by one batch; the terms of its loss."""
+    def terms(self, batch: Batch, position: Position) -> tuple[dict[str, Tensor], str]:
+        """The terms of the loss by name, each a mean over the lists of a batch or of this process's share of it.
+
+        And what is NaN or infinite already, if anything is; then only the names of the terms matter.
+        """
+
+    @abstractmethod
+    def diverged(self, what: str, batch: Batch, position: Position) -> TrainingError:
+        """What to say if something becomes NaN or infinite in a batch."""
+
+    def step(self, batch: Batch, position: Position) -> Taken:
+        """Change the weights by one batch."""
+        self.optimizer.zero_grad()
+        terms, bad = self.terms(batch, position)
+        own = [math.nan if bad else float(term.detach()) * len(batch) for term in terms.values()]
+        count, *sums = self.group.totals([len(batch), *own])
+        if not all(map(math.isfinite, sums)):  # which all processes see
+            with self.group.together():
+                if not all(map(math.isfinite, own)):
+                    raise self.diverged(bad or "the loss", batch, position)
+        # What is added up over the processes is divided by their number, and their shares may differ.
+        weight = len(batch) * self.group.world / count
+        (torch.stack(list(terms.values())).sum() * weight).backward()
+        if not clip_gradients(self.trained, self.clip).isfinite():
+            with self.group.together():
+                raise self.diverged("the gradient", batch, position)
+        self.optimizer.step()
+        return Taken(int(count), dict(zip(terms, sums, strict=True)))
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """All weights, those of the loss or objective too."""
+        return [parameter for module in self.modules.values() for parameter in module.parameters()]
 
     @abstractmethod
     def validate(self) -> dict[str, float]:
@@ -192,6 +242,8 @@ class Loop(Generic[Batch]):
     once a checkpoint is written.
     """
 
+    goes_on = False  # whether there may be more epochs another time, for which the last checkpoints are kept
+
     def __init__(
         self,
         learner: Learner[Batch],
@@ -203,13 +255,18 @@ class Loop(Generic[Batch]):
         on_epoch: Callable[[Any], None] = lambda epoch: None,
         stop: Callable[[], int] = lambda: False,
     ) -> None:
-        self.learner, self.out = learner, out
+        self.learner, self.group, self.out = learner, learner.group, out
         self.settings = config.training
+        self.epochs = self.settings.epochs
         self.progress, self.on_epoch, self.stop = progress, on_epoch, stop
+        if not self.group.first:
+            self.progress = self.on_epoch = lambda found: None
         self.checkpoints = Checkpoints(out / CHECKPOINTS, self.settings.keep)
         self.position = Position()
         self.trackers = Trackers(config, out)  # before anything is written: what they need may be missing
-        self._config, self._data, self._made_by = config.model_dump(mode="json"), dict(data), _made_by()
+        self._config, self._data = config.model_dump(mode="json"), dict(data)
+        self._made_by = _made_by(self.group)
+        self._before: State = {}
         self._saved = self._lap_began = time.perf_counter()
 
     # --- from one batch to the next -----------------------------------------------------------------------------
@@ -217,20 +274,30 @@ class Loop(Generic[Batch]):
     def run(self) -> TrainResult:
         """Train until all epochs are done or the metric no longer becomes better."""
         self._saved = self._lap_began = time.perf_counter()
-        while not self._is_over():
-            self._train()
-            self._validate()
+        try:
+            self.learner.network = self.group.wrap(self.learner.network)
+            while not self._is_over():
+                self._train()
+                self._validate()
+        except LostError as lost:
+            raise LostError(f"{lost}. Training ended, {self._where()}. {self._rescue()}") from None
         self._lap()
+        return self._finish()
+
+    def _finish(self) -> TrainResult:
+        """Write what came of it."""
         place = self.position
         result = TrainResult(place.best, place.best_epoch, place.epoch - 1, place.seconds, self.learner.parameters())
-        with self.writing():
-            write_file(self.out / RESULT, json.dumps(asdict(result), indent=2) + "\n")
-            self.checkpoints.clear()
+        if self.group.first:
+            with self.writing():
+                write_file(self.out / RESULT, json.dumps(asdict(result), indent=2) + "\n")
+                if not self.goes_on:
+                    self.checkpoints.clear()
         return result
 
     def _is_over(self) -> bool:
         done, patience = self.position.epoch - 1, self.settings.patience
-        return done == self.settings.epochs or (patience is not None and done - self.position.best_epoch >= patience)
+        return done == self.epochs or (patience is not None and done - self.position.best_epoch >= patience)
 
     def _train(self) -> None:
         """Take the batches of the epoch that are left."""
@@ -238,41 +305,64 @@ class Loop(Generic[Batch]):
         for module in learner.modules.values():
             module.train()
         learner.loader.set_epoch(place.epoch - 1)
+        self._remember()
         for batch in learner.loader:
-            for name, value in learner.step(batch, place).items():
-                place.sums[name] = place.sums.get(name, 0.0) + value * len(batch)
-            place.step, place.batch, place.seen = place.step + 1, place.batch + 1, place.seen + len(batch)
+            self._take(batch)
             place.epoch_seconds += self._lap()
             report = self._report()
             self.progress(report)
             self.trackers.batch(report, place.step)
-            if self.stop():
+            due = self.group.first and time.perf_counter() - self._saved >= self.settings.checkpoint_every
+            stopped, due = map(bool, self.group.totals([bool(self.stop()), due]))
+            if stopped or due:
                 self.save()
+            if stopped:
+                self.group.totals([0])  # nobody leaves before it is written
                 raise Stopped(self._stopped())
-            if time.perf_counter() - self._saved >= self.settings.checkpoint_every:
-                self.save()
+
+    def _take(self, batch: Batch) -> None:
+        """Learn from a batch."""
+        place = self.position
+        self.group.seed_noise(self.settings.seed, place.step)
+        with self.group.watching():
+            taken = self.learner.step(batch, place)
+        for name, value in taken.sums.items():
+            place.sums[name] = place.sums.get(name, 0.0) + value
+        place.step, place.batch, place.seen = place.step + 1, place.batch + 1, place.seen + taken.count
+        self._remember()
 
     def _validate(self) -> None:
         """Measure what an epoch has come to, and keep it."""
-        learner, place, directory = self.learner, self.position, self.out / CHECKPOINTS
+        learner, place = self.learner, self.position
         place.validation = learner.validate()
         self._lap()
-        epoch = learner.line(place)
-        place.lines.append(asdict(epoch))
         value = place.validation[learner.metric]
-        with self.writing():
-            with (self.out / METRICS).open("a") as file:
-                file.write(_text(place.lines[-1:]))
-            sync(self.out / METRICS)
-            if not place.best_epoch or learner.is_better(value, place.best):
-                place.best_epoch, place.best = place.epoch, value
-                learner.save(directory / "best.safetensors", place)
-            learner.save(directory / "last.safetensors", place)
+        self._end_epoch(value, is_best=not place.best_epoch or learner.is_better(value, place.best))
+        if self.goes_on or not self._is_over():  # otherwise the result comes next, and is all that is needed
+            self.save()
+
+    def _end_epoch(self, value: float, *, is_best: bool) -> None:
+        """Write what an epoch has come to, `value` of the metric, and go on to the next."""
+        place = self.position
+        epoch = self.learner.line(place)
+        place.lines.append(asdict(epoch))
+        if is_best:
+            place.best_epoch, place.best = place.epoch, value
+        if self.group.first:
+            with self.writing():
+                self._write_epoch(is_best=is_best)
         self.trackers.log(place.lines[-1], place.step)
         self.on_epoch(epoch)
         place.next_epoch()
-        if not self._is_over():  # the result comes next, and is all that is needed
-            self.save()
+
+    def _write_epoch(self, *, is_best: bool) -> None:
+        directory = self.out / CHECKPOINTS
+        with (self.out / METRICS).open("a") as file:
+            file.write(_text(self.position.lines[-1:]))
+        sync(self.out / METRICS)
+        if is_best:
+            self.learner.save(directory / "best.safetensors", self.position)
+        self.learner.save(directory / "last.safetensors", self.position)
 
     def _lap(self) -> float:
         """Count the seconds since the last time."""
@@ -282,38 +372,83 @@ class Loop(Generic[Batch]):
         return lap
 
     def _report(self) -> Step:
-        place, epochs = self.position, self.settings.epochs
-        batches = len(self.learner.loader)
-        return Step(place.epoch, epochs, place.batch, batches, place.parts, place.validation, place.per_second)
+        place, batches = self.position, len(self.learner.loader)
+        return Step(place.epoch, self.epochs, place.batch, batches, place.parts, place.validation, place.per_second)
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
     def save(self) -> None:
         """Write a checkpoint; that changes nothing of the training."""
-        about = {"config": self._config, "data": self._data, "made_by": self._made_by}
-        state = {"position": asdict(self.position), **self.learner.state_dict(), **about}
-        with self.writing():
-            self.checkpoints.save(self.position.step, state)
+        if self.group.first:
+            self._save(self.learner.state_dict())
         self._lap()  # which is no part of an epoch's speed
         self._saved = self._lap_began
 
+    def _save(self, state: State) -> None:
+        about = {"config": self._config, "data": self._data, "made_by": self._made_by}
+        with self.writing():
+            self.checkpoints.save(self.position.step, {"position": asdict(self.position), **state, **about})
+
+    def _remember(self) -> None:
+        """Note what the next batch changes before it changes the weights, in case that it cannot be finished."""
+        if self.group.world > 1 and self.group.first:
+            modules = self.learner.modules.items()
+            buffers = {name: {key: value.clone() for key, value in part.named_buffers()} for name, part in modules}
+            own = {"loader": self.learner.loader.state_dict(), "random": torch.get_rng_state()}
+            self._before = {"own": own, "buffers": buffers}
+
+    def _rescue(self) -> str:
+        """Keep what was trained before another process was lost; what there is to go on from."""
+        if not self.group.first:
+            return "The same command with --resume continues from the last checkpoint, if there is one"
+        if not self.position.step or not self._before:
+            return self._left()
+        for name, buffers in self._before["buffers"].items():
+            self.learner.modules[name].load_state_dict(buffers, strict=False)
+        self._save({**self.learner.state_dict(), **self._before["own"]})
+        return f"That is kept; the same command with --resume continues {self.out} from there"
+
     def resume(self, on_notice: OnNotice) -> bool:
         """Go to the newest checkpoint, if there is one. Refuse one of another configuration or other data."""
-        state = self.checkpoints.load(on_notice)
+        state = None
+        with self.group.together():
+            if self.group.first:
+                state = self.checkpoints.load(on_notice)
+                if state is None and (self.out / CONFIG).is_file():
+                    on_notice(f"{self.out} has no checkpoint yet: training begins again")
+        state = self.group.of_first(state)
         if state is None:
-            if (self.out / CONFIG).is_file():
-                on_notice(f"{self.out} has no checkpoint yet: training begins again")
             return False
-        check_same(self.out, state["config"], self._config)
-        check_same_data(self.out, state["data"], self._data)
-        self._compare_makers(state["made_by"], on_notice)
-        self.learner.load_state_dict(state)
-        self.position = Position(**state["position"])
-        if self.position.best_epoch:
-            self._check_best()
-        with self.writing():  # the file may have lines of epochs that come again
-            write_file(self.out / METRICS, _text(self.position.lines))
+        with self.group.together():
+            self._go_to(state, on_notice)
+            if self.group.first:
+                if self.position.best_epoch:
+                    self._check_best()
+                with self.writing():  # the file may have lines of epochs that come again
+                    write_file(self.out / METRICS, _text(self.position.lines))
         return True
+
+    def _go_to(self, state: State, on_notice: OnNotice) -> None:
+        check_same(self.out, state["config"], self._config)
+        self._check_data(state)
+        self._compare_makers(state["made_by"], on_notice)
+        try:
+            self.learner.load_state_dict(state)
+            self.position = Position(**state["position"])
+        except (KeyError, TypeError, RuntimeError) as error:
+            release = state["made_by"].get("rankfall")
+            raise DamagedError(
+                f"{self.out}: the checkpoint of rankfall {release} does not fit this release, {__version__}: {error}. "
+                "Continue with that one, or start over with --force"
+            ) from None
+
+    def _check_data(self, state: State) -> None:
+        """Refuse a checkpoint of other data."""
+        check_same_data(self.out, state["data"], self._data)
+
+    def check_alike(self) -> None:
+        """Refuse processes that were told different things."""
+        check_alike(self.group.gather((self._config, self._data)))
 
     def _check_best(self) -> None:
         """The best weights so far stand in a file of their own, without which there is nothing to go on for."""
@@ -326,7 +461,8 @@ class Loop(Generic[Batch]):
 
     def _compare_makers(self, before: Mapping[str, str], on_notice: OnNotice) -> None:
         now = self._made_by
-        changed = [f"{name} {before.get(name)}, now {now[name]}" for name in now if before.get(name) != now[name]]
+        both = before.keys() & now.keys()
+        changed = [f"{name} {before[name]}, now {now[name]}" for name in sorted(both) if before[name] != now[name]]
         if changed:
             on_notice(f"{self.out} was begun with {'; '.join(changed)}: last digits may differ from those of one go")
 
@@ -336,14 +472,17 @@ class Loop(Generic[Batch]):
         try:
             yield
         except OSError as error:
-            count = len(self.checkpoints.paths())
-            left = (
-                f"are {count} older checkpoints, as good as before" if count > 1 else f"is {count or 'no'} checkpoint"
-            )
-            raise TrainingError(
-                f"{self.out} cannot be written to: {error}. Training ended, {self._where()}. "
-                f"There {left}; when the cause is gone, --resume continues"
+            raise SurroundingsError(
+                f"{self.out} cannot be written to: {error}. Training ended, {self._where()}. {self._left()}"
             ) from None
+
+    def _left(self) -> str:
+        """What there is to go on from."""
+        count = len(self.checkpoints.paths())
+        if not count:
+            return "There is no checkpoint yet: when the cause is gone, training begins again"
+        left = f"are {count} older checkpoints, as good as before" if count > 1 else "is an older checkpoint"
+        return f"There {left}; when the cause is gone, the same command continues, that of a training with --resume"
 
     def _where(self) -> str:
         place = self.position
@@ -355,13 +494,36 @@ class Loop(Generic[Batch]):
         return f"stopped {self._where()}; the same command with --resume continues {self.out} from there"
 
 
-def finished(out: Path, config: RankerConfig | CascadeConfig, on_notice: OnNotice) -> TrainResult | None:
-    """The result of a run that is to be continued and is finished already; refuse a run of another configuration."""
+def finished(
+    out: Path,
+    config: RankerConfig | CascadeConfig,
+    data: Mapping[str, str],
+    *,
+    force: bool,
+    resume: bool,
+    on_notice: OnNotice,
+    group: Group = ALONE,
+) -> TrainResult | None:
+    """The result of a run that is to be continued and is finished already; refuse a directory of anything else."""
+    result = None
+    with group.together():
+        if group.first:
+            check_free(out, force=force, resume=resume)
+            result = _finished(out, config, data, on_notice) if resume else None
+    found = group.of_first(None if result is None else asdict(result))
+    return None if found is None else TrainResult(**found)
+
+
+def _finished(
+    out: Path, config: RankerConfig | CascadeConfig, data: Mapping[str, str], on_notice: OnNotice
+) -> TrainResult | None:
     if not (out / CONFIG).is_file():
         return None
     check_same(out, read_config(out).model_dump(mode="json"), config.model_dump(mode="json"))
     if not is_finished(out):
         return None
+    if (out / DATA).is_file():
+        check_same_data(out, json.loads((out / DATA).read_text()), data)
     on_notice(f"{out} is finished already")
     Checkpoints(out / CHECKPOINTS, 1).clear()  # of which some are left if it was killed in its last moment
     return read_result(out)
@@ -369,26 +531,48 @@ def finished(out: Path, config: RankerConfig | CascadeConfig, on_notice: OnNotic
 
 def train_in(loop: Loop[Batch], files: Mapping[str, str], *, resume: bool, on_notice: OnNotice) -> TrainResult:
     """Run a loop and leave a run directory, with `files` in it; or continue what was begun there."""
-    out = loop.out
-    with loop.writing():
-        out.mkdir(parents=True, exist_ok=True)
-    with alone(out):
+    out, group = loop.out, loop.group
+    if not group.first:
+        on_notice = _silent
+    loop.check_alike()
+    with ExitStack() as held:
+        with group.together():
+            if group.first:
+                with loop.writing():
+                    out.mkdir(parents=True, exist_ok=True)
+                held.enter_context(locked(out, busy=f"another training is working in {out}"))
         resumed = resume and loop.resume(on_notice)
-        with loop.writing():
-            if resumed:
-                clear_temporary(out)
-            else:
-                clear(out)
-            for name, text in files.items():
-                write_file(out / name, text)
-        with loop.trackers.opened(loop.position.step, on_notice):
-            return loop.run()
+        with group.together():
+            if group.first:
+                _write_beginning(loop, files, resumed)
+                held.enter_context(loop.trackers.opened(loop.position.step, on_notice))
+        return loop.run()
 
 
-def _made_by() -> dict[str, str]:
+def _write_beginning(loop: Loop[Batch], files: Mapping[str, str], resumed: bool) -> None:
+    with loop.writing():
+        if resumed:
+            clear_temporary(loop.out)
+        else:
+            loop.trackers.reach()  # before an older run is lost
+            clear(loop.out)
+        for name, text in files.items():
+            write_file(loop.out / name, text)
+
+
+def _silent(text: str) -> None:
+    """Nobody hears it."""
+
+
+def _made_by(group: Group) -> dict[str, str]:
     """On what the last digits of a training depend, besides what it is told."""
     processor = torch.backends.cpu.get_cpu_capability()
-    return {"rankfall": __version__, "torch": str(torch.__version__), "processor": processor}
+    return {
+        "rankfall": __version__,
+        "torch": str(torch.__version__),
+        "processor": processor,
+        "processes": str(group.world),
+    }
 
 
 def _text(lines: list[dict[str, Any]]) -> str:

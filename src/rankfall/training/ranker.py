@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from rankfall._checkpoint import read_checkpoint, write_checkpoint
-from rankfall._settings import ConfigError, dump
+from rankfall._settings import ConfigError
 from rankfall.data.batches import Batch, ListLoader, Lists
 from rankfall.data.ranking import Moments, RankingData
 from rankfall.metrics.named import parse
 from rankfall.models import FeatureScaling
+from rankfall.training.advice import advice
 from rankfall.training.build import Ranker, classifies, make_loss, make_optimizer, make_ranker
-from rankfall.training.config import RankerConfig, Role
+from rankfall.training.config import RankerConfig, Role, dump_absolute
+from rankfall.training.distributed import ALONE
 from rankfall.training.loop import Learner, Loop, finished, train_in
-from rankfall.training.run import CHECKPOINTS, CONFIG, TrainingError, check_free, read_config, repeatable
+from rankfall.training.run import CHECKPOINTS, CONFIG, DATA, TrainingError, read_config, repeatable
 from rankfall.training.scoring import measure, score
 
 if TYPE_CHECKING:
-    from rankfall.training.config import DataConfig, LossConfig
+    from pathlib import Path
+
+    from rankfall.training.config import DataConfig
+    from rankfall.training.distributed import Group
     from rankfall.training.loop import OnNotice, Position, Progress
     from rankfall.training.run import TrainResult
 
@@ -62,40 +68,62 @@ def train(
     on_validation: OnValidation = lambda epoch, model: None,
     on_notice: OnNotice = warnings.warn,
     stop: Callable[[], int] = lambda: False,
+    group: Group = ALONE,
 ) -> TrainResult:
     """Train a ranker and leave a run directory; the same configuration and data give the same weights.
 
     A run that exists is replaced with `force` only. With `resume` it is continued, and ends as if it had never been
     interrupted. `progress` hears of every batch, `on_validation` of every epoch, with the model as it is then,
-    `on_notice` of damaged checkpoints and the like. `stop` is asked after every batch whether to end early.
+    `on_notice` of damaged checkpoints and the like. `stop` is asked after every batch whether to end early. All
+    processes of a `group` call this with the same arguments.
     """
-    data = load_data(config.data)
-    lists = {role: load_lists(data, config.data, role) for role in get_args(Role) if config.data.splits(role)}
-    _check_apart(data, config.data)
-
-    check_free(out, force=force, resume=resume)
-    if resume and (result := finished(out, config, on_notice)):
+    with group.together():
+        data = load_data(config.data)
+        lists = {role: load_lists(data, config.data, role) for role in get_args(Role) if config.data.splits(role)}
+        _check_apart(data, config.data)
+        checksums = data.manifest["files"]
+    result = finished(out, config, checksums, force=force, resume=resume, on_notice=on_notice, group=group)
+    if result is not None:
         return result
     with repeatable(config.training.seed, config.training.threads):
-        grades = _grades(lists["train"]) if classifies(config.loss) else None
-        model = make_ranker(config.model, _fit_scaling(data, config.data), grades)
-        loop = Loop(
-            _Learner(config, out, model, lists["train"], lists["valid"]),
-            config,
-            out,
-            data=data.manifest["files"],
-            progress=progress,
-            on_epoch=lambda epoch: on_validation(epoch, model),
-            stop=stop,
-        )
-        files = {CONFIG: dump(_with_absolute_path(config))}
+        with group.together():
+            grades = _grades(lists["train"]) if classifies(config.loss) else None
+            model = make_ranker(config.model, _fit_scaling(data, config.data), grades)
+            loop = Loop(
+                _Learner(config, out, model, lists["train"], lists["valid"], group),
+                config,
+                out,
+                data=checksums,
+                progress=progress,
+                on_epoch=lambda epoch: on_validation(epoch, model),
+                stop=stop,
+            )
+        files = {CONFIG: dump_absolute(config), DATA: json.dumps(checksums, indent=1) + "\n"}
         return train_in(loop, files, resume=resume, on_notice=on_notice)
+
+
+class _Network(nn.Module):
+    """A ranker and its loss: from features, as they stand in a batch, to its value."""
+
+    def __init__(self, model: Ranker, loss: nn.Module) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, features: Tensor, batch: Batch) -> tuple[Tensor, bool]:
+        """The value, and whether scores are NaN or infinite."""
+        outputs = self.model(features)
+        if not outputs.isfinite().all():
+            return outputs.sum(), True
+        return self.loss(batch.pad(outputs), batch.labels, mask=batch.mask), False
 
 
 class _Learner(Learner[Batch]):
     """A ranker and its loss."""
 
-    def __init__(self, config: RankerConfig, out: Path, model: Ranker, lists: Lists, valid: Lists) -> None:
+    def __init__(
+        self, config: RankerConfig, out: Path, model: Ranker, lists: Lists, valid: Lists, group: Group
+    ) -> None:
+        self.group = group
         self.config = config
         self.out = out
         self.model = model
@@ -104,42 +132,39 @@ class _Learner(Learner[Batch]):
         self.measured = parse(config.training.metric)
         self.metric = self.measured.name
         self.loss = make_loss(config.loss)
-        self.trained = [*model.parameters(), *self.loss.parameters()]
         self.modules = {"model": model, "loss": self.loss}
+        self.network = _Network(model, self.loss)
+        self.clip = config.optimizer.clip
         self.optimizer = make_optimizer(config.optimizer, model.parameters(), self.loss.parameters())
         settings = config.training
-        self.loader = ListLoader(lists, batch=settings.batch, seed=settings.seed, max_list=settings.max_list)
+        self.loader = ListLoader(
+            lists,
+            batch=settings.batch,
+            seed=settings.seed,
+            max_list=settings.max_list,
+            rank=group.rank,
+            world=group.world,
+        )
 
-    def step(self, batch: Batch, position: Position) -> dict[str, float]:
-        """Change the weights by one batch; its loss."""
-        self.optimizer.zero_grad()
-        outputs = self.model(self.lists.gather(batch.rows))
-        if not outputs.isfinite().all():
-            raise self._diverged("the scores", "NaN or infinite", batch, position)
+    def terms(self, batch: Batch, position: Position) -> tuple[dict[str, Tensor], str]:
+        """The loss."""
         try:
-            loss = self.loss(batch.pad(outputs), batch.labels, mask=batch.mask)
+            loss, bad = self.network(self.lists.gather(batch.rows), batch)
         except ValueError as error:
             where = f"{self._where(position)} ({self._named(batch)})"
             raise TrainingError(f"{self.config.loss.name} refuses {where}: {error}") from None
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise self._diverged("the loss", str(value), batch, position)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.trained, self.config.optimizer.clip or math.inf)
-        if not norm.isfinite():
-            raise self._diverged("the gradient", "NaN or infinite", batch, position)
-        self.optimizer.step()
-        return {"loss": value}
+        return {"loss": loss}, "the scores" if bad else ""
 
     def validate(self) -> dict[str, float]:
         """The metric that training looks at."""
-        values = measure(score(self.model, self.valid), self.valid, [self.measured])[self.metric]
+        values = measure(score(self.model, self.valid, self.group), self.valid, [self.measured])[self.metric]
         mean = float(values.nanmean())
         if math.isnan(mean):
-            raise TrainingError(
-                f"training.metric: {self.metric} is undefined on every list of data.valid "
-                f"({', '.join(self.config.data.valid)}): none has a relevant document"
-            )
+            with self.group.together():
+                raise TrainingError(
+                    f"training.metric: {self.metric} is undefined on every list of data.valid "
+                    f"({', '.join(self.config.data.valid)}): none has a relevant document"
+                )
         return {self.metric: mean}
 
     def is_better(self, value: float, than: float) -> bool:
@@ -169,11 +194,12 @@ class _Learner(Learner[Batch]):
         """Of the model and of the loss."""
         return sum(parameter.numel() for parameter in self.trained)
 
-    def _diverged(self, what: str, found: str, batch: Batch, position: Position) -> TrainingError:
+    def diverged(self, what: str, batch: Batch, position: Position) -> TrainingError:
+        """With the queries of the batch."""
         kept = f". Finished epochs are kept in {self.out}" if position.best_epoch else ""
         return TrainingError(
-            f"{self.config.loss.name}: {what} became {found} in {self._where(position)} ({self._named(batch)}). "
-            f"Try {', '.join(_advice(self.config))}{kept}"
+            f"{self.config.loss.name}: {what} became NaN or infinite in {self._where(position)} "
+            f"({self._named(batch)}). Try {', '.join(_advice(self.config))}{kept}"
         )
 
     def _where(self, position: Position) -> str:
@@ -187,22 +213,12 @@ class _Learner(Learner[Batch]):
 
 def _advice(config: RankerConfig) -> list[str]:
     """What may keep a training finite, the most likely first."""
-    optimizer, data = config.optimizer, config.data
-    advice = [f"a smaller optimizer.lr than {optimizer.lr:g}"]
-    clip = optimizer.clip
-    advice.append("optimizer.clip=1" if clip is None else f"a smaller optimizer.clip than {clip:g}")
-    advice += [f"a larger {key} than {tau:g}" for key, tau in _temperatures(config.loss)]
-    if not data.standardise:
-        advice.append("data.standardise=true")
-    if not data.log1p:
-        advice.append("data.log1p=true if features have very large values")
-    return advice
-
-
-def _temperatures(loss: LossConfig) -> list[tuple[str, float]]:
-    places = [("loss", loss.options)]
-    places += [(f"loss.{key}", value) for key, value in loss.options.items() if isinstance(value, dict)]
-    return [(f"{place}.tau", options["tau"]) for place, options in places if options.get("tau") is not None]
+    found = advice(config.optimizer, "loss", config.loss.options)
+    if not config.data.standardise:
+        found.append("data.standardise=true")
+    if not config.data.log1p:
+        found.append("data.log1p=true if features have very large values")
+    return found
 
 
 # --- what a training starts from ----------------------------------------------------------------------------------
@@ -282,9 +298,3 @@ def load_run(directory: Path, *, checkpoint: Literal["best", "last"] = "best") -
     except RuntimeError as error:
         raise ValueError(f"{directory}: the checkpoint {checkpoint} does not fit config.yaml: {error}") from None
     return config, model.eval()
-
-
-def _with_absolute_path(config: RankerConfig) -> RankerConfig:
-    """A run can be evaluated from any directory."""
-    data = config.data.model_copy(update={"path": str(Path(config.data.path).absolute())})
-    return config.model_copy(update={"data": data})

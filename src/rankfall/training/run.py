@@ -7,18 +7,19 @@
 ``checkpoints/last.safetensors``  the last weights
 ``checkpoints/step-*``            what an interrupted training continues from
 ``result.json``                   written last: a run that has it is finished
+``data.json``                     the checksums of what it was trained on
 ``log.json``                      of a cascade: what the ids and numbers of its log mean
+``days/``                         of a stream: values of every impression, and weights, day by day
 ================================  ====================================================================================
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,23 +27,26 @@ import torch
 from rankfall._files import is_temporary
 from rankfall._settings import ConfigError, leaves, read_yaml, shown
 from rankfall.training.config import validate_any
-from rankfall.training.track import MLFLOW, TENSORBOARD
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from rankfall.training.cascade_config import CascadeConfig
     from rankfall.training.config import RankerConfig
 
 CONFIG, METRICS, RESULT, CHECKPOINTS = "config.yaml", "metrics.jsonl", "result.json", "checkpoints"
-LOG, REPORT = "log.json", "report.html"
+LOG, DATA, REPORT, DAYS = "log.json", "data.json", "report.html", "days"
+TENSORBOARD, MLFLOW = "tensorboard", "mlflow"  # directories of trackers
 # A training may go on with others.
 HARMLESS = ("data.path", "metrics", "training.keep", "training.checkpoint_every", "training.track", "training.mlflow")
 
 
 class TrainingError(ValueError):
     """A training that cannot go on."""
+
+
+class SurroundingsError(TrainingError):
+    """What is around a training fails it, a disk or a server; the same training may do well later."""
 
 
 class Stopped(Exception):  # noqa: N818 (nothing is wrong)
@@ -104,6 +108,12 @@ def read_result(directory: Path) -> TrainResult:
     return TrainResult(**result)
 
 
+def read_lines(directory: Path) -> list[dict[str, Any]]:
+    """What is known after each epoch of a run."""
+    path = directory / METRICS
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
 def check_free(out: Path, *, force: bool, resume: bool) -> None:
     """Refuse to write over other files, and over a run unless that is to be replaced or continued."""
     if force and resume:
@@ -127,16 +137,31 @@ def _content(out: Path) -> Iterator[Path]:
 def check_same(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse to continue a training with another configuration than the one it was begun with."""
     old, new = leaves(dict(before)), leaves(dict(now))
-    differences = [
-        f"{key} was {shown(old.get(key))} and is {shown(new.get(key))}"
-        for key in old | new
-        if not _is_harmless(key) and old.get(key) != new.get(key)
-    ]
+    differences = [f"{key} was {shown(old.get(key))} and is {shown(new.get(key))}" for key in _different(old, new)]
     if differences:
         raise ConfigError(
             f"{out} was begun with another configuration: {', '.join(differences)}. Continue it as it was, name "
             "another directory, or start over with --force"
         )
+
+
+def _different(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Keys that decide what is trained, of which configurations have different values."""
+    return [key for key in {**one, **other} if not _is_harmless(key) and one.get(key) != other.get(key)]
+
+
+def check_alike(told: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]]) -> None:
+    """Refuse to train by processes of which one was told another configuration, or has other data, than the first."""
+    config, data = leaves(dict(told[0][0])), told[0][1]
+    for process, (own_config, own_data) in enumerate(told):
+        own = leaves(dict(own_config))
+        for key in _different(config, own):
+            raise ConfigError(
+                f"{key}: found {shown(config.get(key))} in process 0 and {shown(own.get(key))} in process {process}"
+            )
+        for name in {**data, **own_data}:
+            if data.get(name) != own_data.get(name):
+                raise ConfigError(f"data.path: {name} of process {process} is not the one of process 0")
 
 
 def check_same_data(out: Path, before: Mapping[str, str], now: Mapping[str, str]) -> None:
@@ -160,9 +185,9 @@ def clear(out: Path) -> None:
     for told in (TENSORBOARD, MLFLOW):
         if (out / told).exists():
             shutil.rmtree(out / told)
-    measured = [RESULT, METRICS, REPORT, "evaluation*.json", "values*.parquet"]
+    measured = [RESULT, METRICS, REPORT, "evaluation*.json", "values*.parquet", f"{DAYS}/*"]
     # What a training would continue from goes before what it would then miss.
-    trained = [f"{CHECKPOINTS}/step-*.safetensors", f"{CHECKPOINTS}/*.safetensors", LOG]
+    trained = [f"{CHECKPOINTS}/step-*.safetensors", f"{CHECKPOINTS}/*.safetensors", LOG, DATA]
     for pattern in (*measured, *trained, CONFIG):  # which is last, as it tells a run from other files
         for path in out.glob(pattern):
             path.unlink()
@@ -170,20 +195,6 @@ def clear(out: Path) -> None:
 
 def clear_temporary(out: Path) -> None:
     """Take away what was half written when a training was killed."""
-    for directory in (out, out / CHECKPOINTS):
+    for directory in filter(Path.is_dir, (out, out / CHECKPOINTS, out / DAYS)):
         for path in filter(is_temporary, directory.iterdir()):
             path.unlink()
-
-
-@contextmanager
-def alone(out: Path) -> Generator[None]:
-    """Nobody else trains in this directory; the lock ends with the process, however that ends."""
-    handle = os.open(out, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ValueError(f"another training is working in {out}") from None
-    else:
-        yield
-    finally:
-        os.close(handle)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rankfall.data.batches import Lists
+from rankfall.training.distributed import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,18 +17,26 @@ if TYPE_CHECKING:
     from rankfall.data.ranking import RankingSplit
     from rankfall.metrics.named import NamedMetric
     from rankfall.training.build import Ranker
+    from rankfall.training.distributed import Group
 
 CHUNK_ROWS = 1 << 14  # documents that are scored at once
 
 
-def score(model: Ranker, split: RankingSplit | Lists) -> Tensor:
-    """The score of every document ``(rows,)``, in the order of the split; dropout and batch norm as in use."""
+def score(model: Ranker, split: RankingSplit | Lists, group: Group = ALONE) -> Tensor:
+    """The score of every document ``(rows,)``, in the order of the split; dropout and batch norm as in use.
+
+    The processes of a `group` take the chunks in turn.
+    """
     lists = split if isinstance(split, Lists) else Lists([split])
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            return torch.cat([model.score(chunk) for chunk in lists.chunks(CHUNK_ROWS)])
+            scores = [
+                model.score(chunk) if number % group.world == group.rank else torch.zeros(len(chunk))
+                for number, chunk in enumerate(lists.chunks(CHUNK_ROWS))
+            ]
+            return group.total(torch.cat(scores))
     finally:
         model.train(was_training)
 

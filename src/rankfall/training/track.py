@@ -19,7 +19,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rankfall._files import write_file
-from rankfall._settings import ConfigError, leaves
+from rankfall._settings import leaves
+from rankfall.training.run import MLFLOW, TENSORBOARD, SurroundingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from rankfall.training.config import MLflowConfig, RankerConfig, TrackerName
     from rankfall.training.run import Step
 
-TENSORBOARD, MLFLOW = "tensorboard", "mlflow"  # directories in that of a run
 INSTALL = "pip install 'rankfall[track]'"
 EVERY = 5.0  # seconds between what is told of batches, as much as people can look at
 _NEEDED = {"tensorboard": ("tensorboard",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
@@ -65,7 +65,7 @@ class Trackers:
         for name in config.training.track:
             missing = [module for module in _NEEDED[name] if find_spec(module) is None]
             if missing:
-                raise ConfigError(f"training.track: {name} needs {', '.join(missing)}; {INSTALL} brings that")
+                raise SurroundingsError(f"training.track: {name} needs {', '.join(missing)}; {INSTALL} brings that")
 
     @contextmanager
     def opened(self, step: int, on_notice: Callable[[str], None]) -> Generator[None]:
@@ -85,6 +85,20 @@ class Trackers:
             self._tell(lambda tracker: tracker.close(finished=finished))
             self._trackers = {}
 
+    def reach(self) -> None:
+        """Refuse those who cannot be reached, before anything is written for them."""
+        config = self._config.training
+        uri = config.mlflow.uri or os.environ.get("MLFLOW_TRACKING_URI")
+        if "mlflow" not in config.track or uri is None:
+            return
+        try:
+            with _quiet():
+                from mlflow import MlflowClient
+
+                MlflowClient(tracking_uri=uri).get_experiment_by_name(config.mlflow.experiment)
+        except Exception as error:
+            raise _unreachable("mlflow", error) from None
+
     def log(self, line: Mapping[str, Any], step: int) -> None:
         """Tell a line of ``metrics.jsonl``."""
         numbers = flatten(line)
@@ -102,7 +116,7 @@ class Trackers:
         try:
             return _TensorBoard(self._out, step) if name == "tensorboard" else _MLflow(self._config, self._out)
         except Exception as error:
-            raise ConfigError(f"training.track: {name} cannot be told anything: {_first_line(error)}") from None
+            raise _unreachable(name, error) from None
 
     def _tell(self, tell: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._trackers.items()):
@@ -122,7 +136,12 @@ def flatten(line: Mapping[str, Any]) -> dict[str, float]:
     >>> flatten({"epoch": 1, "validation": {"joint_recall": 0.8}, "trained": {"weight": [1.0, 0.5]}})
     {'epoch': 1.0, 'validation/joint_recall': 0.8, 'trained/weight/0': 1.0, 'trained/weight/1': 0.5}
     """
-    return {name: float(value) for name, value in leaves(line, separator="/").items()}
+    numbers = leaves(line, separator="/").items()
+    return {name: float(value) for name, value in numbers if not isinstance(value, str)}
+
+
+def _unreachable(name: TrackerName, error: Exception) -> SurroundingsError:
+    return SurroundingsError(f"training.track: {name} cannot be told anything: {_first_line(error)}")
 
 
 def _first_line(error: Exception) -> str:

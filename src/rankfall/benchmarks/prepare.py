@@ -1,0 +1,254 @@
+"""Sample building: the seconds and the memory in which a raw full-stage log becomes impressions, by each engine.
+
+The log is like RecFlow's: requests of 100 items in 5 days, one Parquet file a day, 24 columns of whole numbers. It is
+described with 17 features, two vocabularies, a standardised and a bucketized number and a sequence of 50 from feedback;
+10 items of each of four stages are kept. The command runs as users run it, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from rankfall._files import checksum
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+ROWS, QUICK_ROWS = 10**7, 10**5
+DAYS, ITEMS = 5, 100  # items of a request
+STAGES = {"prerank_neg": 60, "coarse_neg": 24, "rank_neg": 10, "rank_pos": 6}  # items of a request that end there
+SAMPLE = 10
+USERS, CATALOGUE = 20_000, 100_000
+FIRST_DAY = 1_705_075_200_000  # 2024-01-13 in Shanghai, in milliseconds
+DAY = 86_400_000
+_CHUNK = 2_000  # requests that are drawn at once
+_INTERVAL = 0.1  # seconds between two looks at the processes
+SETTING = f"requests of {ITEMS} items in {DAYS} days, 24 columns, 17 features, a sequence of 50"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What an engine needs for the whole command."""
+
+    engine: str
+    rows: int
+    seconds: float
+    cpu_seconds: float | None  # of all processes; Linux alone tells
+    peak_mb: float | None  # of all processes together, what they share counts once
+    processes: int | None  # at that moment
+    same: bool  # whether the files are those of the first engine, byte for byte
+
+
+def measure(engines: Sequence[str], rows: int, report: Callable[[str], None]) -> list[Row]:
+    """Write a log, then prepare it by each of the engines."""
+    measured: list[Row] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        raw, description = Path(scratch, "raw"), Path(scratch, "spec.yaml")
+        raw.mkdir()
+        write_rows(raw, rows)
+        description.write_text(yaml.safe_dump(spec()))
+        report("log written")
+        first = ""
+        for engine in engines:
+            out = Path(scratch, "impressions")
+            options = ["--spec", str(description), "--out", str(out), "--engine", engine, "--force", "--json"]
+            spent = _run([sys.executable, "-m", "rankfall", "prepare", "rows", str(raw), *options])
+            digest = _digest(out)
+            first = first or digest
+            measured.append(Row(engine, rows, spent.seconds, *spent.figures(), digest == first))
+            report(engine)
+    return measured
+
+
+def _digest(directory: Path) -> str:
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    content = "".join(f"{path.relative_to(directory)} {checksum(path)}" for path in files)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+# --- the processes of a command -----------------------------------------------------------------------------------
+
+
+class _Spent:
+    """What a process and all that it starts have needed so far."""
+
+    def __init__(self, process: int) -> None:
+        self.seconds = 0.0
+        self._process = process
+        self._ticks: dict[int, int] = {}  # of the CPU, by process
+        self._peak = self._count = 0
+
+    def look(self) -> None:
+        """Note time and memory of the processes there are."""
+        parents: dict[int, int] = {}
+        ticks: dict[int, int] = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                stat = (path / "stat").read_text().rpartition(")")[2].split()  # the name may hold anything
+            except OSError:
+                continue  # it has ended
+            parents[int(path.name)] = int(stat[1])
+            ticks[int(path.name)] = int(stat[11]) + int(stat[12])
+        ours = [number for number in parents if self._is_ours(number, parents)]
+        self._ticks |= {number: ticks[number] for number in ours}
+        memory = sum(map(_shared_once, ours))
+        if memory > self._peak:
+            self._peak, self._count = memory, len(ours)
+
+    def figures(self) -> tuple[float | None, float | None, int | None]:
+        """Seconds of the CPU, the peak of memory in megabytes, and the number of processes then."""
+        if not self._ticks:
+            return None, None, None
+        return sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK"), self._peak / 2**20, self._count
+
+    def _is_ours(self, number: int, parents: dict[int, int]) -> bool:
+        while number not in (0, self._process):
+            number = parents.get(number, 0)
+        return number == self._process
+
+
+def _shared_once(process: int) -> int:
+    """Bytes in memory, where what n processes share counts 1/n to each."""
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def _run(command: list[str]) -> _Spent:
+    with tempfile.TemporaryFile("w+") as errors:
+        start = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+        spent = _Spent(process.pid)
+        try:
+            while process.poll() is None:
+                spent.look()
+                time.sleep(_INTERVAL)
+        finally:
+            process.terminate()
+            process.wait()
+        spent.seconds = time.perf_counter() - start
+        if process.returncode:
+            errors.seek(0)
+            raise ValueError(f"{' '.join(command[1:5])}: {errors.read().strip()}")
+        return spent
+
+
+# --- the log ------------------------------------------------------------------------------------------------------
+
+
+def spec() -> dict[str, Any]:
+    """How the log is described."""
+    item: dict[str, Any] = {
+        "video_id": {"kind": "categorical", "vocabulary": {"min_count": 2}},
+        "author_id": {"kind": "categorical", "hash_bucket_size": 50_000},
+        "category_level_one": {"kind": "categorical", "num_buckets": 50},
+        "category_level_two": {"kind": "categorical", "num_buckets": 400},
+        "upload_type": {"kind": "categorical", "num_buckets": 10},
+        "upload_hour": {"kind": "time", "part": "hour", "column": "upload_timestamp", "unit": "ms"},
+        "upload_weekday": {"kind": "time", "part": "weekday", "column": "upload_timestamp", "unit": "ms"},
+        "duration": {"kind": "dense", "log1p": True, "standardise": True},
+        "duration_bucket": {"kind": "dense", "column": "duration", "bucketize": 16},
+    }
+    user: dict[str, Any] = {
+        "user_id": {"kind": "categorical", "vocabulary": True},
+        "device_id": {"kind": "categorical", "hash_bucket_size": 50_000},
+        "age": {"kind": "categorical", "num_buckets": 10},
+        "gender": {"kind": "categorical", "num_buckets": 3},
+        "province": {"kind": "categorical", "num_buckets": 35},
+    }
+    context = {part: {"kind": "time", "part": part} for part in ("hour", "weekday", "minute")}
+    shown = ["video_id", "author_id", "category_level_two"]
+    return {
+        "request": "request_id",
+        "item": "video_id",
+        "user": "user_id",
+        "time": {"column": "request_timestamp", "unit": "ms", "zone": "Asia/Shanghai"},
+        "stage": "stage",
+        "rank": "rank",
+        "stages": [{"name": name, "sample": SAMPLE} for name in STAGES],
+        "relevant": "rank_pos",
+        "feedback": ["effective_view", "long_view", "like", "follow", "forward", "comment"],
+        "features": {"user": user, "context": context, "item": item},
+        "sequences": {"views": {"max_length": 50, "features": shown, "feedback": "effective_view"}},
+    }
+
+
+def write_rows(directory: Path, rows: int) -> None:
+    """A raw log of about so many rows, a file a day. Popular items and busy users are more likely."""
+    rng = np.random.default_rng(0)
+    requests = max(rows // ITEMS // DAYS, 1)  # of a day
+    items = _items(rng)
+    for day in range(DAYS):
+        writer: pq.ParquetWriter | None = None
+        for first in range(0, requests, _CHUNK):
+            numbers = np.arange(first, min(first + _CHUNK, requests))
+            times = FIRST_DAY + day * DAY + numbers * (DAY // requests)
+            chunk = pa.table(_rows(rng, items, day * requests + numbers, times))
+            writer = writer or pq.ParquetWriter(directory / f"day{day}.parquet", chunk.schema)
+            writer.write_table(chunk)
+        if writer is not None:
+            writer.close()
+
+
+def _items(rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+    return {
+        "author_id": rng.integers(30_000, size=CATALOGUE),
+        "category_level_one": rng.integers(50, size=CATALOGUE, dtype=np.int32),
+        "category_level_two": rng.integers(400, size=CATALOGUE, dtype=np.int32),
+        "upload_type": rng.integers(10, size=CATALOGUE, dtype=np.int32),
+        "upload_timestamp": FIRST_DAY - rng.integers(30 * DAY, size=CATALOGUE),
+        "duration": rng.lognormal(10, 1, CATALOGUE).astype(np.int64),
+    }
+
+
+def _rows(
+    rng: np.random.Generator, items: dict[str, NDArray[Any]], requests: NDArray[np.int64], times: NDArray[np.int64]
+) -> dict[str, NDArray[Any]]:
+    count = len(requests)
+    # one item of each of so many spans of the catalogue, so none stands twice in a request; early spans are narrow
+    spans = (np.arange(ITEMS) + rng.random((count, ITEMS))) / ITEMS
+    item = (spans**2 * CATALOGUE).astype(np.int64)[:, rng.permutation(ITEMS)]
+    stage = np.repeat(np.arange(len(STAGES)), list(STAGES.values()))
+    rank = np.concatenate([np.arange(1, size + 1) for size in STAGES.values()])
+    user = (rng.random(count) ** 2 * USERS).astype(np.int64)
+    shown = stage == len(STAGES) - 1
+    of_request: dict[str, NDArray[Any]] = {
+        "request_id": requests,
+        "request_timestamp": times,
+        "user_id": user,
+        "device_id": user * 7919 % 30_011,
+        "age": (user % 8).astype(np.int32),
+        "gender": (user % 3).astype(np.int32),
+        "province": (user % 34).astype(np.int32),
+    }
+    chances = {"effective_view": 0.4, "long_view": 0.2, "like": 0.05, "follow": 0.01, "forward": 0.01, "comment": 0.02}
+    return {
+        **{name: np.repeat(values, ITEMS) for name, values in of_request.items()},
+        "video_id": item.ravel(),
+        **{name: values[item].ravel() for name, values in items.items()},
+        "stage": np.tile(stage, count),
+        "rank": np.tile(rank, count),
+        "price": rng.integers(1000, size=count * ITEMS, dtype=np.int32),  # two columns that nobody asks for
+        "position": rng.integers(10, size=count * ITEMS, dtype=np.int32),
+        **{
+            name: ((rng.random((count, ITEMS)) < chance) & shown).astype(np.int32).ravel()
+            for name, chance in chances.items()
+        },
+    }

@@ -1,0 +1,80 @@
+"""Work that goes wrong in other processes, which must find it in a module of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankfall.data.rows.source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import polars as pl
+
+    Report = Callable[[int], None]
+
+
+def die_once(mark: Path) -> None:
+    """Kill this process, unless it was done before."""
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class DyingFile(Source):
+    """A file whose first reader dies when it has read some of it."""
+
+    mark: str = ""
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        for batch in super().batches(columns):
+            yield batch
+            die_once(Path(self.mark))
+
+
+def squared(part: int, report: Report) -> tuple[int, int]:
+    """The square of a number, the smallest ones last, and who found it."""
+    time.sleep(0.3 if part == 0 else 0)
+    report(part)
+    return part * part, os.getpid()
+
+
+def squared_by_the_living(mark: Path, part: int, report: Report) -> int:
+    """The square of a number; the process that is asked for that of 3 dies."""
+    if part == 3:
+        die_once(mark)
+    report(part)
+    return part * part
+
+
+def squared_unless(refused: list[int], part: int, report: Report) -> int:
+    """The square of a number, or an error."""
+    time.sleep(0 if part == refused[0] else 0.1)
+    if part in refused:
+        raise ValueError(f"part: found {part}, expected another")
+    return part * part
+
+
+def broken(part: int, report: Report) -> int:
+    """A mistake of ours."""
+    return [1, 2][part + 2]
+
+
+def dead(part: int, report: Report) -> None:
+    """Nobody survives this."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def halved(task: int) -> int:
+    """Half of a number."""
+    if task % 2:
+        raise ValueError(f"task: found {task}, expected an even number")
+    return task // 2
