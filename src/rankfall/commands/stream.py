@@ -1,0 +1,176 @@
+"""``rankfall stream``: learn from one day after the other, each measured before that."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rankfall.commands.terminal import (
+    examples,
+    fail_for,
+    interruptible,
+    note,
+    progress,
+    say,
+    show,
+    show_json,
+    stoppable,
+)
+from rankfall.commands.train import Overrides  # noqa: TC001 (typer reads the annotations)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankfall.evaluation.stream_config import StreamConfig, StreamRun
+    from rankfall.training.run import Step
+
+EXAMPLES = examples(
+    "rankfall stream stream.yaml --out streams/first",
+    "rankfall stream stream.yaml --out streams/first data.days=2024-01-13..2024-01-20 seeds=[0,1,2]",
+    "rankfall stream stream.yaml --out streams/first --resume",
+    "rankfall stream stream.yaml --out streams/live --follow --resume",
+)
+
+
+def stream(
+    config: Annotated[
+        Path,
+        typer.Argument(metavar="CONFIG", help="YAML: a cascade over days, with methods and seeds.", show_default=False),
+    ],
+    overrides: Overrides = None,
+    *,
+    out: Annotated[Path, typer.Option(help="Directory of the runs and results.", show_default=False)],
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a stream, also with days that are new.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a stream that exists.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Wait for new days, and keep the weights after each.")
+    ] = False,
+    poll: Annotated[float, typer.Option(min=0.1, help="Seconds between looks for new days, with --follow.")] = 10.0,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the content of stream.json.")] = False,
+) -> None:
+    """Measure each day by what was learned from the days before it, then learn from it, once; for several methods.
+
+    The first day is learned from and not measured. A stream that was interrupted continues with --resume and ends as if
+    it had not been; it goes on with days that have come since. With --follow it waits for them, until SIGTERM or
+    Ctrl-C. Exit code 1 if a method failed; the others are reported.
+    """
+    if force and resume:
+        raise typer.BadParameter("a stream is either replaced or continued", param_hint="--force, --resume")
+    say("loading torch")
+    from rankfall.evaluation.stream_config import load_stream
+
+    settings = load_stream(config, overrides or [])
+    result = _stream(settings, out, resume=resume, force=force, follow=poll if follow else None, jobs=jobs)
+    if as_json:
+        show_json(result)
+    else:
+        _show(result)
+    drawn = _draw(result, out)
+    say(f"wrote {', '.join(['stream.json', 'stream.md', 'report.html', *drawn])} to {out}")
+    fail_for(result["failed"])
+
+
+def _stream(settings: StreamConfig, out: Path, *, jobs: int, **options: Any) -> dict[str, Any]:
+    from rankfall.evaluation.stream import stream_methods
+    from rankfall.training.run import Stopped
+
+    with interruptible(lambda: f"the same command with --resume continues {out}"), progress() as bar:
+        task = bar.add_task("opening the log", total=None)
+        known: list[str] = []
+        learned: dict[Path, float] = {}  # days of each run, and the share of the last that is done
+        runs = max(1, len(settings.methods)) * len(settings.seeds)
+
+        def plan(days: Sequence[str]) -> None:
+            if known:
+                note(bar, f"{', '.join(days[len(known) :])} came")
+            known[:] = days
+            bar.update(task, total=runs * len(days))
+
+        def heard(run: StreamRun, step: Step) -> None:
+            learned[run.directory] = step.epoch - 1 + step.batch / step.batches
+            doing = _doing(run, known[step.epoch - 1])
+            bar.update(task, completed=sum(learned.values()), description=doing, status=_status(step))
+
+        def ended(run: StreamRun) -> None:
+            learned[run.directory] = len(known)
+            bar.update(task, completed=sum(learned.values()), status="")
+
+        def between(result: dict[str, Any]) -> None:
+            note(bar, _last_day(result))
+            _draw(result, out)
+            bar.update(task, description="waiting for new days", status="")
+
+        def asked() -> None:
+            if jobs > 1:
+                raise KeyboardInterrupt  # processes are ended, and their runs continued from their checkpoints
+            note(bar, "stopping; Ctrl-C again does not wait")
+
+        with stoppable(asked) as stop:
+            try:
+                return stream_methods(
+                    settings,
+                    out,
+                    jobs=jobs,
+                    on_days=plan,
+                    on_step=heard,
+                    on_run=ended,
+                    on_result=between,
+                    on_notice=lambda text: note(bar, text),
+                    stop=stop,
+                    **options,
+                )
+            except Stopped as stopped:
+                note(bar, str(stopped))
+                raise typer.Exit(128 + stop()) from None  # as shells have it
+            except KeyboardInterrupt:
+                note(bar, f"interrupted: the same command with --resume continues {out}")
+                raise typer.Exit(128 + stop()) from None
+
+
+def _doing(run: StreamRun, day: str) -> str:
+    """Which run is where; the line has room for no more in a terminal of 80 columns."""
+    return f"{run.method}, seed {run.seed}: {day}"
+
+
+def _status(step: Step) -> str:
+    """How the day goes, and what was measured of it."""
+    if not step.batch:
+        return f"day {step.epoch} of {step.epochs}: measuring"
+    lines = [
+        f"day {step.epoch} of {step.epochs}: batch {step.batch} of {step.batches}, {step.per_second:,.0f} "
+        f"impressions/s, loss {sum(step.parts.values()):.4f}"
+    ]
+    recalls = [f"{name} {value:.4f}" for name, value in step.validation.items() if name.endswith("recall")]
+    return "\n".join([*lines, *([f"before it: {', '.join(recalls)}"] if recalls else [])])
+
+
+def _last_day(result: dict[str, Any]) -> str:
+    """How the methods did on the last day."""
+    day, metric = result["learned"][-1], result["metric"]
+    entry = next((one for one in result["days"] if one["day"] == day), None)
+    if entry is None or not entry["methods"]:
+        return f"learned from {day}"
+    reached = ", ".join(f"{one['name']} {one['metrics'][metric]['mean']:.4f}" for one in entry["methods"])
+    return f"learned from {day}, whose {metric} before was: {reached}"
+
+
+def _show(result: dict[str, Any]) -> None:
+    from rankfall.evaluation.stream_table import terminal_stream
+
+    show(terminal_stream(result))
+
+
+def _draw(result: dict[str, Any], out: Path) -> list[str]:
+    """Draw the curves; the tables are of use without a picture."""
+    from rankfall.experiments.plots import MissingExtraError, save
+    from rankfall.experiments.stream_plot import stream_plot
+
+    if any(entry["methods"] for entry in result["days"]):
+        try:
+            return [file.name for file in save({"stream": stream_plot(result)}, out)]
+        except MissingExtraError as error:
+            say(str(error))
+    return []

@@ -1,0 +1,58 @@
+"""The page of a stream: the curve of each method, all days, day by day."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rankfall.evaluation import page
+from rankfall.evaluation.page import Cell
+from rankfall.evaluation.stream_table import curves, day_rows
+from rankfall.evaluation.table import caption, short
+
+STREAM, STREAM_CONFIG = "stream.json", "stream.yaml"
+
+
+def stream_sections(result: dict[str, Any]) -> list[str]:
+    """The parts of a page that streams have and comparisons do not."""
+    return [
+        page.section(f"{result['metric']} day by day", _curves(result)),
+        page.section("Day by day", _days(result)),
+    ]
+
+
+def learned(result: dict[str, Any]) -> str:
+    """What was done, in a sentence."""
+    days = result["learned"]
+    span = f"{days[0]} to {days[-1]}" if len(days) > 1 else days[0]
+    return (
+        f"{len(days)} days, {span}: each was measured by what was learned from the days before it, then learned from, "
+        "once."
+    )
+
+
+def _curves(result: dict[str, Any]) -> str:
+    found = curves(result)
+    if not found:
+        return page.paragraph("No day has been measured yet.", soft=True)
+    ends = ", ".join(f"{name} from {short(points[0][1])} to {short(points[-1][1])}" for name, points in found.items())
+    label = f"{result['metric']} of each day by what was learned before it: {ends}"
+    first = result["learned"][0]
+    return page.curves(found, label=label, caption=f"By the number of the day; the first, {first}, is not measured.")
+
+
+def _days(result: dict[str, Any]) -> str:
+    body: list[list[str | Cell]] = []
+    found = list(day_rows(result))
+    names = list(curves(result))
+    for day, cells, chance in found:
+        body.append([day, *(_cell(cells.get(name)) for name in names), chance])
+    if not body:
+        return ""
+    below = f"{result['metric']}, mean over impressions. Bold: best. {caption({'unit': 'impressions'})}"
+    return page.table(["day", *names, "chance"], body, caption=below)
+
+
+def _cell(cell: Any) -> str | Cell:
+    if cell is None:
+        return ""
+    return Cell(f"{cell.number} *" if cell.close else cell.number, "best" if cell.best else "")
