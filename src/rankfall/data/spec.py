@@ -41,16 +41,15 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
+from rankfall._ids import FIRST_KNOWN as FIRST_KNOWN
+from rankfall._ids import MISSING as MISSING
+from rankfall._ids import UNSEEN as UNSEEN
 from rankfall._settings import KIND, ConfigError, Section, explain, read_yaml
 from rankfall._words import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
-
-MISSING = 0  # the id of what is missing, and of padding
-UNSEEN = 1  # the id of everything that was not known when ids were given out
-FIRST_KNOWN = 2
 
 Group = Literal["user", "context", "item"]
 Unit = Literal["s", "ms", "us"]

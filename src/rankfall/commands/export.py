@@ -1,0 +1,124 @@
+"""``rankfall export``: a run as a bundle that answers requests."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rankfall.commands.terminal import examples, progress, say, show, show_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+EXAMPLES = examples(
+    "rankfall export runs/lcron --out bundle",
+    "rankfall export runs/lcron --items new-items.parquet --recall 0.995 --out bundle",
+    "rankfall export runs/lcron --stage ranking --out ranking-alone",
+)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Directory of the bundle.", show_default=False)],
+    items: Annotated[
+        Path | None,
+        typer.Option(help="A prepared log, or an Arrow or Parquet file of items.", show_default="the run's log"),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Where the run's log is now.", show_default="where it was")] = None,
+    stage: Annotated[str | None, typer.Option(help="Export this stage alone.", show_default="all of them")] = None,
+    recall: Annotated[
+        float, typer.Option(help="Share of the best items that an index must find; 1 makes it exact.")
+    ] = 0.99,
+    kept: Annotated[
+        int, typer.Option("--examples", min=0, help="Requests of the log that the bundle keeps to try itself on.")
+    ] = 16,
+    force: Annotated[bool, typer.Option("--force", help="Replace a bundle that exists.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
+) -> None:
+    """Write the best weights of a cascade as a bundle: ONNX graphs, an index of the items, their features.
+
+    Before it gets its name, the bundle answers impressions of the run's test days, and its scores and the items that
+    every stage keeps are compared with PyTorch's. A difference, or an index that finds too little, is an error.
+    """
+    if not 0 < recall <= 1:
+        raise typer.BadParameter(f"found {recall:g}, expected more than 0 and at most 1", param_hint="--recall")
+    say("loading torch")
+    try:
+        from rankfall.serving.export.run import export_run
+    except ModuleNotFoundError as error:
+        raise ValueError(f"export needs {error.name}, which is not installed: pip install 'rankfall[serve]'") from None
+
+    with progress() as bar:
+        task = bar.add_task("reading", total=None)
+        exported = export_run(
+            run,
+            out,
+            items=items,
+            data=data,
+            stage=stage,
+            recall=recall,
+            examples=kept,
+            force=force,
+            on_step=lambda step, done, total: bar.update(task, description=step, completed=done, total=total),
+        )
+    for note in exported.notes:
+        say(f"note: {note}")
+    manifest = exported.manifest
+    if as_json:
+        show_json({"bundle": str(out), "notes": exported.notes, **{key: manifest[key] for key in _REPORTED}})
+        return
+    show(f"{out}: {manifest['items']['count']:,} items, {_megabytes(manifest, '')} MB")
+    show(_table(manifest))
+    for line in _checked(manifest["checks"]):
+        show(line)
+
+
+_REPORTED = ("items", "stages", "checks", "files", "made_by", "source")
+
+
+def _table(manifest: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("stage", style="cyan")
+    table.add_column("keeps", justify="right")
+    table.add_column("served by")
+    table.add_column("recall", justify="right")
+    table.add_column("MB", justify="right")
+    for stage in manifest["stages"]:
+        recall = f"{stage['index']['recall']:.4f}" if "index" in stage else ""
+        size = _megabytes(manifest, f"stages/{stage['name']}/")
+        table.add_row(stage["name"], f"{stage['quota']:,}", _served_by(stage), recall, size)
+    return table
+
+
+def _served_by(stage: dict[str, Any]) -> str:
+    if "index" not in stage:
+        return f"{stage['model']['kind']}: a graph of requests and candidates"
+    index = stage["index"]
+    if index["kind"] == "exact":
+        return "a graph of requests, an exact index"
+    return f"a graph of requests, an index that looks at {index['nprobe']:,} of {index['lists']:,} lists"
+
+
+def _megabytes(manifest: dict[str, Any], folder: str) -> str:
+    size = sum(about["bytes"] for name, about in manifest["files"].items() if name.startswith(folder))
+    return f"{size / 1e6:,.1f}"
+
+
+def _checked(checks: dict[str, Any]) -> list[str]:
+    """What was compared, in sentences."""
+    same, asked = checks["same_with_candidates"], checks["requests"]
+    tied = f", the other {asked - same:,} differ in items with equal scores" if same < asked else ""
+    lines = [
+        f"{checks['scores']:,} scores differ from PyTorch's by at most {checks['largest_difference']:.1g}",
+        f"{same:,} of {asked:,} impressions keep the same items of their lists at every stage{tied}",
+    ]
+    if checks["open_requests"]:
+        lines.append(
+            f"{checks['same_without']:,} of {checks['open_requests']:,} keep the same of all items; the first stage "
+            f"finds {checks['found_by_index']:.2%} of its best"
+        )
+    return lines

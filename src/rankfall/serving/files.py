@@ -1,0 +1,139 @@
+"""The files of a bundle, and whether they are what was written.
+
+::
+
+    BUNDLE/manifest.json                   everything below with its SHA-256, rules of requests, checks, versions
+    BUNDLE/items.arrow                     ids of the items, the features that stages look at, where each id stands
+    BUNDLE/vocabularies/TABLE.arrow        values with ids, and where each stands
+    BUNDLE/stages/NAME/user.onnx           of a two-tower stage that comes first: vectors of requests,
+    BUNDLE/stages/NAME/items.faiss         and those of the items
+    BUNDLE/stages/NAME/scorer.onnx         of any other stage: scores of requests and candidates
+    BUNDLE/examples.json                   a few requests and what they were answered
+
+Nothing of it is ever executed or unpickled. Tables are Arrow IPC without compression, mapped into memory.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from rankfall._files import checksum
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+FORMAT = "rankfall bundle"
+VERSION = 1
+MANIFEST, ITEMS, EXAMPLES = "manifest.json", "items.arrow", "examples.json"
+SEAL = "sha256"  # of the manifest itself, without this key
+USER_GRAPH, INDEX, SCORER_GRAPH = "user.onnx", "items.faiss", "scorer.onnx"
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether a directory holds a bundle of any version."""
+    try:
+        content = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("format") == FORMAT
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """What a bundle says of itself, if this release can read it."""
+    if not is_bundle(path):
+        raise ValueError(f"path: {path} is not a bundle (see 'rankfall export --help')")
+    manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    if manifest.get("version") != VERSION:
+        raise ValueError(
+            f"path: {path} was written in format version {manifest.get('version')}, this release reads version "
+            f"{VERSION}; export it again"
+        )
+    for key in ("files", "stages", "vocabularies", "request", "items", SEAL):
+        if key not in manifest:
+            raise ValueError(f"path: {path / MANIFEST} is damaged, it has no {key!r}")
+    if manifest[SEAL] != seal(manifest):
+        raise ValueError(f"path: {path / MANIFEST} has changed since it was written")
+    return manifest
+
+
+def seal(manifest: Mapping[str, Any]) -> str:
+    """The checksum of everything that a manifest says."""
+    content = {key: value for key, value in manifest.items() if key != SEAL}
+    return sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def needed_files(manifest: Mapping[str, Any]) -> list[str]:
+    """The files that a bundle cannot do without."""
+    names = [ITEMS, EXAMPLES, *(f"vocabularies/{table}.arrow" for table in manifest["vocabularies"])]
+    for stage in manifest["stages"]:
+        graphs = [USER_GRAPH, INDEX] if stage["kind"] == "index" else [SCORER_GRAPH]
+        names += [f"stages/{stage['name']}/{graph}" for graph in graphs]
+    return names
+
+
+def verify(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Read every file of a bundle and compare it with its checksum."""
+    for name in [*manifest["vocabularies"], *(stage["name"] for stage in manifest["stages"])]:
+        if name in ("", ".", "..") or set(name) & set("/\\\0"):  # it would lead to a file that has no checksum
+            raise ValueError(f"path: {path / MANIFEST} is damaged, it names a table or a stage {name!r}")
+    for name in needed_files(manifest):
+        if name not in manifest["files"]:
+            raise ValueError(f"path: {path / MANIFEST} is damaged, it has no checksum of {name}")
+    for name, about in manifest["files"].items():
+        parts = PurePosixPath(name)
+        if parts.is_absolute() or ".." in parts.parts:
+            raise ValueError(f"path: {path / MANIFEST} is damaged, it names the file {name!r}")
+        file = path / name
+        if not file.is_file():
+            raise ValueError(f"path: {file} is missing")
+        if file.stat().st_size != about["bytes"]:
+            raise ValueError(
+                f"path: {file} has {file.stat().st_size:,} bytes, its manifest says {about['bytes']:,}; it was cut off"
+            )
+        if checksum(file) != about["sha256"]:
+            raise ValueError(f"path: {file} has changed since it was written")
+
+
+def about_files(path: Path) -> dict[str, dict[str, Any]]:
+    """Size and checksum of every file in a directory."""
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return {
+        file.relative_to(path).as_posix(): {"bytes": file.stat().st_size, "sha256": checksum(file)} for file in files
+    }
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """A table as one block, which is mapped into memory as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+
+
+def map_table(path: Path) -> pa.Table:
+    """A table, of which nothing is read before it is used."""
+    try:
+        return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    except (pa.ArrowInvalid, FileNotFoundError) as error:
+        raise ValueError(f"path: {path} is missing, damaged or cut off ({error})") from None
+
+
+def one_array(table: pa.Table, name: str) -> pa.Array:
+    """A column as one array, not copied if it was written as one block."""
+    column = table[name]
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def numbers(array: pa.Array) -> NDArray[Any]:
+    """The numbers of a column, (n,) or (n, size), as they lie in memory."""
+    if pa.types.is_fixed_size_list(array.type):
+        vectors: NDArray[Any] = array.flatten().to_numpy().reshape(len(array), array.type.list_size)
+        return vectors
+    single: NDArray[Any] = array.to_numpy()
+    return single

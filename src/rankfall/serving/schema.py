@@ -1,0 +1,86 @@
+"""The JSON schema of a request, from the rules of a manifest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_WHOLE = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+_TEXT = {"type": "string"}
+_BOOLEAN = {"type": "boolean"}
+_NULL = {"type": "null"}
+
+
+def request_schema(rules: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request may hold."""
+    sequences = {name: _sequence(rule) for name, rule in rules["sequences"].items()}
+    parts: dict[str, Any] = {"time": {"anyOf": [*_times((rules["time"] or {}).get("unit")), _NULL]}}
+    for group in ("user", "context"):
+        features = {name: feature_schema(rule) for name, rule in rules[group].items()}
+        needed = [name for name, rule in rules[group].items() if _is_needed(rule)]
+        parts[group] = _object(features, _ignored(rules, group), needed)
+    parts["sequences"] = _object(sequences, _ignored(rules, "sequence"), [])
+    return _object(parts, [], [group for group in ("user", "context") if parts[group].get("required")])
+
+
+def feature_schema(rule: Mapping[str, Any]) -> dict[str, Any]:
+    """What a feature may be."""
+    if rule["kind"] == "dense":
+        number: dict[str, Any] = {"type": "number"}
+        if rule["size"] > 1:
+            number = {"type": "array", "items": number, "minItems": rule["size"], "maxItems": rule["size"]}
+        kinds = [number, *([] if _is_needed(rule) else [_NULL])]
+    else:
+        kinds = [*_values(rule), _NULL]
+    if rule["rows"]:
+        number = {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": rule["rows"] - 1,
+            "description": "the row of an embedding",
+        }
+        kinds.append(_object({"id": number}, [], ["id"]))
+    return {"anyOf": kinds}
+
+
+def _values(rule: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if rule["kind"] == "time":
+        return _times(rule["unit"])
+    if rule["ids"] == "numbers":
+        return [{**_WHOLE, "minimum": 0}, _BOOLEAN]
+    if rule["ids"] == "hash" or rule["text"]:
+        return [_TEXT, _WHOLE, _BOOLEAN]
+    return [_WHOLE, _BOOLEAN]
+
+
+def _times(unit: str | None) -> list[dict[str, Any]]:
+    numbers = [] if unit is None else [{"type": "integer", "description": f"{unit} since 1970"}]
+    return [{"type": "string", "format": "date-time"}, *numbers]
+
+
+def _sequence(rule: Mapping[str, Any]) -> dict[str, Any]:
+    features = {name: feature_schema(of) for name, of in rule["features"].items()}
+    columns = {name: {"type": "array", "items": of} for name, of in features.items()}
+    kept = f"the last {rule['max_length']} count"
+    return {
+        "anyOf": [
+            {"type": "array", "items": _object(features, rule["ignored"], []), "description": f"oldest first; {kept}"},
+            {**_object(columns, [], []), "description": f"a column a feature, all of one length; {kept}"},
+            _NULL,
+        ]
+    }
+
+
+def _is_needed(rule: Mapping[str, Any]) -> bool:
+    return rule["kind"] == "dense" and rule["missing"] is None
+
+
+def _ignored(rules: Mapping[str, Any], group: str) -> list[str]:
+    return [name.partition(".")[2] for name in rules["ignored"] if name.startswith(f"{group}.")]
+
+
+def _object(properties: Mapping[str, Any], ignored: list[str], required: list[str]) -> dict[str, Any]:
+    content = {"type": "object", "properties": {**properties, **{name: {} for name in ignored}}}
+    return {**content, "additionalProperties": False, **({"required": required} if required else {})}

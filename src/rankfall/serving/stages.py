@@ -1,0 +1,289 @@
+"""The stages of a bundle: ONNX graphs and an index of vectors.
+
+A stage finds items for requests (`search`) and scores given ones (`score`). Both work on batches; the size of what is
+computed at once is bounded, whatever the batch.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import faiss
+import numpy as np
+import onnxruntime as ort
+
+from rankfall.serving.files import INDEX, SCORER_GRAPH, USER_GRAPH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from rankfall.serving.items import Items
+    from rankfall.serving.requests import Batch
+
+    Rows = NDArray[np.int64]
+    Scores = NDArray[np.float32]
+
+NOBODY = -1  # in rows of items: there is none
+# Numbers of the largest tensor inside a graph, which bounds the memory of a call; larger blocks were not faster.
+BLOCK = 2**20
+_REQUESTS_AT_ONCE = 1024
+_VECTORS_AT_ONCE = 2**18
+
+
+class NotFiniteError(ArithmeticError):
+    """A request whose numbers are too large for a model; `place` is its place in the batch."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__(place)
+        self.place = place
+
+
+@contextmanager
+def at(places: Sequence[int] | Rows) -> Iterator[None]:
+    """Name a request by its place among all when only those at some places are worked on."""
+    try:
+        yield
+    except NotFiniteError as error:
+        raise NotFiniteError(int(places[error.place])) from None
+
+
+class Stage(Protocol):
+    """A model and how many items it keeps."""
+
+    name: str
+    quota: int
+
+    def search(self, batch: Batch) -> tuple[Rows, Scores]:
+        """The best items of all for each request (B, quota), in any order, and their scores; -1 where there is none."""
+
+    def score(self, batch: Batch, rows: Rows) -> Scores:
+        """The scores (B, N) of these items; those of -1 mean nothing."""
+
+
+def by_row(array: NDArray[Any], places: Rows) -> NDArray[Any]:
+    """What stands at places of each row."""
+    return array[np.arange(len(array))[:, None], places]
+
+
+def load_stage(about: Mapping[str, Any], directory: Path, items: Items, threads: int) -> Stage:
+    """The stage that a manifest describes."""
+    if about["kind"] == "index":
+        return TwoTowerStage(about, directory, items, threads)
+    return ScorerStage(about, directory, items, threads)
+
+
+class Graph:
+    """An ONNX graph with one output. Many threads may run it at once."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        try:
+            self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # of many classes, which have nothing in common
+            raise ValueError(f"path: {path} is no graph that onnxruntime {ort.__version__} reads ({error})") from None
+        self.inputs = [one.name for one in self._session.get_inputs()]
+
+    def __call__(self, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        (found,) = self._session.run(None, {name: arrays[name] for name in self.inputs})
+        output: NDArray[np.float32] = found
+        return output
+
+
+# --- two towers ---------------------------------------------------------------------------------------------------
+
+
+class TwoTowerStage:
+    """A graph for the vectors of requests, an index of those of items; scores are their dot products."""
+
+    def __init__(self, about: Mapping[str, Any], directory: Path, items: Items, threads: int) -> None:
+        self.name: str = about["name"]
+        self.quota: int = about["quota"]
+        self._tower = Graph(directory / USER_GRAPH, threads)
+        self._index = Index(directory / INDEX, about["index"], threads)
+        if len(self._index) != len(items):
+            raise ValueError(f"path: {directory / INDEX} has {len(self._index):,} items, expected {len(items):,}")
+
+    def search(self, batch: Batch) -> tuple[Rows, Scores]:
+        """The best items by the index."""
+        vectors = self._vectors(batch)
+        rows = self._index.search(vectors, self.quota, batch.exclude)
+        return rows, self._products(vectors, rows)
+
+    def score(self, batch: Batch, rows: Rows) -> Scores:
+        """The dot products of vectors."""
+        return self._products(self._vectors(batch), rows)
+
+    def _vectors(self, batch: Batch) -> NDArray[np.float32]:
+        starts = range(0, len(batch), _REQUESTS_AT_ONCE)
+        vectors = np.concatenate([self._tower(batch.part(start, start + _REQUESTS_AT_ONCE)) for start in starts])
+        with np.errstate(over="ignore"):
+            lengths = (vectors * vectors).sum(axis=1)
+        if not np.isfinite(lengths).all():  # no search would ever find anything
+            raise NotFiniteError(int((~np.isfinite(lengths)).argmax()))
+        return vectors
+
+    def _products(self, vectors: NDArray[np.float32], rows: Rows) -> Scores:
+        scores = np.empty(rows.shape, np.float32)
+        step = max(1, _VECTORS_AT_ONCE // max(1, rows.shape[1]))
+        for start in range(0, len(rows), step):
+            part = slice(start, start + step)
+            items = self._index.vectors(np.maximum(rows[part], 0))
+            scores[part] = (items @ vectors[part, :, None])[:, :, 0]
+        return _finite(scores, rows)
+
+
+class Index:
+    """Vectors of items, in which the largest dot products are found: all of them, or those in some lists.
+
+    An index in lists has one dimension more, which makes all vectors equally long, so that the nearest ones are those
+    with the largest dot products (Bachrach et al. 2014).
+    """
+
+    def __init__(self, path: Path, about: Mapping[str, Any], threads: int) -> None:
+        try:
+            self._index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+        except RuntimeError as error:
+            raise ValueError(f"path: {path} is no index that faiss {faiss.__version__} reads ({error})") from None
+        self._size: int = about["size"]
+        self._lists: int = about.get("lists", 1)
+        self._probed: int = about.get("nprobe", 1)
+        self._threads = threads
+
+    def __len__(self) -> int:
+        """The number of vectors."""
+        return int(self._index.ntotal)
+
+    def vectors(self, rows: Rows) -> NDArray[np.float32]:
+        """The vectors of items (..., size)."""
+        found = self._index.reconstruct_batch(rows.ravel())[:, : self._size]
+        vectors: NDArray[np.float32] = found.reshape(*rows.shape, self._size)
+        return vectors
+
+    def search(self, queries: NDArray[np.float32], count: int, exclude: Sequence[Rows]) -> Rows:
+        """The rows of the largest dot products with each query (n, count), without what is excluded."""
+        if self._index.d > self._size:
+            queries = np.hstack([queries, np.zeros((len(queries), 1), np.float32)])
+        rows = np.full((len(queries), count), NOBODY, np.int64)
+        excluded = np.array([len(of) for of in exclude])
+        wanted = np.minimum(count, len(self) - excluded)
+        plain = np.flatnonzero(excluded == 0)
+        if len(plain):
+            found = self._find(queries[plain], min(count, len(self)), self._probed)
+            rows[plain, : found.shape[1]] = found
+        for place in np.flatnonzero((rows != NOBODY).sum(axis=1) < wanted).tolist():
+            with at([place]):
+                found = self._search_further(queries[place], min(count, len(self)), int(wanted[place]), exclude[place])
+            rows[place, : len(found)] = found
+        return rows
+
+    def _search_further(self, query: NDArray[np.float32], count: int, wanted: int, exclude: Rows) -> Rows:
+        """The best for one query, in as many lists more as what is excluded may fill, and until there is enough."""
+        probed = min(self._lists, -(-self._probed * (count + len(exclude)) // count))
+        while True:
+            (found,) = self._find(query[None], count, probed, exclude)
+            if (found != NOBODY).sum() >= wanted:
+                best: Rows = found
+                return best
+            if probed == self._lists:
+                raise NotFiniteError(0)  # there is more, but its distance is no number
+            probed = min(2 * probed, self._lists)
+
+    def _find(self, queries: NDArray[np.float32], count: int, probed: int, exclude: Rows | None = None) -> Rows:
+        parameters = probing(probed) if self._lists > 1 else faiss.SearchParameters()
+        if exclude is not None and len(exclude):
+            parameters.sel = faiss.IDSelectorNot(faiss.IDSelectorBatch(exclude))
+        # The number of threads is one of the calling thread's own.
+        before = faiss.omp_get_max_threads()
+        faiss.omp_set_num_threads(self._threads)
+        try:
+            _, found = self._index.search(queries, count, params=parameters)
+        finally:
+            faiss.omp_set_num_threads(before)
+        rows: Rows = found
+        return rows
+
+
+def probing(count: int) -> Any:
+    """Look at so many lists."""
+    parameters = faiss.SearchParametersIVF()
+    parameters.nprobe = count
+    return parameters
+
+
+# --- scorers ------------------------------------------------------------------------------------------------------
+
+
+class ScorerStage:
+    """A graph that scores every pair of a request and a candidate."""
+
+    def __init__(self, about: Mapping[str, Any], directory: Path, items: Items, threads: int) -> None:
+        self.name: str = about["name"]
+        self.quota: int = about["quota"]
+        self._width: int = about["width"]  # numbers for each candidate,
+        self._event_width: int = about["event_width"]  # and for each event of each candidate
+        self._graph = Graph(directory / SCORER_GRAPH, threads)
+        self._items = items
+        self._of_items = [name for name in self._graph.inputs if name.startswith("item.")]
+
+    def score(self, batch: Batch, rows: Rows) -> Scores:
+        """The scores of these items, some requests and candidates at a time."""
+        scores = np.empty(rows.shape, np.float32)
+        width, requests = self._at_once(batch, rows.shape[1])
+        for start in range(0, len(rows), requests):
+            inputs = batch.part(start, start + requests)
+            for first in range(0, rows.shape[1], width):
+                place = slice(start, start + requests), slice(first, first + width)
+                here = np.maximum(rows[place], 0)
+                scores[place] = self._graph(inputs | {name: self._items.gather(name, here) for name in self._of_items})
+        return _finite(scores, rows)
+
+    def search(self, batch: Batch) -> tuple[Rows, Scores]:
+        """The best of all items, all of which are scored."""
+        width, requests = self._at_once(batch, len(self._items))
+        found = []
+        for start in range(0, len(batch), requests):
+            places = range(start, min(start + requests, len(batch)))
+            with at(places):
+                found.append(self._search(batch.take(places), width))
+        return np.concatenate([rows for rows, _ in found]), np.concatenate([scores for _, scores in found])
+
+    def _search(self, batch: Batch, width: int) -> tuple[Rows, Scores]:
+        """The same for as many requests as fit into a block with so many items."""
+        count = len(self._items)
+        best = np.full((len(batch), self.quota), NOBODY, np.int64)
+        best_scores = np.full(best.shape, -np.inf, np.float32)
+        for first in range(0, count, width):
+            rows = np.broadcast_to(np.arange(first, min(first + width, count)), (len(batch), min(width, count - first)))
+            scores = self.score(batch, rows)
+            for place, excluded in enumerate(batch.exclude):
+                here = excluded[(excluded >= first) & (excluded < first + width)] - first
+                scores[place, here] = -np.inf
+            joined, joined_scores = np.hstack([best, rows]), np.hstack([best_scores, scores])
+            order = np.argsort(-joined_scores, axis=1, kind="stable")[:, : self.quota]
+            best, best_scores = by_row(joined, order), by_row(joined_scores, order)
+        return np.where(best_scores == -np.inf, NOBODY, best), best_scores
+
+    def _at_once(self, batch: Batch, candidates: int) -> tuple[int, int]:
+        """How many candidates, and of how many requests, fit into a block."""
+        length = max(
+            (array.shape[1] for name, array in batch.arrays.items() if name.startswith("sequence.")), default=0
+        )
+        numbers = max(self._width, self._event_width * length)
+        width = max(1, min(candidates, BLOCK // numbers))
+        return width, max(1, BLOCK // (numbers * width))
+
+
+def _finite(scores: Scores, rows: Rows) -> Scores:
+    """Scores, if all those of items are numbers; those of -1 become 0."""
+    scores = np.where(rows == NOBODY, np.float32(0), scores)
+    good = np.isfinite(scores)
+    if not good.all():
+        raise NotFiniteError(int((~good).any(axis=1).argmax()))
+    return scores
