@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 from _pytest.doctest import DoctestItem
+from hypothesis import settings
 
 torch.set_num_threads(1)
+settings.register_profile("rankfall", deadline=None)  # a busy machine proves nothing wrong
+settings.load_profile("rankfall")
 
 Witnesses = dict[str, Counter[str]]  # for each function, how many tests of each kind
 
@@ -38,6 +41,22 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     path = session.config.getoption("--correctness")
     if path:
         Path(path).write_text(_correctness(session.items))
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepared lists with a planted ranking, which nobody changes."""
+    from planted import plant
+
+    return plant(tmp_path_factory.mktemp("planted"))
+
+
+@pytest.fixture(scope="session")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small log of random impressions, which nobody changes."""
+    from logs import random_log
+
+    return random_log(tmp_path_factory.mktemp("random") / "log", impressions=32).path
 
 
 @pytest.fixture

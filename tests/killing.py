@@ -1,4 +1,4 @@
-"""A training that is killed again and again, as a program: ``python killing.py CONFIG DIRECTORY KILLS``.
+"""A training or stream that is killed again and again, as a program: ``python killing.py CONFIG DIRECTORY KILLS``.
 
 Only a process without threads can fork safely, and forks spare the seconds in which torch is imported. Every
 attempt continues the run before it; a run that is finished is followed by the next. ``whole`` in the directory is a run
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch._dynamo  # which optimizers import when they are first used, in every fork anew
 
+from rankfall.evaluation.stream import stream_methods
+from rankfall.evaluation.stream_config import load_stream
 from rankfall.training.cascade import train
 from rankfall.training.cascade_config import CascadeConfig
 from rankfall.training.config import load_config
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Arrange = Callable[[], None]
+    Work = Callable[[Path], object]  # in a directory, from where it was
 
 ANY = "any moment"
 INSIDE = ("half written", "before the rename", "after the rename", "before the older one goes")
@@ -34,12 +37,11 @@ ATTEMPTS = 200
 
 
 def main(config_path: str, directory: str, kills: str) -> None:
-    """Train once without being killed, then with so many kills."""
-    config = load_config(config_path)
-    assert isinstance(config, CascadeConfig)
+    """Work once without being killed, then with so many kills."""
+    work = work_of(Path(config_path))
     rng, place = random.Random(0), Path(directory)
     start = time.perf_counter()
-    assert not attempt(config, place / "whole")
+    assert not attempt(work, place / "whole")
     duration = time.perf_counter() - start
     moments = [(ANY, *INSIDE)[number % 5] if number < 10 else ANY for number in range(int(kills))]
     rng.shuffle(moments)
@@ -49,22 +51,32 @@ def main(config_path: str, directory: str, kills: str) -> None:
             break
         moment, out = moments[0], place / f"run{run}"
         seconds = rng.uniform(0, duration) if moment == ANY else None
-        if attempt(config, out, inside(moment, rng.randint(1, 6)), seconds):
+        if attempt(work, out, inside(moment, rng.randint(1, 6)), seconds):
             sys.stdout.write(f"{moment}\n")
             moments.pop(0)
         else:
             run += 1
     assert not moments, f"in {ATTEMPTS} attempts these kills came too late: {moments}"
-    assert not attempt(config, place / f"run{run}")
+    assert not attempt(work, place / f"run{run}")
 
 
-def attempt(config: CascadeConfig, out: Path, arrange: Arrange = lambda: None, seconds: float | None = None) -> bool:
-    """Whether a training in a process of its own was killed before its end."""
+def work_of(path: Path) -> Work:
+    """What a configuration asks for: a stream if it has methods."""
+    if "methods" in path.read_text():
+        stream = load_stream(path)
+        return lambda out: stream_methods(stream, out, resume=True)
+    config = load_config(path)
+    assert isinstance(config, CascadeConfig)
+    return lambda out: train(config, out, resume=True, on_notice=lambda text: None)
+
+
+def attempt(work: Work, out: Path, arrange: Arrange = lambda: None, seconds: float | None = None) -> bool:
+    """Whether work in a process of its own was killed before its end."""
     child = os.fork()
     if not child:
         try:
             arrange()
-            train(config, out, resume=True, on_notice=lambda text: None)
+            work(out)
         except BaseException:
             traceback.print_exc()
             os._exit(1)

@@ -5,25 +5,19 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import pytest
 import torch
 
+from command_line import run
 from rankfall.benchmarks import loader as bench
-from rankfall.cli import main
 from rankfall.data import ImpressionLoader
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
     from torch import Tensor
 
     from rankfall.data import Impressions
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as exit_info:
-        main(arguments)
-    return int(exit_info.value.code or 0)
 
 
 def by_column(batch: Impressions) -> dict[str, Tensor]:

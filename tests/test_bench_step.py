@@ -7,19 +7,13 @@ import json
 import pytest
 import torch
 
+from command_line import run
 from rankfall import ops
 from rankfall.benchmarks import step
 from rankfall.benchmarks.cases import BASELINE, INSIDE, STEPS, Shape, objective_of
 from rankfall.benchmarks.measure import Clock, cpu_spread
 from rankfall.benchmarks.run import TooSlow, peak_of
-from rankfall.cli import main
 from rankfall.objectives import BCE, LCRON
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as exit_info:
-        main(arguments)
-    return int(exit_info.value.code or 0)
 
 
 def test_every_operator_is_measured_inside_the_objective() -> None:

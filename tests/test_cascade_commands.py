@@ -145,6 +145,7 @@ def test_what_means_say_nothing_about_is_counted(
         relevance[7:20] = [[1.0] * len(one) for one in relevance[7:20]]
         cut_lists(days[DAYS[2]], range(7, 11), 4)  # not longer than the quota of retrieval, 5
         cut_lists(days[DAYS[2]], range(11, 13), 3)  # nor than that of ranking, 3
+        cut_lists(days[DAYS[2]], range(5), 4)  # of which none counts
 
     other = liked_log(tmp_path / "log", change=change)
     copy = shutil.copytree(trained, tmp_path / "run")
@@ -155,7 +156,7 @@ def test_what_means_say_nothing_about_is_counted(
     assert run("evaluate", str(copy), "--data", str(other)) == 0
     printed = capsys.readouterr().out
     assert "7 of 60 have no relevant item and count in no mean" in printed
-    assert "6 are not longer than the quota of retrieval, which drops nothing of them" in printed
+    assert "6 of 53 that count are not longer than the quota of retrieval, which drops nothing of them" in printed
 
 
 def test_lists_too_short_for_the_quotas_are_not_measured(
@@ -295,7 +296,13 @@ def test_added_ids_are_a_warning_and_an_error_where_they_occur(
 
     newer = edited(liked_log(tmp_path / "plain", change=show_new), tmp_path / "newer", grow)
     assert run("evaluate", str(copy), "--data", str(newer)) == 1
-    assert "item.video: found ids from 2 to 44, expected 0 to 41, the rows of the table 'video'" in message(capsys)
+    err = message(capsys)
+    assert err.index("has 3 ids of video more than the training had") < err.index("error: ")
+    assert (
+        f"error: test of {newer}: item.video: found ids from 2 to 44, expected 0 to 41, the rows of the table 'video'"
+        in err
+    )
+    assert "These ids came after the training: train again on this log, or choose days of before by --split" in err
 
 
 def test_a_log_that_was_prepared_again_is_noticed(
@@ -368,11 +375,11 @@ def test_a_comparison_goes_on(
     perform = comparisons.perform
     done: list[Path] = []
 
-    def interrupted(step: comparisons.Step) -> None:
+    def interrupted(step: comparisons.Step) -> list[str]:
         if done:
             raise KeyboardInterrupt
-        perform(step)
         done.append(step.run.directory)
+        return perform(step)
 
     monkeypatch.setattr(comparisons, "perform", interrupted)
     arguments = ("compare", str(tmp_path / "comparison.yaml"), "--out", str(tmp_path / "out"))

@@ -17,6 +17,7 @@ from rankfall._settings import ConfigError
 from rankfall.cli import main
 from rankfall.data.log import ImpressionLog
 from rankfall.evaluation.evaluate import evaluate_run
+from rankfall.training.build import clip_gradients
 from rankfall.training.build_cascade import OBJECTIVES, make_objective
 from rankfall.training.cascade import load_run, make_loader, measure, train
 from rankfall.training.cascade_config import CascadeConfig, validate_cascade
@@ -248,6 +249,28 @@ def test_what_diverges_is_named(log: Path, tmp_path: Path) -> None:
         train(config_for(log, optimizer={"lr": 1e30}), tmp_path / "run")
 
 
+def test_advice_knows_what_was_tried(log: Path, tmp_path: Path) -> None:
+    tried = config_for(log, optimizer={"lr": 1e30, "clip": 2.0}, objective={"topk": {"tau": {"start": 9, "end": 3}}})
+    message = r"a smaller optimizer\.clip than 2, a larger objective\.topk\.tau\.end than 3$"
+    with pytest.raises(TrainingError, match=message):
+        train(tried, tmp_path / "run")
+
+
+def test_a_gradient_is_as_long_as_all_its_parts() -> None:
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    # a row that is met twice: 3 + 0 and 0 + 4
+    (table(torch.tensor([1, 1, 2])) * torch.tensor([[3.0, 0.0], [0.0, 4.0], [12.0, 0.0]])).sum().backward()
+    weight, unused = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(3))
+    weight.grad = torch.tensor([84.0])
+    trained = [table.weight, weight, unused]
+    assert clip_gradients(trained, None) == 85.0
+    assert weight.grad == 84.0
+    assert clip_gradients(trained, 8.5) == 85.0
+    assert table.weight.grad is not None
+    assert table.weight.grad.to_dense().flatten().tolist() == pytest.approx([0, 0, 0.3, 0.4, 1.2, 0, 0, 0])
+    assert weight.grad.item() == pytest.approx(8.4)
+
+
 def test_days_without_relevant_items_cannot_validate(log: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     days = {day: random_day(rng, number, 40) for number, day in enumerate(DAYS)}
@@ -292,6 +315,7 @@ def test_cascades_are_compared(log: Path, tmp_path: Path, capsys: pytest.Capture
     again = evaluate_run(tmp_path / "out" / run["directory"]).summary()
     assert again["metrics"]["joint_recall"] == pytest.approx(joint["values"][0])
     assert found["failed"] == []
+    assert found["unit"] == "impressions"  # on which methods are compared
 
 
 def test_comparisons_of_cascades_refuse_other_methods(log: Path, tmp_path: Path) -> None:

@@ -11,21 +11,19 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import typer
+from rich.console import Console
+from rich.table import Table
 
 import rankfall
+from command_line import run
 from rankfall import losses, metrics, objectives, ops
-from rankfall.cli import main
+from rankfall.cli import app
 from rankfall.commands.methods import PAPERS, Kind, cited, find_methods
+from rankfall.commands.terminal import Folded
 
 ROOT = Path(__file__).parent.parent
-VERBS = ("demo", "methods", "bench", "prepare", "data", "train", "evaluate", "compare", "report", "config", "reproduce")
-
-
-def run(*arguments: str) -> int:
-    """Call the command line in this process and return its exit code."""
-    with pytest.raises(SystemExit) as exit_info:
-        main(arguments)
-    return int(exit_info.value.code or 0)
+VERBS = tuple(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 
 def test_help_does_not_import_torch() -> None:
@@ -36,6 +34,7 @@ def test_help_does_not_import_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert {"simulate", "train", "tune", "report"} < set(VERBS)
     assert all(verb in done.stdout for verb in VERBS)
 
 
@@ -235,3 +234,25 @@ def test_parts_are_found_lazily_but_listed() -> None:
     assert rankfall.ops is ops
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         rankfall.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_wide_table_goes_on_below(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table(title="title", caption="caption")
+    table.add_column("name")
+    columns = [f"column {i}".ljust(20, "x") for i in range(7)]
+    for column in columns:
+        table.add_column(column)
+    for row in ("a", "b"):
+        table.add_row(row, *(f"{row}{i}" for i in range(7)))
+    for width, parts in ((80, 3), (100, 2), (300, 1)):
+        Console(width=width).print(Folded(table))
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+        assert max(map(len, lines)) <= width
+        assert (lines[0].strip(), lines[-1].strip()) == ("title", "caption")
+        words = " ".join(lines).replace("│", " ").replace("┃", " ").split()
+        assert [word for word in words if word in ("a", "b")] == ["a", "b"] * parts
+        assert [word for word in words if word.startswith("a") and word != "a"] == [f"a{i}" for i in range(7)]
+        text = "\n".join(lines)
+        assert all(text.count(column) == 1 for column in columns)
+    Console(width=20).print(Folded(table))  # narrower than a column
+    assert "a6" in capsys.readouterr().out

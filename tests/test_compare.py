@@ -22,8 +22,8 @@ import torch
 import yaml
 from scipy import stats
 
+from command_line import run as run_command
 from rankfall._settings import ConfigError
-from rankfall.cli import main
 from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.evaluation import compare as comparing
 from rankfall.evaluation import lambdamart
@@ -116,12 +116,6 @@ def compare(write: Callable[..., Path], tmp_path: Path) -> Callable[..., dict[st
 def rows_of(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
     return rows
-
-
-def run_command(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as exit_info:
-        main(arguments)
-    return int(exit_info.value.code or 0)
 
 
 # --- statistics ---------------------------------------------------------------------------------------------------
@@ -248,9 +242,9 @@ def test_runs_are_not_repeated(
     first = compare()
     done: list[str] = []
 
-    def noted(step: Step) -> None:
+    def noted(step: Step) -> list[str]:
         done.append(step.method)
-        perform(step)
+        return perform(step)
 
     monkeypatch.setattr(comparing, "perform", noted)
     assert compare() == first
@@ -296,10 +290,11 @@ from rankfall.evaluation.runs import load_comparison
 perform = comparing.perform
 
 def counted(step):
-    perform(step)
+    notices = perform(step)
     time.sleep(0.1)  # so that whoever kills this is not too late
     with Path(sys.argv[3]).open("a") as file:
         file.write(f"{step.action} {step.run.directory.name}\\n")
+    return notices
 
 if __name__ == "__main__":
     comparing.perform = counted
@@ -569,6 +564,42 @@ def test_a_failing_method_does_not_lose_the_others(
     assert "Traceback" not in err
 
 
+def test_a_run_that_two_methods_share_fails_for_both(compare: Callable[..., dict[str, Any]]) -> None:
+    bad = {"loss": {"name": "mse_loss"}, "optimizer": {"name": "sgd", "lr": 1e30}}
+    result = compare(methods={"one": bad, "two": bad, "ridge": {"kind": "ridge"}}, seeds=[0, 1])
+    failed = [(failure["method"], failure["run"]) for failure in result["failed"]]
+    runs = [f"{fold} seed {seed}" for seed in (0, 1) for fold in FOLDS]
+    assert failed == [(method, run) for run in runs for method in ("one", "two")]
+    assert result["incomplete"] == ["one", "two"]
+
+
+def test_a_traceback_goes_with_its_cause(
+    write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(load_comparison(write()), tmp_path)
+    step = Step(plan.run("softmax", "one", {}, 0), "test", "softmax", "")
+    with monkeypatch.context() as patch:
+        patch.setattr(comparing, "_test", lambda run: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            perform(step)
+    assert "ZeroDivisionError" in (step.run.directory / "error.txt").read_text()
+    perform(step)
+    assert not (step.run.directory / "error.txt").exists()
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_a_training_has_to_say_is_shown_with_its_run(
+    write: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], jobs: int
+) -> None:
+    path, out = write(methods={"softmax": {"loss": {"name": "softmax_loss"}}}), tmp_path / "out"
+    run = make_plan(load_comparison(path), out).run("softmax", "two", {}, 0)
+    perform(Step(run, "train", "softmax", ""))
+    (run.directory / "result.json").unlink()
+    assert run_command("compare", str(path), "--out", str(out), "--jobs", str(jobs)) == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert notes == [f"note: softmax, two seed 0: {run.directory} has no checkpoint yet: training begins again"]
+
+
 def test_a_trial_that_fails_is_not_chosen(compare: Callable[..., dict[str, Any]]) -> None:
     methods = {"mse": {"loss": {"name": "mse_loss"}, "optimizer": {"name": "sgd"}}}
     result = compare(methods=methods, tune={"optimizer.lr": [1e30, 0.01]})
@@ -586,7 +617,7 @@ def test_a_trial_that_fails_is_not_chosen(compare: Callable[..., dict[str, Any]]
         ({"methods": {}}, "methods"),
         ({"methods": {"a": {"loss": {"name": "soft_loss"}}}}, "softmax_loss"),
         ({"methods": {"a": {"kind": "forest"}}}, "methods.a.kind: found 'forest', expected ranker, lightgbm or ridge"),
-        ({"methods": {"a": {"kind": "lightgbm", "leaves": 3}}}, "methods.a.leaves: unknown, expected num_leaves"),
+        ({"methods": {"a": {"kind": "lightgbm", "leaves": 3}}}, "methods.a.leaves: unknown, did you mean 'num_leaves'"),
         ({"methods": {"a": {"metrics": ["mrr"]}}}, "methods.a.metrics: unknown"),
         ({"methods": {"ridge": {"kind": "ridge", "alphas": ["x"]}}}, "alphas"),
         (

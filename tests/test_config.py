@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 import yaml
 
+from command_line import run
 from rankfall import losses
 from rankfall._settings import ConfigError, dump
-from rankfall.cli import main
 from rankfall.models import ACTIVATIONS
 from rankfall.training.config import (
     Activation,
@@ -30,12 +30,6 @@ SMALLEST: dict[str, Any] = {
     "data": {"path": "data", "train": ["S1"], "valid": ["S2"]},
     "loss": {"name": "softmax_loss"},
 }
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as exit_info:
-        main(arguments)
-    return int(exit_info.value.code or 0)
 
 
 def test_defaults_are_filled_in() -> None:
@@ -193,6 +187,44 @@ def test_show_prints_what_was_meant(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert validate(shown) == validate({**SMALLEST, "training": {"seed": 7}})
     assert run("config", "show", str(file), "training.seed=7", "--json") == 0
     assert json.loads(capsys.readouterr().out) == shown
+
+
+COMPARISON = {
+    "data": {"path": "data", "train": ["S1"], "valid": ["S2"], "test": ["S3"]},
+    "methods": {"softmax": {"loss": {"name": "softmax_loss"}}, "ridge": {"kind": "ridge"}},
+    "seeds": [3],
+}
+STREAM = {
+    "data": {"path": "log"},
+    "stages": [{"name": "ranking", "quota": 2, "model": {"kind": "mlp"}}],
+    "methods": {"BCE": {"objective": {"name": "bce"}}},
+}
+SEARCH = {**SMALLEST, "search": {"optimizer.lr": [0.1, 0.01]}}
+
+
+@pytest.mark.parametrize(
+    ("content", "told", "wrong"),
+    [
+        (COMPARISON, {"seeds": [3], "jobs": 1}, "methods.softmax.loss.name=softmx_loss"),
+        (STREAM, {"seeds": [0], "methods": STREAM["methods"]}, "methods.BCE.objective.name=bcd"),
+        (SEARCH, {"trials": 20, "search": SEARCH["search"]}, "loss.name=softmx_loss"),
+    ],
+)
+def test_show_knows_comparisons_streams_and_searches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: dict[str, Any], told: dict[str, Any], wrong: str
+) -> None:
+    file, again = tmp_path / "one.yaml", tmp_path / "again.yaml"
+    file.write_text(yaml.safe_dump(content))
+    assert run("config", "show", str(file)) == 0
+    shown = capsys.readouterr().out
+    assert yaml.safe_load(shown).items() >= told.items()
+    again.write_text(shown)
+    assert run("config", "show", str(again)) == 0
+    assert capsys.readouterr().out == shown
+    assert run("config", "show", str(file), wrong) == 1
+    assert "did you mean" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"one\.yaml is a .* Expected the configuration of one training"):
+        load_config(file)
 
 
 def test_schema_names_sections_and_losses(capsys: pytest.CaptureFixture[str]) -> None:

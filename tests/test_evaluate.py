@@ -12,9 +12,9 @@ import pytest
 import torch
 from sklearn.metrics import ndcg_score
 
-from planted import config_for, plant
+from command_line import run
+from planted import config_for
 from rankfall import metrics
-from rankfall.cli import main
 from rankfall.data import RankingData
 from rankfall.data.batches import Lists
 from rankfall.evaluation.evaluate import evaluate, evaluate_run, measure, score
@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return plant(tmp_path_factory.mktemp("planted"))
-
-
-@pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("runs") / "run"
     train(validate(config_for(data)), directory)
@@ -41,12 +36,6 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run_dir(trained: Path, tmp_path: Path) -> Path:
     return shutil.copytree(trained, tmp_path / "run")
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as exit_info:
-        main(arguments)
-    return int(exit_info.value.code or 0)
 
 
 # --- metrics by name ----------------------------------------------------------------------------------------------

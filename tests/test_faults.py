@@ -92,7 +92,7 @@ def test_the_command_survives_a_bad_day(log: Path, tmp_path: Path) -> None:
     assert full.returncode == 1
     assert f"error: {run} cannot be written to: " in said
     assert "File too large" in said
-    assert f"There are {len(kept)} older checkpoints, as good as before; when the cause is gone, --resume" in said
+    assert f"There are {len(kept)} older checkpoints, as good as before; when the cause is gone, the same" in said
     assert "Traceback" not in said
     assert {path: path.read_bytes() for path in Checkpoints(run / "checkpoints", 9).paths()} == kept
 

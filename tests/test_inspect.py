@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from command_line import run
 from logs import DAYS, ITEMS, ROWS, item_columns, random_log, spec, write_log
-from rankfall.cli import main
 from rankfall.data import Recipe, prepare_letor
 from rankfall.data import log as log_module
 from rankfall.data.inspect import count as count_module
@@ -724,13 +724,6 @@ def offsets_beyond_the_file(path: Path) -> None:
 
 def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def run(*arguments: str | Path) -> int:
-    """Call the command line in this process and return its exit code."""
-    with pytest.raises(SystemExit) as exit_info:
-        main([str(argument) for argument in arguments])
-    return int(exit_info.value.code or 0)
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def any_line(draw: st.DrawFn) -> str:
 
 
 @pytest.mark.witness("brute force", "prepare_letor")
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     lines=st.lists(any_line(), max_size=6),
     ending=st.sampled_from(["\n", "\r\n"]),

@@ -203,7 +203,7 @@ def written(portions: list[pa.Table]) -> dict[str, bytes]:
         return files_of(Path(directory))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cuts=st.lists(st.integers(0, len(WHOLE)), max_size=8), chunked=st.booleans(), block=st.sampled_from([1, 7, 16]))
 def test_bytes_do_not_depend_on_portions(cuts: list[int], chunked: bool, block: int) -> None:
     """However impressions are cut, and whatever the portions were cut from, the files are the same."""

@@ -268,6 +268,13 @@ def test_what_failed_is_said() -> None:
     ElementTree.fromstring(text.removeprefix("<!doctype html>\n"))
 
 
+def test_no_p_value_is_nothing(comparison: Path) -> None:
+    result = json.loads((comparison / "comparison.json").read_text())
+    for test in result["tests"]:
+        test["adjusted_p_value"] = 0.0
+    assert "&lt;1e-99" in comparison_report(result, title="Clear")
+
+
 # --- the command --------------------------------------------------------------------------------------------------
 
 

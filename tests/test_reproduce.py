@@ -6,7 +6,6 @@ Those on impressions are in test_reproduce_cascades.py.
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
 import sys
 from dataclasses import replace
@@ -16,19 +15,20 @@ import numpy as np
 import pytest
 import torch
 
-from rankfall.cli import main
+from command_line import run as cli
 from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.data.batches import Lists
 from rankfall.experiments import pirank_figure5, pirank_figure6
 from rankfall.experiments.datasets import Origin, find, prepare
 from rankfall.experiments.planted import LONGEST, SHORTEST, plant, utility_of, write_letor
-from rankfall.experiments.plots import MissingExtraError, save
+from rankfall.experiments.plots import Dots, MissingExtraError, save
 from rankfall.experiments.published import agreement, shown
 from rankfall.experiments.registry import EXPERIMENTS, PAPERS, find_experiment
 from rankfall.experiments.setup import ARF, LAMBDALOSS, MANY_LISTS, Method, oracle
 from rankfall.experiments.task import FULL, QUICK, Report, Size, Task
 from rankfall.metrics.named import parse
 from rankfall.training.scoring import measure
+from reproductions import check_pictures, check_report, module
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,17 +37,6 @@ TINY = Size(test_lists=1, generated_lists=12, epochs=1, patience=1, seeds=1, tun
 TABLES = ("arf_table2", "lambdaloss_table1", "lambdaloss_table2", "pirank_table1")
 GENERATED = Origin("generated", "generated", {})
 ON_LISTS = [name for name, experiment in EXPERIMENTS.items() if experiment.data == "lists"]
-
-
-def cli(*arguments: str) -> int:
-    """Call the command line in this process and return its exit code."""
-    with pytest.raises(SystemExit) as exit_info:
-        main(arguments)
-    return int(exit_info.value.code or 0)
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(f"rankfall.experiments.{name}")
 
 
 def write_lists(path: Path, lists: int, *, first: int = 0, size: int = 3) -> None:
@@ -304,26 +293,20 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
 def test_every_experiment_runs(name: str, reports: dict[str, Report]) -> None:
     report = reports[name]
     assert not report.results.get("comparison", {}).get("failed")
-    assert report.sheets
-    for sheet in report.sheets:
-        assert all(len(row) in (0, len(sheet.columns)) for row in sheet.rows)
-        assert any(sheet.rows)
+    check_report(report, name)
+    assert all(any(sheet.rows) for sheet in report.sheets)
     assert list(report.plots) == [name]
-    assert report.plots[name].rows
     assert "published" in report.results
-    assert json.dumps(report.results)
 
 
 @pytest.mark.parametrize("name", ["arf-table2", "arf-table7", "arf-figure2", "pirank-figure7"])
 def test_plots_are_drawn(name: str, reports: dict[str, Report], tmp_path: Path) -> None:
-    png, svg = save(reports[name].plots, tmp_path)
-    assert png.read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in svg.read_text()
+    check_pictures(reports[name], tmp_path)
 
 
 @pytest.mark.parametrize("name", ["arf-table2", "lambdaloss-table1", "lambdaloss-table2", "pirank-table1"])
 def test_tables_stand_beside_the_published_ones(name: str, reports: dict[str, Report]) -> None:
-    report, published = reports[name], module(name.replace("-", "_")).PUBLISHED
+    report, published = reports[name], module(name).PUBLISHED
     (_, result), *_ = report.comparisons
     titles = [sheet.title for sheet in report.sheets]
     assert [method["name"] for method in result["methods"]] == list(next(iter(published.figures.values())))
@@ -438,3 +421,20 @@ def test_generated_text_is_ranking_text(tmp_path: Path) -> None:
     first = (tmp_path / "lists.txt").read_text().split("\n")[0].split()
     assert first[1] == "qid:0"
     assert [word.partition(":")[0] for word in first[2:]] == [str(i) for i in range(1, 21)]
+
+
+def test_the_panels_of_a_source_have_the_same_lines() -> None:
+    rows = [
+        {"method": method, "source": source, "metric": metric, "value": value}
+        for source, method, metric, value in (
+            ("here", "a", "ndcg", 0.1),
+            ("here", "b", "ndcg", 0.2),
+            ("here", "c", "mrr", 0.3),
+            ("there", "c", "ndcg", 0.4),
+        )
+    ]
+    chart = Dots(rows, title="").chart().to_dict()
+    drawn = [panel["layer"][0]["encoding"]["y"]["scale"]["domain"] for panel in chart["concat"]]
+    assert drawn == [["a", "b", "c"], ["a", "b", "c"], ["c"]]
+    best = [{row["method"] for row in panel["data"]["values"] if row["best"]} for panel in chart["concat"]]
+    assert best == [{"b"}, set(), set()]  # nobody is the best of one

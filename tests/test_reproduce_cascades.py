@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 from dataclasses import replace
@@ -14,8 +13,8 @@ import pytest
 import torch
 from sklearn.metrics import ndcg_score
 
+from command_line import run as cli
 from logs import random_log
-from rankfall.cli import main
 from rankfall.data import Recipe, prepare_letor
 from rankfall.data.log import ImpressionLog
 from rankfall.data.platform.simulate import Simulation, simulate_log, simulate_recflow
@@ -32,6 +31,7 @@ from rankfall.experiments.sweep import PublishedSweep, Swept, sweep_report
 from rankfall.experiments.task import Report, Size, Task
 from rankfall.training.cascade import load_run, make_loader
 from rankfall.training.config import set_option
+from reproductions import check_report, module
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,17 +42,6 @@ TABLES = ("lcron_table2", "lcron_table3", "lcron_table6", "lcron_table7", "dftop
 SWEEPS = ("lcron_table4", "lcron_table8", "dftopk_table5", "dftopk_table6")
 RATES = [f"lcron-table{table}" for table in (9, 10, 11, 12)]
 TINY = Size(tune=False, points=2, days=3, requests=24, cascade_seeds=1)
-
-
-def cli(*arguments: str) -> int:
-    """Call the command line in this process and return its exit code."""
-    with pytest.raises(SystemExit) as exit_info:
-        main(arguments)
-    return int(exit_info.value.code or 0)
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(f"rankfall.experiments.{name.replace('-', '_')}")
 
 
 def simulated(path: Path, preset: str) -> Origin:
@@ -367,12 +356,7 @@ def test_every_experiment_runs(name: str, reports: dict[str, Report]) -> None:
     outcomes = report.results.get("parts", {"all": report.results}).values()
     assert all(not one["comparison"]["failed"] and one["comparison"]["methods"] for one in outcomes)
     assert all("impressions of" in one["data"]["about"] for one in outcomes)
-    assert report.sheets
-    for sheet in report.sheets:
-        assert all(len(row) in (0, len(sheet.columns)) for row in sheet.rows)
-    assert report.plots
-    assert all(plot.startswith(name) and report.plots[plot].rows for plot in report.plots)
-    assert json.dumps(report.results)
+    check_report(report, name)
 
 
 @pytest.mark.parametrize("name", ["lcron-table2", "lcron-table8", "dftopk-table6"])

@@ -18,6 +18,7 @@ from logs import DAYS, random_log
 from planted import plant
 from rankfall import _checkpoint
 from rankfall._checkpoint import read_checkpoint, write_checkpoint
+from rankfall._files import locked
 from rankfall._settings import ConfigError
 from rankfall.data import RankingData
 from rankfall.data.batches import Batch, ListLoader, Lists
@@ -27,13 +28,13 @@ from rankfall.evaluation.runs import Run
 from rankfall.training import ranker
 from rankfall.training.checkpoint import Checkpoints, DamagedError, join, split
 from rankfall.training.config import set_option, validate
-from rankfall.training.run import Step, Stopped, TrainingError, alone
+from rankfall.training.run import Step, Stopped, TrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from rankfall.training.loop import Position
+    from rankfall.training.loop import Position, Taken
 
     Content = dict[str, Any]
 
@@ -52,6 +53,18 @@ def after(count: int) -> Callable[[Step], None]:
             raise Interrupted
 
     return hear
+
+
+def interrupt(content: Content, run: Path, batches: int, **options: Any) -> list[Path]:
+    """Train until so many batches are reported; the checkpoints that are left, the newest first."""
+    with pytest.raises(Interrupted):
+        train(content, run, progress=after(batches), **options)
+    return left(run)
+
+
+def left(run: Path) -> list[Path]:
+    """The checkpoints of a run, the newest first."""
+    return Checkpoints(run / "checkpoints", 9).paths()
 
 
 @pytest.fixture(scope="module")
@@ -115,11 +128,8 @@ def test_epochs_are_kept_whatever_the_time_between_checkpoints(
 ) -> None:
     content, run = set_option(contents[kind], "training.checkpoint_every", 1e9), tmp_path / "run"
     batches = 8 if kind == "cascade" else 5
-    with pytest.raises(Interrupted):
-        train(content, run, progress=after(2 * batches + 1))
-    assert [path.name for path in Checkpoints(run / "checkpoints", 9).paths()] == [
-        f"step-{epoch * batches:09}.safetensors" for epoch in (2, 1)
-    ]
+    interrupt(content, run, 2 * batches + 1)
+    assert [path.name for path in left(run)] == [f"step-{epoch * batches:09}.safetensors" for epoch in (2, 1)]
     heard: list[Step] = []
     train(content, run, resume=True, progress=heard.append)
     assert (heard[0].epoch, heard[0].batch) == (3, 1)
@@ -151,8 +161,7 @@ def test_time_is_counted_without_the_interruption(
         return now
 
     monkeypatch.setattr("time.perf_counter", clock)
-    with pytest.raises(Interrupted):
-        train(contents["ranker"], run, progress=after(8))
+    interrupt(contents["ranker"], run, 8)
     now += 10_000
     result = train(contents["ranker"], run, resume=True)
     seconds = [json.loads(line)["seconds"] for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -199,8 +208,7 @@ def test_before_the_first_checkpoint_training_begins_again(
 ) -> None:
     run = tmp_path / "run"
     heard: list[str] = []
-    with pytest.raises(Interrupted):
-        train(contents["ranker"], run, progress=after(1))
+    interrupt(contents["ranker"], run, 1)
     train(contents["ranker"], run, resume=True, on_notice=heard.append)
     assert heard == [f"{run} has no checkpoint yet: training begins again"]
     assert outcome(run) == outcome(whole["ranker"])
@@ -213,8 +221,7 @@ def test_other_files_are_no_run(contents: dict[str, Content], tmp_path: Path) ->
 
 
 def test_a_run_is_continued_only_if_told(contents: dict[str, Content], tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        train(contents["ranker"], tmp_path / "run", progress=after(3))
+    interrupt(contents["ranker"], tmp_path / "run", 3)
     with pytest.raises(ValueError, match="holds a run already; name another directory, continue it with --resume, or"):
         train(contents["ranker"], tmp_path / "run")
     with pytest.raises(ValueError, match="force: found with resume; a run is either replaced or continued"):
@@ -250,9 +257,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used(
     run = tmp_path / "run"
     heard: list[str] = []
     steps: list[Step] = []
-    with pytest.raises(Interrupted):
-        train(contents["cascade"], run, progress=after(14))
-    newest, older = Checkpoints(run / "checkpoints", 9).paths()
+    newest, older = interrupt(contents["cascade"], run, 14)
     damage(newest)
     train(contents["cascade"], run, resume=True, on_notice=heard.append, progress=steps.append)
     assert len(heard) == 1
@@ -266,38 +271,29 @@ def test_without_a_whole_checkpoint_it_begins_again_only_if_told(
 ) -> None:
     run = tmp_path / "run"
     heard: list[str] = []
-    with pytest.raises(Interrupted):
-        train(contents["ranker"], run, progress=after(8))
-    for path in Checkpoints(run / "checkpoints", 9).paths():
+    for path in interrupt(contents["ranker"], run, 8):
         alter(path)
     message = r"all checkpoints are damaged \(step-000000007\S+, step-000000006\S+\), training cannot go on; --force"
     with pytest.raises(DamagedError, match=message):
         train(contents["ranker"], run, resume=True, on_notice=heard.append)
-    assert [notice.split()[0] for notice in heard] == [
-        str(path) for path in Checkpoints(run / "checkpoints", 9).paths()
-    ]
+    assert [notice.split()[0] for notice in heard] == [str(path) for path in left(run)]
     train(contents["ranker"], run, force=True)
     assert outcome(run) == outcome(whole["ranker"])
 
 
 def test_a_damaged_checkpoint_is_replaced_by_good_ones(contents: dict[str, Content], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        train(contents["ranker"], run, progress=after(8))
-    newest, older = Checkpoints(run / "checkpoints", 9).paths()
+    newest, older = interrupt(contents["ranker"], run, 8)
     alter(newest)
     alone_good = older.read_bytes()
-    with pytest.raises(Interrupted):
-        train(contents["ranker"], run, resume=True, on_notice=lambda text: None, progress=after(2))
-    again, good = Checkpoints(run / "checkpoints", 9).paths()
+    again, good = interrupt(contents["ranker"], run, 2, resume=True, on_notice=lambda text: None)
     assert (again, good, good.read_bytes()) == (newest, older, alone_good)
     read_checkpoint(again)
 
 
 def test_the_best_weights_must_be_whole(contents: dict[str, Content], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        train(contents["ranker"], run, progress=after(8))
+    interrupt(contents["ranker"], run, 8)
     alter(run / "checkpoints" / "best.safetensors")
     with pytest.raises(DamagedError, match=r"best\.safetensors is damaged: .* training cannot go on; --force starts"):
         train(contents["ranker"], run, resume=True)
@@ -371,8 +367,7 @@ def test_another_configuration_is_refused(
     kind: str, key: str, value: Any, message: str, contents: dict[str, Content], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        train(contents[kind], run, progress=after(3))
+    interrupt(contents[kind], run, 3)
     changed = set_option(contents[kind], key, value)
     with pytest.raises(ConfigError, match=message):
         train(changed, run, resume=True)
@@ -383,8 +378,7 @@ def test_another_configuration_is_refused(
 
 def test_what_changes_nothing_may_change(contents: dict[str, Content], whole: dict[str, Path], tmp_path: Path) -> None:
     content, run = contents["cascade"], tmp_path / "run"
-    with pytest.raises(Interrupted):
-        train(content, run, progress=after(3))
+    interrupt(content, run, 3)
     shutil.copytree(content["data"]["path"], tmp_path / "moved")
     for key, value in (("data.path", str(tmp_path / "moved")), ("training.keep", 1), ("training.checkpoint_every", 60)):
         content = set_option(content, key, value)
@@ -394,16 +388,43 @@ def test_what_changes_nothing_may_change(contents: dict[str, Content], whole: di
 
 
 def test_other_data_are_refused(contents: dict[str, Content], tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        train(contents["cascade"], tmp_path / "cascade", progress=after(3))
+    interrupt(contents["cascade"], tmp_path / "cascade", 3)
     random_log(tmp_path / "log", impressions=50, seed=1)
     with pytest.raises(ConfigError, match=rf"data\.path: .* other data, different are day {DAYS[0]}, day {DAYS[1]}"):
         train(set_option(contents["cascade"], "data.path", str(tmp_path / "log")), tmp_path / "cascade", resume=True)
-    with pytest.raises(Interrupted):
-        train(contents["ranker"], tmp_path / "ranker", progress=after(3))
+    interrupt(contents["ranker"], tmp_path / "ranker", 3)
     data = plant(tmp_path / "planted", log1p=True)
     with pytest.raises(ConfigError, match=r"data\.path: .* other data, different are S1"):
         train(set_option(contents["ranker"], "data.path", str(data)), tmp_path / "ranker", resume=True)
+
+
+def test_a_finished_run_is_of_its_data(contents: dict[str, Content], tmp_path: Path) -> None:
+    run, content = tmp_path / "run", contents["ranker"]
+    train(content, run)
+    data = plant(tmp_path / "planted", log1p=True)
+    with pytest.raises(ConfigError, match=r"data\.path: .* other data, different are S1"):
+        train(set_option(content, "data.path", str(data)), run, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [("modules", "'modules'"), ("optimizer", "'optimizer'"), ("position", r"unexpected keyword argument 'weather'")],
+)
+def test_a_checkpoint_of_another_kind_of_training_is_named(
+    part: str, message: str, contents: dict[str, Content], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    interrupt(contents["ranker"], run, 3)
+    store = Checkpoints(run / "checkpoints", 1)
+    state = store.load(pytest.fail)
+    assert state is not None
+    if part == "position":
+        state[part]["weather"] = "fine"
+    else:
+        del state[part]
+    store.save(9, state)
+    with pytest.raises(DamagedError, match=rf"of rankfall \S+ does not fit this release, \S+: .*{message}.*--force"):
+        train(contents["ranker"], run, resume=True)
 
 
 def test_another_release_is_worth_a_word(
@@ -421,9 +442,8 @@ def test_another_release_is_worth_a_word(
 
 
 def test_one_training_works_in_a_directory(contents: dict[str, Content], tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        train(contents["ranker"], tmp_path, progress=after(3))
-    with alone(tmp_path), pytest.raises(ValueError, match="another training is working in"):
+    interrupt(contents["ranker"], tmp_path, 3)
+    with locked(tmp_path), pytest.raises(ValueError, match="another training is working in"):
         train(contents["ranker"], tmp_path, resume=True)
     train(contents["ranker"], tmp_path, resume=True)
 
@@ -433,15 +453,14 @@ def test_comparisons_go_on_inside_a_run(
     damaged: bool, contents: dict[str, Content], whole: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        train(contents["ranker"], run, progress=after(8))
+    interrupt(contents["ranker"], run, 8)
     (run / "error.txt").touch()
-    for path in Checkpoints(run / "checkpoints", 9).paths() if damaged else ():
+    for path in left(run) if damaged else ():
         alter(path)
     steps: list[int] = []
     step = ranker._Learner.step
 
-    def count(self: Any, batch: Batch, position: Position) -> dict[str, float]:
+    def count(self: Any, batch: Batch, position: Position) -> Taken:
         steps.append(position.step)
         return step(self, batch, position)
 
@@ -472,13 +491,26 @@ def test_a_write_that_fails_leaves_the_older_checkpoints(
         message = r"cannot be written to: .*No space left.* after batch 1 of 5 in epoch 2. There are 2 older"
         with pytest.raises(TrainingError, match=message):
             train(contents["ranker"], run)
-    assert [path.name for path in Checkpoints(run / "checkpoints", 9).paths()] == [
+    assert [path.name for path in left(run)] == [
         "step-000000005.safetensors",
         "step-000000004.safetensors",
     ]
     assert not list(run.rglob("*.tmp"))
     train(contents["ranker"], run, resume=True)
     assert outcome(run) == outcome(whole["ranker"])
+
+
+def test_where_nothing_was_kept_it_begins_again(
+    contents: dict[str, Content], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: BinaryIO, tensors: Mapping[str, torch.Tensor], about: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_checkpoint, "_write", full)
+    with pytest.raises(
+        TrainingError, match="There is no checkpoint yet: when the cause is gone, training begins again"
+    ):
+        train(contents["ranker"], tmp_path / "run")
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ WITHOUT_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)  # a log is dr
 
 
 def examples(count: int) -> settings:
-    return settings(deadline=None, max_examples=count, phases=WITHOUT_SHRINKING)
+    return settings(max_examples=count, phases=WITHOUT_SHRINKING)
 
 
 # --- random logs ------------------------------------------------------------------------------------------------

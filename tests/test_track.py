@@ -13,12 +13,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from command_line import run as command
 from interrupted import TIMES, cascade_content, ranker_content, train
-from logs import random_log
-from planted import plant
 from rankfall._settings import ConfigError
 from rankfall.training import track
 from rankfall.training.config import merge, validate_any
-from rankfall.training.run import Step, Stopped
+from rankfall.training.run import Step, Stopped, SurroundingsError
 from rankfall.training.track import Trackers
 
 if TYPE_CHECKING:
@@ -28,18 +26,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 Curves = dict[str, list[tuple[int, float]]]  # by name: after how many batches, and what
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return plant(tmp_path_factory.mktemp("track"))
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("track-log") / "log"
-    random_log(path, impressions=32)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -276,9 +262,19 @@ def test_a_server_that_is_not_there_is_said_at_the_start(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     told = trackers(data, tmp_path / "run", track="mlflow", mlflow={"uri": f"http://127.0.0.1:{port}"})
-    with pytest.raises(ConfigError, match=f"training.track: mlflow cannot be told anything: .*{port}"):  # noqa: SIM117
+    with pytest.raises(SurroundingsError, match=f"training.track: mlflow cannot be told anything: .*{port}"):  # noqa: SIM117
         with told.opened(0, pytest.fail):
             pytest.fail("opened")
+
+
+def test_a_server_that_is_not_there_costs_no_older_run(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(ranker_content(data, training={"epochs": 1}), run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    told = {"track": "mlflow", "mlflow": {"uri": "http://127.0.0.1:1"}}
+    with pytest.raises(SurroundingsError, match="mlflow cannot be told anything"):
+        train(ranker_content(data, training={"epochs": 1, **told}), run, force=True)
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(("name", "module"), [("tensorboard", "tensorboard"), ("mlflow", "mlflow")])
@@ -286,7 +282,7 @@ def test_what_is_not_installed_is_said_before_anything_is_written(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
 ) -> None:
     monkeypatch.setattr(track, "find_spec", lambda wanted: None if wanted == module else find_spec(wanted))
-    with pytest.raises(ConfigError, match=rf"{name} needs {module}; pip install 'rankfall\[track\]' brings that"):
+    with pytest.raises(SurroundingsError, match=rf"{name} needs {module}; pip install 'rankfall\[track\]' brings that"):
         train(ranker_content(data, training={"track": name}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

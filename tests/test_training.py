@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from command_line import run
 from planted import config_for, plant
 from rankfall import losses
 from rankfall._checkpoint import read_checkpoint, write_checkpoint
 from rankfall._files import write_file
 from rankfall._settings import ConfigError, dump
-from rankfall.cli import main
 from rankfall.data import RankingData
 from rankfall.data import batches as batches_module
 from rankfall.data.batches import Lists
@@ -30,17 +30,6 @@ from rankfall.training.scoring import score
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return plant(tmp_path_factory.mktemp("planted"))
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as exit_info:
-        main(arguments)
-    return int(exit_info.value.code or 0)
 
 
 def weights(directory: Path, name: str = "best") -> bytes:
@@ -384,7 +373,9 @@ def test_a_loss_that_is_not_a_number_is_named(
     value: float, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(losses, "softmax_loss", lambda scores, labels, *, mask: scores.abs().sum() * value)
-    with pytest.raises(TrainingError, match=rf"softmax_loss: the loss became {value} in epoch 1, batch 1 of 5 \(qid"):
+    with pytest.raises(
+        TrainingError, match=r"softmax_loss: the loss became NaN or infinite in epoch 1, batch 1 of 5 \(qid"
+    ):
         train(validate(config_for(data)), tmp_path / "run")
 
 

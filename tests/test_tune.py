@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,36 +17,27 @@ import yaml
 
 from command_line import run as command
 from interrupted import cascade_content, train
-from logs import DAYS, random_log
+from logs import DAYS
 from planted import config_for, plant
 from rankfall._settings import ConfigError, read_yaml
 from rankfall.evaluation import tune as tuning
 from rankfall.evaluation.search import load_search
+from rankfall.evaluation.study import DEATHS
 from rankfall.evaluation.tune import tune
+from rankfall.evaluation.workers import Failure
+from rankfall.experiments import plots
 from rankfall.experiments.plots import SearchHistory
-from rankfall.training.run import Step, Stopped, TrainingError, TrainResult
+from rankfall.training import track
+from rankfall.training.run import Step, Stopped, SurroundingsError, TrainingError, TrainResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from rankfall.evaluation.search import TrainingSettings
 
     Fake = Callable[[TrainingSettings], list[float]]  # the validations of a training, an epoch each
 
 LR = {"optimizer.lr": {"low": 1e-4, "high": 1.0, "log": True}}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return plant(tmp_path_factory.mktemp("tune"))
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("tune-log") / "log"
-    random_log(path, impressions=32)
-    return path
 
 
 @pytest.fixture
@@ -67,7 +61,12 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fake], list[TrainingSetti
         trained: list[TrainingSettings] = []
 
         def run(
-            config: TrainingSettings, directory: Path, progress: Callable[[Step], None], stop: Callable[[], int]
+            config: TrainingSettings,
+            directory: Path,
+            *,
+            progress: Callable[[Step], None],
+            on_notice: Callable[[str], None],
+            stop: Callable[[], int],
         ) -> TrainResult:
             trained.append(config)
             metric = config.training.metric
@@ -81,7 +80,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fake], list[TrainingSetti
             best = max(values)
             return TrainResult(best, values.index(best) + 1, len(values), 0.5, 10)
 
-        monkeypatch.setattr(tuning, "_train", run)
+        monkeypatch.setattr(tuning, "continue_run", run)
         return trained
 
     return install
@@ -187,8 +186,22 @@ def test_quotas_are_no_settings(log: Path, tmp_path: Path) -> None:
 
 def test_values_that_go_with_some_others_only_are_allowed(write: Callable[..., Path]) -> None:
     """Two hidden layers take one or two dropouts; every value is possible, not every pair."""
-    space = {"model.hidden": [[8, 8], [8, 8, 8]], "model.dropout": [[0.1, 0.1], [0.1, 0.1, 0.1]]}
-    load_search(write(space, model={"kind": "mlp"}))
+    space: dict[str, Any] = {
+        "model.hidden": [[8, 8], [8, 8, 8]],
+        "model.dropout": [[0.1, 0.1], [0.1, 0.1, 0.1]],
+    }
+    search = load_search(write(space, model={"kind": "mlp"}))
+    for hidden in space["model.hidden"]:
+        for dropout in space["model.dropout"]:
+            settings = {"model.hidden": hidden, "model.dropout": dropout}
+            if len(hidden) == len(dropout):
+                assert (
+                    search.config(settings).model_dump()["model"].items()
+                    >= {"hidden": hidden, "dropout": dropout}.items()
+                )
+            else:
+                with pytest.raises(ConfigError, match=rf"dropout has {len(dropout)} values for {len(hidden)} hidden"):
+                    search.config(settings)
 
 
 # --- how it is searched -------------------------------------------------------------------------------------------
@@ -293,6 +306,71 @@ def test_a_trial_that_fails_is_recorded_and_the_search_goes_on(
     assert {"failed", "complete"} == set(states(result))
 
 
+@pytest.mark.parametrize("error", [OSError(28, "no space left"), SurroundingsError("no server")])
+def test_what_is_around_a_training_uses_up_no_trial(
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path, error: Exception
+) -> None:
+    search, attempts = load_search(write(trials=4)), 0
+
+    def disturbed(config: TrainingSettings) -> list[float]:
+        nonlocal attempts
+        attempts += 1
+        if 2 <= attempts <= 3 + DEATHS:
+            raise error
+        return peak(config)
+
+    fake(peak)
+    whole = tune(search, tmp_path / "whole")
+    fake(disturbed)
+    for _ in range(2 + DEATHS):
+        with pytest.raises(SurroundingsError, match=r"trial 1 was left, .* goes on with it: .*no (space|server)"):
+            tune(search, tmp_path / "out")
+    assert drawn(tune(search, tmp_path / "out")) == drawn(whole)
+
+
+def test_data_that_are_gone_use_up_no_trial(data: Path, tmp_path: Path) -> None:
+    """A training refuses such data as it refuses settings."""
+    here, gone = tmp_path / "data", tmp_path / "gone"
+    shutil.copytree(data, here)
+    content = config_for(here, training={"epochs": 1}, model={"kind": "mlp", "hidden": [4]})
+    (tmp_path / "search.yaml").write_text(yaml.safe_dump(content | {"search": LR, "trials": 2}))
+    search, out = load_search(tmp_path / "search.yaml"), tmp_path / "out"
+    with pytest.raises(SurroundingsError, match=r"trial 1 was left.*data\.path"):
+        tune(search, out, on_trial=lambda trial: os.rename(here, gone))
+    gone.rename(here)
+    assert states(tune(search, out)) == ["complete"] * 2
+
+
+def test_a_tracker_that_cannot_be_reached_uses_up_no_trial(
+    write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unreachable(*arguments: object) -> None:
+        raise ConnectionError("nobody answers")
+
+    monkeypatch.setattr(track, "_TensorBoard", unreachable)
+    path = write(trials=2, training={"epochs": 1})
+    assert command("tune", str(path), "--out", str(tmp_path / "out"), "training.track=tensorboard") == 1
+    said = "trial 0 was left, and the same command goes on with it: training.track: tensorboard cannot be told"
+    assert said in capsys.readouterr().err
+    assert command("tune", str(path), "--out", str(tmp_path / "out"), "--json") == 0
+    assert states(json.loads(capsys.readouterr().out)) == ["complete"] * 2
+
+
+def test_what_a_training_has_to_say_is_shown_with_its_trial(
+    write: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = write(trials=2, training={"epochs": 1}), tmp_path / "out"
+    batches = iter(range(10))
+    with pytest.raises(Stopped):
+        tune(load_search(path), out, stop=lambda: next(batches) == 0)
+    for weights in (out / "trials" / "0000" / "checkpoints").glob("step-*"):
+        weights.write_bytes(b"half")
+    assert command("tune", str(path), "--out", str(out)) == 0
+    err = capsys.readouterr().err
+    assert f"note: trial 0: the checkpoints in {out}/trials/0000 are damaged: training begins again" in err
+    assert "note: trial 1" not in err
+
+
 def test_if_all_trials_fail_so_does_the_command(
     write: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -387,7 +465,7 @@ def test_a_trial_that_was_stopped_goes_on_as_it_was(
     batches = iter(range(1, 10**6))
     with pytest.raises(Stopped):
         tune(search, tmp_path / "out", trials=4, stop=lambda: next(batches) == 3)
-    for _ in range(tuning.DEATHS):  # to be stopped is no death
+    for _ in range(DEATHS):  # to be stopped is no death
         with pytest.raises(Stopped):
             tune(search, tmp_path / "out", trials=4, stop=lambda: True)
     stopped = json.loads((tmp_path / "out" / "trials.json").read_text())
@@ -398,9 +476,6 @@ def test_a_trial_that_was_stopped_goes_on_as_it_was(
 def test_a_trial_whose_process_died_goes_on_and_is_given_up_in_the_end(
     write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
 ) -> None:
-    class Killed(BaseException):
-        """Nothing is told of it, as of a process that is killed."""
-
     deadly: list[float] = []
 
     def dying(config: TrainingSettings) -> list[float]:
@@ -458,6 +533,75 @@ def test_jobs_share_the_trials(write: Callable[..., Path], tmp_path: Path) -> No
     assert states(result) == ["complete"] * 5
     assert sorted(ended) == [0, 1, 2, 3, 4]
     assert len({trial["settings"]["optimizer.lr"] for trial in result["trials"]}) == 5
+
+
+class Killed(BaseException):
+    """Nothing is told of it, as of a process that is killed."""
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What processes would do, one after the other in this one."""
+
+    def run(work: Callable[[Any], Any], tasks: list[Any], **options: Any) -> Iterator[tuple[Any, Any]]:
+        for task in tasks:
+            try:
+                yield task, work(task)
+            except Killed:
+                yield task, Failure("its process ended with exit code -9")
+
+    monkeypatch.setattr(tuning, "run_tasks", run)
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("deadly", [0, 2])
+def test_a_trial_that_kills_its_processes_is_given_up_and_the_others_end(
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path, deadly: int
+) -> None:
+    rates: list[float] = []
+
+    def dying(config: TrainingSettings) -> list[float]:
+        if config.optimizer.lr not in rates:
+            rates.append(config.optimizer.lr)
+        if rates.index(config.optimizer.lr) == deadly:
+            raise Killed
+        return peak(config)
+
+    trained = fake(dying)
+    result = tune(load_search(write(trials=3)), tmp_path / "out", jobs=2)
+    assert states(result) == ["failed" if number == deadly else "complete" for number in range(3)]
+    assert "ended 3 times" in result["trials"][deadly]["error"]
+    assert len(trained) == 2 + DEATHS
+
+
+@pytest.mark.usefixtures("processes")
+def test_processes_that_do_not_even_begin_are_an_error(write: Callable[..., Path], tmp_path: Path) -> None:
+    def cannot(task: Any) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "report_trial", cannot)
+        with pytest.raises(ValueError, match="no trial comes to an end: its process ended with exit code -9; the same"):
+            tune(load_search(write()), tmp_path / "out", jobs=2)
+
+
+@pytest.mark.usefixtures("processes")
+def test_what_is_around_a_training_ends_all_processes(
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+) -> None:
+    def full(config: TrainingSettings) -> list[float]:
+        if len(trained) == 2:
+            raise OSError(28, "no space left")
+        return peak(config)
+
+    trained = fake(full)
+    search, out = load_search(write(trials=4)), tmp_path / "out"
+    with pytest.raises(
+        SurroundingsError, match=r"trial 1 was left, and the same command .* \[Errno 28\] no space left"
+    ):
+        tune(search, out, jobs=2)
+    assert len(trained) == 2
+    assert states(tune(search, out, jobs=2)) == ["complete"] * 4
 
 
 KILLED_INSIDE = """
@@ -569,3 +713,19 @@ def test_the_picture_shows_the_best_so_far() -> None:
     ]
     lowest = SearchHistory(rows, "", "m", higher_is_better=False).points()
     assert [point["trial"] for point in lowest if point["kind"] == "best"] == [0]
+
+
+def test_a_picture_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Half:
+        """A picture for which the disk has not enough room."""
+
+        def save(self, file: str, **options: object) -> None:
+            Path(file).write_bytes(b"half")
+            raise OSError(28, "no space left")
+
+    (tmp_path / "search.png").write_bytes(b"whole")
+    monkeypatch.setattr(plots, "_styled", lambda chart: Half())
+    rows = [{"trial": 0, "state": "complete", "value": 0.5, "settings": {}}]
+    with pytest.raises(OSError, match="no space left"):
+        plots.save({"search": SearchHistory(rows, "", "m", higher_is_better=True)}, tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"search.png": b"whole"}

@@ -3,7 +3,7 @@
 :mod:`rankfall.ops` holds soft sorts and soft top-k, :mod:`rankfall.losses` the losses on one list of scores
 and :mod:`rankfall.metrics` the exact metrics. Each works on the last dimension; leading dimensions are batch.
 :mod:`rankfall.data` reads full-stage logs, :mod:`rankfall.models` scores them, a :class:`Cascade` puts models in order
-and :mod:`rankfall.objectives` trains it.
+and :mod:`rankfall.objectives` trains it; :mod:`rankfall.serving` answers requests with what was trained.
 
 >>> import torch, rankfall as rf
 >>> scores = torch.tensor([3.0, 1.0, 2.0], requires_grad=True)
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rankfall import data, losses, metrics, models, objectives, ops
+    from rankfall import serving as serving
     from rankfall.cascade import Cascade, Stage
 
 __all__ = ["Cascade", "Stage", "data", "losses", "metrics", "models", "objectives", "ops"]
@@ -31,10 +32,10 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
         # The parts need torch, which takes seconds to import; `rankfall --help` must not wait for it.
         if name in ("Cascade", "Stage"):
             return getattr(import_module("rankfall.cascade"), name)
-        if name in __all__:
+        if name in __all__ or name == "serving":  # which needs an extra, so that a star must not import it
             return import_module(f"rankfall.{name}")
         raise AttributeError(f"module 'rankfall' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, "serving", "__version__"]

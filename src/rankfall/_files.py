@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 TEMPORARY = ".tmp"  # at the end of the names of files that are being written
 
@@ -45,6 +46,27 @@ def sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class LockedError(ValueError):
+    """Somebody else is at work."""
+
+
+@contextmanager
+def locked(path: Path, *, busy: str = "", wait: bool = False) -> Generator[None]:
+    """Nobody else holds this directory or file, which is made if it is missing; the lock ends with the process.
+
+    Whoever holds it already is waited for, or is an error that says `busy`.
+    """
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LockedError(busy or f"another process is working in {path}") from None
+        yield
     finally:
         os.close(handle)
 

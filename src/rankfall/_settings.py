@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from rankfall._words import did_you_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from pydantic_core import ErrorDetails
@@ -42,7 +43,12 @@ class Section(BaseModel):
 
 def dump(config: BaseModel) -> str:
     """A configuration as YAML, with every default written out."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return to_yaml(config.model_dump(mode="json"))
+
+
+def to_yaml(content: Mapping[str, Any]) -> str:
+    """A mapping as YAML, in its own order."""
+    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

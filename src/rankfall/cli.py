@@ -7,6 +7,7 @@ answers at once.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,11 +21,13 @@ from rankfall.commands import (
     data,
     demo,
     evaluate,
+    export,
     methods,
     prepare,
     report,
     reproduce,
     simulate,
+    stream,
     train,
     tune,
 )
@@ -51,6 +54,8 @@ app.command("data", epilog=data.EXAMPLES)(data.data)
 app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
+app.command("stream", epilog=stream.EXAMPLES)(stream.stream)
+app.command("export", epilog=export.EXAMPLES)(export.export)
 app.command("tune", epilog=tune.EXAMPLES)(tune.tune)
 app.command("report", epilog=report.EXAMPLES)(report.report)
 app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)
@@ -63,14 +68,25 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _check_alone(verb: str | None) -> None:
+    """Refuse to do the work of one process several times over."""
+    if verb == "train" or "TORCHELASTIC_RUN_ID" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return
+    if os.environ.get("RANK", "0") == "0":
+        fail(f"torchrun: {verb} is the work of one process, only train is shared; call it without torchrun")
+    raise typer.Exit(1)
+
+
 @app.callback()
 def rankfall(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Cascade ranking in PyTorch: ranking losses, soft sorts, soft top-k, and what they train."""
+    _check_alone(context.invoked_subcommand)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

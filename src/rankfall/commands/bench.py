@@ -15,7 +15,7 @@ from rankfall.commands.terminal import examples, progress, say, show, show_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rankfall.benchmarks import loader, step
+    from rankfall.benchmarks import loader, prepare, scaling, step
     from rankfall.benchmarks.claims import Claim
     from rankfall.benchmarks.run import Row, Settings
 
@@ -25,6 +25,8 @@ EXAMPLES = examples(
     "rankfall bench losses --sizes 100,1000,10000",
     "rankfall bench loader",
     "rankfall bench step --sizes 40,200",
+    "rankfall bench prepare --rows 10000000",
+    "rankfall bench scaling",
     "rankfall bench ops --json > bench.json",
 )
 MIN_SIZE = 20
@@ -38,13 +40,21 @@ class What(StrEnum):
     LOSSES = "losses"
     LOADER = "loader"
     STEP = "step"
+    PREPARE = "prepare"
+    SCALING = "scaling"
 
 
 def bench(
-    what: Annotated[What, typer.Argument(help="Operators, losses, the loader of impressions or a training step.")],
+    what: Annotated[
+        What,
+        typer.Argument(help="Operators, losses, loader of impressions, training step, sample building, processes."),
+    ],
     sizes: Annotated[
         str | None,
         typer.Option(help="List lengths, separated by commas.", show_default="50 to 100,000; of a step 40 to 5,000"),
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows of the raw log, of sample building.", show_default="10 million")
     ] = None,
     quick: Annotated[
         bool,
@@ -52,7 +62,7 @@ def bench(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
-    """Measure forward + backward of every operator or loss, the loading of impressions, or a training step.
+    """Measure forward + backward of every operator or loss, the loading of impressions, a training step, or `prepare`.
 
     Each function runs in turns with its textbook form and with the floors torch.sigmoid, torch.topk and
     torch.sort. Times are medians of CPU time on one thread, and of wall time on all threads; memory is the
@@ -64,12 +74,27 @@ def bench(
     The step is that of LCRON on two stages with each operator inside, in turns with binary cross entropy; first the
     objective alone, then with a two-tower model and a DIN. Lists come in batches of (128, n), longer ones in fewer
     where the cost grows with the square of n.
+
+    Sample building is `rankfall prepare rows` on a raw log that is written for it, by each engine that is installed:
+    seconds, seconds of the CPU and peak memory of all its processes.
+
+    Scaling is training by one and by two processes with the same batch each, in wall time: it needs two free cores.
     """
     chosen = None if sizes is None else _parse_sizes(sizes)
+    if rows is not None and what is not What.PREPARE:
+        raise typer.BadParameter("belongs to prepare", param_hint="--rows")
+    if what in (What.LOADER, What.PREPARE, What.SCALING) and chosen is not None:
+        raise typer.BadParameter(
+            f"belongs to operators, losses and the step, not to {what.value}", param_hint="--sizes"
+        )
     if what is What.LOADER:
-        if chosen is not None:
-            raise typer.BadParameter("belongs to operators and losses, not to the loader", param_hint="--sizes")
         _bench_loader(quick, as_json)
+        return
+    if what is What.PREPARE:
+        _bench_prepare(rows, quick, as_json)
+        return
+    if what is What.SCALING:
+        _bench_scaling(quick, as_json)
         return
     if what is What.STEP:
         _bench_step(chosen, quick, as_json)
@@ -77,11 +102,11 @@ def bench(
     kind: Literal["ops", "losses"] = "ops" if what is What.OPS else "losses"
     say(f"measuring {kind}, forward + backward")
     with progress() as bar:
-        settings, rows, claims = _measure(kind, chosen, quick, bar)
+        settings, measured, claims = _measure(kind, chosen, quick, bar)
     if as_json:
-        show_json(_as_json(kind, settings, rows, claims))
+        show_json(_as_json(kind, settings, measured, claims))
         return
-    _show_tables(rows)
+    _show_tables(measured)
     if claims:
         show(_claims_table(claims, "(128, 1000), k = 10, one thread, unless said otherwise"))
 
@@ -286,4 +311,67 @@ WHOLE_COLUMNS: dict[str, Callable[[step.Whole], str]] = {
     "/bce": lambda row: _number(row.to_baseline),
     "objective ms": lambda row: _number(row.objective_ms),
     "share": lambda row: _share(row.share),
+}
+
+
+# --- sample building --------------------------------------------------------------------------------------------
+
+
+def _bench_prepare(rows: int | None, quick: bool, as_json: bool) -> None:
+    from importlib.util import find_spec
+
+    from rankfall.benchmarks import prepare
+
+    count = rows or (prepare.QUICK_ROWS if quick else prepare.ROWS)
+    engines = ["local", *(["ray"] if find_spec("ray") is not None else [])]
+    say(f"measuring sample building: {count:,} rows, {prepare.SETTING}")
+    with progress() as bar:
+        task = bar.add_task("writing a log", total=1 + len(engines))
+        measured = prepare.measure(
+            engines, count, lambda done: bar.update(task, advance=1, description=f"{done}, measured")
+        )
+    if as_json:
+        show_json({"what": "prepare", "rows": [asdict(row) for row in measured]})
+        return
+    show(_columns(measured, PREPARE_COLUMNS))
+
+
+PREPARE_COLUMNS: dict[str, Callable[[prepare.Row], str]] = {
+    "engine": lambda row: row.engine,
+    "seconds": lambda row: _number(row.seconds),
+    "CPU seconds": lambda row: _number(row.cpu_seconds),
+    "rows/s": lambda row: f"{row.rows / row.seconds:,.0f}",
+    "peak MB": lambda row: _number(row.peak_mb),
+    "processes": lambda row: "" if row.processes is None else str(row.processes),
+    "same files": lambda row: "yes" if row.same else "NO",
+}
+
+
+# --- processes --------------------------------------------------------------------------------------------------
+
+
+def _bench_scaling(quick: bool, as_json: bool) -> None:
+    from rankfall.benchmarks import scaling
+
+    say(f"measuring training by {' and '.join(map(str, scaling.PROCESSES))} processes: {scaling.SETTING}")
+    with progress() as bar:
+        task = bar.add_task("writing logs", total=scaling.launches(quick=quick))
+        rows = scaling.sweep(quick=quick, report=lambda done: bar.update(task, advance=1, description=done))
+    if as_json:
+        show_json({"what": "scaling", "rows": [asdict(row) for row in rows]})
+        return
+    show(_columns(rows, SCALING_COLUMNS))
+
+
+SCALING_COLUMNS: dict[str, Callable[[scaling.Row], str]] = {
+    "tables": lambda row: f"{row.rows:,} {row.gradients}",
+    "batch": lambda row: f"{row.processes} x {row.batch}",
+    "step ms": lambda row: _number(row.step_ms),
+    "apart ms": lambda row: _number(row.apart_ms),
+    "impressions/s": lambda row: f"{row.impressions_per_second:,.0f}",
+    "efficiency": lambda row: f"{row.efficiency:.0%}",
+    "communication": lambda row: f"{row.communication:.0%}" if row.processes > 1 else "",
+    "dense MB": lambda row: _number(row.dense_mb),
+    "sparse MB": lambda row: _number(row.sparse_mb) if row.sparse_mb else "",
+    "CPU": lambda row: f"{row.cpu:.0%}",
 }

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankfall.commands.terminal import examples, fail, interruptible, progress, say, show, show_json
+from rankfall.commands.engine import EngineName, EngineOption, opened
+from rankfall.commands.terminal import examples, fail_for, interruptible, note, progress, say, show, show_json
+from rankfall.commands.train import Overrides  # noqa: TC001 (typer reads the annotations)
 
 if TYPE_CHECKING:
     from rankfall.evaluation.compare import Step
 
 EXAMPLES = examples(
     "rankfall compare mq2007.yaml --out mq2007 --jobs 2",
+    "rankfall compare mq2007.yaml --out mq2007 --engine ray",
     "rankfall compare mq2007.yaml --out mq2007 data.path=prepared/mq2007 seeds=[0,1,2]",
     "rankfall compare mq2007.yaml --out mq2007 --json | jq '.methods[].metrics[\"ndcg@10\"].mean'",
 )
@@ -21,17 +24,21 @@ EXAMPLES = examples(
 
 def compare(
     config: Annotated[
-        Path, typer.Argument(help="YAML: a training configuration with methods, seeds and folds.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="CONFIG", help="YAML: a training configuration with methods, seeds and folds.", show_default=False
+        ),
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="What replaces the file's values.", show_default=False),
-    ] = None,
+    overrides: Overrides = None,
     *,
     out: Annotated[Path, typer.Option(help="Directory of the runs and results.", show_default=False)],
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at the same time.", show_default="the file's, or 1")
+        int | None,
+        typer.Option(
+            min=1, help="Runs at the same time.", show_default="the file's, or 1; with Ray as many as processors"
+        ),
     ] = None,
+    engine: EngineOption = EngineName.LOCAL,
     as_json: Annotated[bool, typer.Option("--json", help="Print the content of comparison.json.")] = False,
 ) -> None:
     """Train methods on the same folds with the same seeds, and test which are worse than the best.
@@ -44,24 +51,27 @@ def compare(
     from rankfall.evaluation.table import terminal_table
 
     comparison = load_comparison(config, overrides or [])
-    with interruptible(lambda: _kept(out)), progress() as bar:
+    with interruptible(lambda: _kept(out)), opened(engine) as found, progress() as bar:
         task = bar.add_task("comparing")
 
         def report(step: Step) -> None:
             bar.update(task, advance=1, description=f"{step.method}, {step.title}")
 
         result = compare_methods(
-            comparison, out, jobs=jobs, on_plan=lambda steps: bar.update(task, total=steps), on_step=report
+            comparison,
+            out,
+            jobs=jobs,
+            engine=found,
+            on_plan=lambda steps: bar.update(task, total=steps),
+            on_step=report,
+            on_notice=lambda step, text: note(bar, f"{step.method}, {step.title}: {text}"),
         )
     if as_json:
         show_json(result)
     elif result["methods"]:
         show(terminal_table(result))
     say(f"wrote {out}/comparison.json, .csv, .md, .yaml, values.parquet and report.html")
-    for failure in result["failed"]:
-        fail(f"{failure['method']}, {failure['run']}: {failure['message']}")
-    if result["failed"]:
-        raise typer.Exit(1)
+    fail_for(result["failed"])
 
 
 def _kept(out: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import Annotated, Any
 
 import typer
@@ -33,17 +34,45 @@ def show(
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")] = False,
 ) -> None:
-    """Check a configuration and print it with every default written out, those of models and objective included."""
-    import yaml
+    """Check a configuration and print it with every default written out, those of models and objective included.
 
-    from rankfall.training.config import load_config
-    from rankfall.training.options import with_defaults
+    Comparisons, streams and searches are checked and printed as well, with the defaults of their own keys.
+    """
+    from rankfall._settings import to_yaml
 
-    content = with_defaults(load_config(config, overrides or []))
+    content = _content(config, overrides or [])
     if as_json:
         show_json(content)
     else:
-        typer.echo(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), nl=False)
+        typer.echo(to_yaml(content), nl=False)
+
+
+def _content(path: Path, overrides: list[str]) -> dict[str, Any]:
+    """What a file means, by what it is."""
+    from rankfall._settings import read_yaml
+    from rankfall.evaluation.runs import check_comparison, load_comparison
+    from rankfall.evaluation.search import load_search
+    from rankfall.evaluation.stream_config import load_stream, make_runs
+    from rankfall.training.config import apply_overrides, load_config
+    from rankfall.training.options import with_defaults
+
+    given = apply_overrides(read_yaml(path), overrides)
+    if "search" in given:
+        return load_search(path, overrides).written()
+    if "methods" not in given:
+        return with_defaults(load_config(path, overrides))
+    if "train" in (given.get("data") or {}) or "folds" in given:
+        comparison = load_comparison(path, overrides)
+        check_comparison(comparison)
+        return _without_nothing(comparison.model_dump(mode="json"))
+    stream = load_stream(path, overrides)
+    make_runs(stream, path.parent)
+    return _without_nothing(stream.model_dump(mode="json"))
+
+
+def _without_nothing(content: dict[str, Any]) -> dict[str, Any]:
+    """But for sections that are not there: those of a ranker where cascades are meant."""
+    return {key: value for key, value in content.items() if value not in ({}, [], None)}
 
 
 @app.command(

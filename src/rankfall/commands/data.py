@@ -6,14 +6,14 @@ from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
-from rankfall.commands.terminal import examples, progress, show, show_json
+from rankfall.commands.terminal import Folded, examples, progress, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rich.console import RenderableType
-    from rich.table import Table
 
     from rankfall.data.inspect.figures import Bin, Inspection
 
@@ -95,7 +95,7 @@ def _log(path: Path, days: list[str] | None, *, verify: bool, as_json: bool) -> 
         show_json(figures.to_json())
     else:
         for part in _report(figures):
-            show(part)
+            show(Folded(part) if isinstance(part, Table) else part)
 
 
 # --- tables -----------------------------------------------------------------------------------------------------
@@ -117,8 +117,6 @@ def _report(figures: Inspection) -> Iterator[RenderableType]:
 
 
 def _table(title: str, left: list[str], right: list[str]) -> Table:
-    from rich.table import Table
-
     table = Table(title=title, title_justify="left", caption_justify="left")
     for heading in left:
         table.add_column(heading, style="cyan")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankfall.commands.terminal import examples, progress, say, show, show_json
+from rankfall.commands.terminal import examples, note, progress, say, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,10 +49,9 @@ def evaluate(
             split,
             data=None if data is None else str(data),
             on_impressions=lambda count, of: bar.update(task, advance=count, total=of),
+            on_notice=lambda text: note(bar, text),
         )
     written = write_report(run)
-    for note in evaluation.notes:
-        say(f"warning: {note}")
     summary = evaluation.summary()
     if as_json:
         show_json(summary)
@@ -87,4 +86,6 @@ def _left_out(summary: dict[str, Any]) -> Iterator[str]:
         yield f"{without.pop():,} of {summary['impressions']:,} have no relevant {what} and count in no mean"
     for stage, count in summary.get("kept_whole", {}).items():
         if count:
-            yield f"{count:,} are not longer than the quota of {stage}, which drops nothing of them"
+            counted = summary["impressions"] - summary["undefined"][f"{stage}/recall"]
+            share = f"{count:,} of {counted:,} that count"
+            yield f"{share} are not longer than the quota of {stage}, which drops nothing of them"

@@ -1,4 +1,4 @@
-"""``rankfall report``: one HTML file of a run or a comparison."""
+"""``rankfall report``: one HTML file of a run, a comparison or a stream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def report(
         Path,
         typer.Argument(
             metavar="RUN_OR_DIR",
-            help="Directory of a run, or of a comparison.",
+            help="Directory of a run, of a comparison, or of a stream.",
             show_default=False,
         ),
     ],
@@ -30,7 +30,8 @@ def report(
     """Write one HTML file that needs nothing else: metrics beside chance, pictures, settings, configuration.
 
     Of a cascade it shows where the relevant items are lost, how training went, and the requests it does worst on; of a
-    comparison the table, confidence intervals, tests, and the settings that were chosen.
+    comparison the table, confidence intervals, tests, and the settings that were chosen; of a stream the curves and
+    the table of every day.
     """
     from rankfall.evaluation.report import write_report
 

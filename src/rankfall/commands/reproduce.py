@@ -11,7 +11,19 @@ from rich.table import Table
 from rich.text import Text
 
 from rankfall._files import write_file
-from rankfall.commands.terminal import examples, fail, interruptible, json_text, progress, say, show, show_json
+from rankfall.commands.terminal import (
+    Folded,
+    examples,
+    fail,
+    fail_for,
+    interruptible,
+    json_text,
+    note,
+    progress,
+    say,
+    show,
+    show_json,
+)
 
 if TYPE_CHECKING:
     from rankfall.experiments.datasets import Origin
@@ -28,7 +40,6 @@ EXAMPLES = examples(
     "rankfall reproduce pirank-figure7 --json",
 )
 DEFAULT_OUT = Path("reproduced")
-METRICS_A_TABLE = 6  # fit the width of a page
 
 
 def reproduce(
@@ -111,6 +122,7 @@ def _run(experiment: Experiment, origin: Origin, *, quick: bool, out: Path, seed
                 seed=seed,
                 jobs=jobs,
                 progress=lambda what, done, total: bar.update(line, description=what, completed=done, total=total),
+                on_notice=lambda text: note(bar, text),
             )
         )
 
@@ -120,12 +132,11 @@ def _show(report: Report) -> None:
 
     for title, result in report.comparisons:
         _show_title(title)
-        for part in _parts(result):
-            show(terminal_table(part))
+        show(terminal_table(result))
     for sheet in report.sheets:
         _show_sheet(sheet)
-    for note in (*_about_data(report), *report.notes):
-        show(Text(f"\n{note}"))
+    for words in (*_about_data(report), *report.notes):
+        show(Text(f"\n{words}"))
 
 
 def _about_data(report: Report) -> list[str]:
@@ -137,33 +148,24 @@ def _outcomes(report: Report) -> list[dict[str, Any]]:
     return list(report.results.get("parts", {"all": report.results}).values())
 
 
-def _parts(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """A comparison of many metrics as several that fit the width of a page."""
-    from rankfall.experiments.published import of_metrics
-
-    metrics = result["metrics"]
-    count = -(-len(metrics) // METRICS_A_TABLE)
-    groups = [metrics[i * len(metrics) // count : (i + 1) * len(metrics) // count] for i in range(count)]
-    return [of_metrics(result, group) for group in groups]
-
-
 def _show_title(title: str) -> None:
     """A table's own title would be folded to the width of the table."""
     show(Text(f"\n{title}", style="bold"))
 
 
-def _show_sheet(sheet: Sheet) -> None:
+def _show_sheet(sheet: Sheet, words: str = "") -> None:
+    """A table; the column that is named in `words` may have several lines."""
     _show_title(sheet.title)
     table = Table(box=box.SIMPLE_HEAD)
     table.show_edge, table.pad_edge, table.padding = False, False, (0, 2, 0, 0)
     for number, column in enumerate(sheet.columns):
-        table.add_column(column, style="cyan" if number == 0 else None, no_wrap=True)
+        table.add_column(column, style="cyan" if number == 0 else None, no_wrap=column != words)
     for row in sheet.rows:
         if row:
             table.add_row(*row)
         else:
             table.add_section()
-    show(table)
+    show(table if words else Folded(table))
 
 
 def _save_plots(report: Report, out: Path) -> None:
@@ -179,11 +181,7 @@ def _save_plots(report: Report, out: Path) -> None:
 
 
 def _end(report: Report) -> None:
-    failed = [failure for one in _outcomes(report) for failure in one.get("comparison", {}).get("failed", [])]
-    for failure in failed:
-        fail(f"{failure['method']}, {failure['run']}: {failure['message']}")
-    if failed:
-        raise typer.Exit(1)
+    fail_for([failure for one in _outcomes(report) for failure in one.get("comparison", {}).get("failed", [])])
 
 
 def _list(as_json: bool) -> None:
@@ -196,7 +194,8 @@ def _list(as_json: bool) -> None:
         return
     from rankfall.experiments.task import Sheet
 
-    rows = [[one.name, one.data, one.shows, one.quick, one.full] for one in EXPERIMENTS.values()]
-    title = "about how long it takes on two cores with the MSLR sample or a simulated platform"
-    _show_sheet(Sheet(title, ["name", "runs on", "shows", "--quick", "full"], rows))
+    for kind, example in (("lists", "the MSLR sample"), ("impressions", "a simulated platform")):
+        rows = [[one.name, one.shows, one.quick, one.full] for one in EXPERIMENTS.values() if one.data == kind]
+        title = f"on {kind}, and about how long it takes on two cores with {example}"
+        _show_sheet(Sheet(title, ["name", "shows", "--quick", "full"], rows), words="shows")
     show(Text("\n" + "\n".join(f"{paper}: {reference}" for paper, reference in PAPERS.items())))

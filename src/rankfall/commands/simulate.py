@@ -20,6 +20,7 @@ EXAMPLES = examples(
     "rankfall simulate log --preset recflow-like-3 --truth",
     "rankfall simulate RecFlow --preset recflow-like --layout recflow",
     "rankfall simulate ads --preset industry-hard",
+    "rankfall simulate log --preset tiny --days 5 --append",
 )
 
 
@@ -60,6 +61,9 @@ def simulate(
     ] = Layout.RANKFALL,
     truth: Annotated[bool, typer.Option("--truth", help="Also write the true relevance of items.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a log that exists.")] = False,
+    append: Annotated[
+        bool, typer.Option("--append", help="Add days to a log that exists, until there are --days in all.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Simulate a platform and write the full-stage log of its cascade.
@@ -68,11 +72,13 @@ def simulate(
     grow with requests, and with days only by what is known of items; a longer log begins like a shorter one.
     """
     from rankfall.data.platform.presets import preset_of
-    from rankfall.data.platform.simulate import Simulation, simulate_log, simulate_recflow
+    from rankfall.data.platform.simulate import Simulation, append_days, simulate_log, simulate_recflow
 
     chosen = preset_of(preset.value)
     if layout is Layout.RECFLOW and chosen.layout != "recflow":
         raise typer.BadParameter(f"--preset {preset.value} cannot be written with --layout recflow")
+    if append and (force or truth or layout is Layout.RECFLOW):
+        raise typer.BadParameter("--append adds to a log as it is, without --force, --truth or --layout recflow")
     simulation = Simulation(
         preset=preset.value,
         days=days or chosen.days,
@@ -87,7 +93,11 @@ def simulate(
             bar.advance(task, count)
 
         if layout is Layout.RANKFALL:
-            log = simulate_log(simulation, out, truth=truth, force=force, on_requests=on_requests)
+            log = (
+                append_days(simulation, out, on_requests=on_requests)
+                if append
+                else simulate_log(simulation, out, truth=truth, force=force, on_requests=on_requests)
+            )
             counts = log.manifest["about"]["counts"]
             rows, logged, kept = counts["rows"], counts["logged"], counts["kept"]
             names = log.spec.stage_names

@@ -6,20 +6,24 @@ import json
 import math
 import signal
 from contextlib import contextmanager
+from copy import copy
 from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import ConsoleOptions, RenderableType
+    from rich.table import Column, Table
 
 PIPE_WIDTH = 120  # columns of a table that goes into a file or a pipe, where nobody knows the width
 INTERRUPTED = 130  # the exit code, as shells have it
+ANY_WIDTH = 1 << 16  # more than a table wants
 
 
 def examples(*commands: str) -> str:
@@ -56,6 +60,14 @@ def fail(message: str) -> None:
     Console(stderr=True, soft_wrap=True).print(f"error: {message}", style="red", markup=False, highlight=False)
 
 
+def fail_for(failures: Sequence[Mapping[str, str]]) -> None:
+    """Say which runs of several failed, and end with exit code 1 if any did."""
+    for failure in failures:
+        fail(f"{failure['method']}, {failure['run']}: {failure['message']}")
+    if failures:
+        raise typer.Exit(1)
+
+
 @contextmanager
 def interruptible(kept: Callable[[], str]) -> Iterator[None]:
     """Ctrl-C ends the work inside with one sentence, `kept`: what is there already and how to go on."""
@@ -67,14 +79,16 @@ def interruptible(kept: Callable[[], str]) -> Iterator[None]:
 
 
 @contextmanager
-def stoppable(on_asked: Callable[[], None]) -> Iterator[Callable[[], int]]:
+def stoppable(on_asked: Callable[[], None], *, patient: bool = False) -> Iterator[Callable[[], int]]:
     """Whether Ctrl-C, or a polite end of the process, has been asked for, which the work inside may look at in time.
 
-    If so, it is the number of the signal. A second time does not wait.
+    If so, it is the number of the signal. A second time does not wait, unless the process is `patient`.
     """
     asked: list[int] = []
 
     def hear(number: int, frame: object) -> None:
+        if asked and patient:
+            return
         if asked:
             raise KeyboardInterrupt
         asked.append(number)
@@ -86,6 +100,40 @@ def stoppable(on_asked: Callable[[], None]) -> Iterator[Callable[[], int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class Folded:
+    """A table whose columns go on below where the line ends; the first stands in every part."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """The parts, with the title above the first and the caption below the last."""
+        first, *others = self.table.columns
+        groups = [[first]]
+        for column in others:
+            wider = self._part([*groups[-1], column])
+            wanted = Measurement.get(console, options.update_width(ANY_WIDTH), wider).maximum
+            if len(groups[-1]) > 1 and wanted > options.max_width:
+                groups.append([first])
+            groups[-1].append(column)
+        for number, columns in enumerate(groups):
+            part = self._part(columns)
+            part.title = self.table.title if number == 0 else None
+            part.caption = self.table.caption if number == len(groups) - 1 else None
+            if number and not part.show_edge:
+                yield Text()
+            yield part
+
+    def _part(self, columns: list[Column]) -> Table:
+        part = copy(self.table)
+        part.columns, part.rows = [], []
+        for column in columns:
+            part.add_column(column.header, justify=column.justify, style=column.style, overflow="fold")
+        for row, cells in zip(self.table.rows, zip(*(column.cells for column in columns), strict=True), strict=True):
+            part.add_row(*cells, style=row.style, end_section=row.end_section)
+        return part
 
 
 class _Progress(Progress):
@@ -110,6 +158,11 @@ def progress() -> Progress:
         disable=not console.is_terminal,
         transient=True,
     )
+
+
+def note(bar: Progress, text: str) -> None:
+    """Say something above a progress bar, where it stays."""
+    bar.console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _without_nan(content: object) -> object:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rankfall.commands.engine import EngineName, EngineOption, opened
 from rankfall.commands.terminal import (
     examples,
+    fail,
     interruptible,
+    note,
     progress,
     say,
     show,
@@ -19,24 +25,28 @@ from rankfall.commands.terminal import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from rich.table import Table
 
     from rankfall.training.cascade_config import CascadeConfig
     from rankfall.training.config import RankerConfig
+    from rankfall.training.distributed import Group
     from rankfall.training.run import Step, TrainResult
 
 EXAMPLES = examples(
     "rankfall train config.yaml --out runs/first",
     "rankfall train config.yaml loss.name=lambda_loss loss.k=5 training.seed=1 --out runs/lambda",
     "rankfall train config.yaml 'data.train=[S2, S3, S4]' data.valid=S5 data.test=S1 --out runs/fold2",
+    "torchrun --nproc-per-node 2 -m rankfall train config.yaml --out runs/first",
+    "rankfall train config.yaml --engine ray --workers 8 --out runs/first",
 )
+TIMEOUT = 600.0  # seconds; longer than the first process alone takes to write a checkpoint
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="What replaces the file's: loss.tau=0.5", show_default=False),
+    typer.Argument(metavar="KEY=VALUE", help="What replaces the file's: loss.tau=0.5", show_default=False),
 ]
 
 
@@ -50,6 +60,13 @@ def train(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a run that exists.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds that processes wait for each other, under torchrun or Ray.")
+    ] = TIMEOUT,
+    engine: EngineOption = EngineName.LOCAL,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that Ray starts.", show_default="as many as processors")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
     """Train a cascade on a log, or one ranker on prepared lists, and keep the best and the last weights.
@@ -57,15 +74,38 @@ def train(
     A configuration with stages is one of a cascade. After each epoch the validation data are ranked; training
     stops when that has not become better for a while. The same configuration and data give the same weights, also
     if training was interrupted and continued.
+
+    Under torchrun several processes train together; each takes a share of every batch. A training that torchrun
+    starts again is continued. With --engine ray it is Ray that starts the processes, and starts them again.
     """
     if force and resume:
         raise typer.BadParameter("a run is either replaced or continued", param_hint="--force, --resume")
-    say("loading torch")
+    if workers is not None and engine is not EngineName.RAY:
+        raise typer.BadParameter("belongs to --engine ray", param_hint="--workers")
+    if engine is EngineName.RAY and "WORLD_SIZE" in os.environ:
+        raise typer.BadParameter("either torchrun starts the processes or Ray does", param_hint="--engine")
+    if os.environ.get("RANK", "0") == "0":
+        say("loading torch")
     from rankfall.training.config import load_config
+    from rankfall.training.distributed import joined, restarts
 
     changes = [*(overrides or []), *([] if seed is None else [f"training.seed={seed}"])]
-    settings = load_config(config, changes)
-    result = _train(settings, out, force=force, resume=resume)
+    if engine is EngineName.RAY:
+        settings = load_config(config, changes)
+        result = _train_by_ray(settings, out, workers, timeout, force=force, resume=resume)
+        _show(result, settings, out, as_json=as_json)
+        return
+    with joined(timeout) as group, _reported(group):
+        if any(group.gather(restarts())):  # of the processes that are left of a restart some do not count it
+            force, resume = False, True
+        with group.together():
+            settings = load_config(config, changes)
+        result = _train(settings, out, force=force, resume=resume, group=group)
+    if group.first:
+        _show(result, settings, out, as_json=as_json)
+
+
+def _show(result: TrainResult, settings: RankerConfig | CascadeConfig, out: Path, *, as_json: bool) -> None:
     metric = settings.training.metric
     if as_json:
         from dataclasses import asdict
@@ -75,14 +115,56 @@ def train(
         show(_table(result, metric, out))
 
 
-def _train(settings: RankerConfig | CascadeConfig, out: Path, *, force: bool, resume: bool) -> TrainResult:
+@contextmanager
+def _reported(group: Group) -> Iterator[None]:
+    """Let only those processes speak of an error that know it best."""
+    from rankfall.training.distributed import ElsewhereError, LostError
+
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if group.world == 1:
+            raise
+        # Of a process that was lost two of them speak, as it may be the first.
+        silent = group.rank > 1 if isinstance(error, LostError) else isinstance(error, ElsewhereError)
+        if group.first or not silent:
+            fail(str(error))
+        raise typer.Exit(1) from None
+
+
+def _train_by_ray(
+    settings: RankerConfig | CascadeConfig, out: Path, workers: int | None, timeout: float, **options: bool
+) -> TrainResult:
+    from functools import partial
+
+    from rankfall._ray import Ray
+    from rankfall.training.by_ray import train_by_ray
+    from rankfall.training.distributed import ALONE
+
+    with opened(EngineName.RAY) as found:
+        assert isinstance(found, Ray)
+        work = partial(train_by_ray, engine=found, workers=workers, timeout=timeout)
+        return _train(settings, out, group=ALONE, by_ray=work, **options)
+
+
+def _train(
+    settings: RankerConfig | CascadeConfig,
+    out: Path,
+    *,
+    force: bool,
+    resume: bool,
+    group: Group,
+    by_ray: Callable[..., TrainResult] | None = None,
+) -> TrainResult:
     from rankfall.training import cascade, ranker
     from rankfall.training.cascade_config import CascadeConfig
     from rankfall.training.run import Stopped
 
     metric = settings.training.metric
     unit = "impressions" if isinstance(settings, CascadeConfig) else "lists"
-    with interruptible(lambda: _kept(out)), progress() as bar:
+    bar = progress()
+    bar.disable = bar.disable or not group.first
+    with interruptible(lambda: _kept(out)), bar:
         task = bar.add_task("opening the data", total=None)
 
         def report(step: Step) -> None:
@@ -96,20 +178,44 @@ def _train(settings: RankerConfig | CascadeConfig, out: Path, *, force: bool, re
             )
 
         def notice(text: str) -> None:
-            bar.console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
+            note(bar, text)
 
-        with stoppable(lambda: notice("stopping after this batch; Ctrl-C again does not wait")) as stop:
+        def asked() -> None:
+            if by_ray is not None:
+                raise KeyboardInterrupt  # its processes are ended, to be continued from their checkpoint
+            if group.world == 1:
+                notice("stopping after this batch; Ctrl-C again does not wait")
+
+        # torchrun asks a process to end as soon as another one has, and does not wait for long itself.
+        with stoppable(asked, patient=group.world > 1) as stop, _reported(group):
             try:
+                if by_ray is not None:
+                    return by_ray(settings, out, force=force, resume=resume, progress=report, on_notice=notice)
                 if isinstance(settings, CascadeConfig):
                     return cascade.train(
-                        settings, out, force=force, resume=resume, progress=report, on_notice=notice, stop=stop
+                        settings,
+                        out,
+                        force=force,
+                        resume=resume,
+                        progress=report,
+                        on_notice=notice,
+                        stop=stop,
+                        group=group,
                     )
                 return ranker.train(
-                    settings, out, force=force, resume=resume, progress=report, on_notice=notice, stop=stop
+                    settings,
+                    out,
+                    force=force,
+                    resume=resume,
+                    progress=report,
+                    on_notice=notice,
+                    stop=stop,
+                    group=group,
                 )
             except Stopped as stopped:
-                notice(str(stopped))
-                raise typer.Exit(128 + stop()) from None  # as shells have it
+                if group.first:
+                    notice(str(stopped))
+                raise typer.Exit(128 + (stop() or signal.SIGTERM)) from None  # as shells have it
 
 
 def _status(step: Step, metric: str) -> str:

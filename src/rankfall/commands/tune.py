@@ -7,16 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rankfall.commands.engine import EngineName, EngineOption, opened
 from rankfall.commands.terminal import (
+    Folded,
     examples,
     fail,
     interruptible,
+    note,
     progress,
     say,
     show,
     show_json,
     stoppable,
 )
+from rankfall.commands.train import Overrides  # noqa: TC001 (typer reads the annotations)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 EXAMPLES = examples(
     "rankfall tune search.yaml --out searches/first",
     "rankfall tune search.yaml --out searches/first --trials 100 --jobs 2",
+    "rankfall tune search.yaml --out searches/first --trials 100 --engine ray",
     "rankfall tune search.yaml training.epochs=3 --out searches/short --timeout 3600",
     "rankfall train searches/first/best.yaml --out runs/tuned",
 )
@@ -34,12 +39,12 @@ EXAMPLES = examples(
 
 def tune(
     config: Annotated[
-        Path, typer.Argument(help="YAML: a training configuration with search and trials.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="CONFIG", help="YAML: a training configuration with search and trials.", show_default=False
+        ),
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="What replaces the file's values.", show_default=False),
-    ] = None,
+    overrides: Overrides = None,
     *,
     out: Annotated[Path, typer.Option(help="Directory; a search in it goes on.", show_default=False)],
     trials: Annotated[
@@ -49,7 +54,11 @@ def tune(
     timeout: Annotated[
         float | None, typer.Option(min=0, help="Seconds after which no trial begins.", show_default="none")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Trials at the same time.")] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Trials at the same time.", show_default="1; with Ray as many as processors"),
+    ] = None,
+    engine: EngineOption = EngineName.LOCAL,
     seed: Annotated[int, typer.Option(min=0, help="Of the draws; training.seed is that of the trainings.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the content of trials.json.")] = False,
 ) -> None:
@@ -62,20 +71,24 @@ def tune(
     from rankfall.evaluation.search import load_search
 
     search = load_search(config, overrides or [])
-    result = _tune(search, out, trials=trials, timeout=timeout, jobs=jobs, seed=seed)
+    result = _tune(search, out, jobs, engine, trials=trials, timeout=timeout, seed=seed)
     if as_json:
         show_json(result)
     else:
-        show(_table(result))
+        show(Folded(_table(result)))
     _draw(result, out)
     _end(result, out)
 
 
-def _tune(search: Search, out: Path, *, jobs: int, **options: Any) -> dict[str, Any]:
+def _tune(search: Search, out: Path, jobs: int | None, engine: EngineName, **options: Any) -> dict[str, Any]:
     from rankfall.evaluation.tune import tune
     from rankfall.training.run import Stopped
 
-    with interruptible(lambda: f"the same command goes on with the search in {out}"), progress() as bar:
+    with (
+        interruptible(lambda: f"the same command goes on with the search in {out}"),
+        opened(engine) as found,
+        progress() as bar,
+    ):
         task = bar.add_task("searching")
         done = 0
 
@@ -96,13 +109,24 @@ def _tune(search: Search, out: Path, *, jobs: int, **options: Any) -> dict[str, 
             bar.update(task, completed=done + share, description=where)
 
         def asked() -> None:
-            if jobs > 1:
+            if (jobs or 1) > 1 or engine is not EngineName.LOCAL:
                 raise KeyboardInterrupt  # processes are ended, and their trials continued from their checkpoints
-            bar.console.print("note: stopping after this batch; Ctrl-C again does not wait")
+            note(bar, "stopping after this batch; Ctrl-C again does not wait")
 
         with stoppable(asked) as stop:
             try:
-                return tune(search, out, jobs=jobs, on_plan=plan, on_trial=ended, on_step=heard, stop=stop, **options)
+                return tune(
+                    search,
+                    out,
+                    jobs=jobs,
+                    engine=found,
+                    on_plan=plan,
+                    on_trial=ended,
+                    on_step=heard,
+                    on_notice=lambda number, text: note(bar, f"trial {number}: {text}"),
+                    stop=stop,
+                    **options,
+                )
             except Stopped:
                 raise KeyboardInterrupt from None
 
@@ -117,7 +141,7 @@ def _table(result: dict[str, Any]) -> Table:
     table.show_edge, table.pad_edge, table.padding = False, False, (0, 2, 0, 0)
     keys = list(result["search"])
     for column in ("trial", "state", result["metric"], *keys):
-        table.add_column(column, overflow="fold")
+        table.add_column(column)
     for trial in _ordered(result):
         is_best = result["best"] is not None and trial["trial"] == result["best"]["trial"]
         value = _figure(trial["value"]) + (" <" if is_best else "")

@@ -15,7 +15,9 @@ only the rerank stages logged.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -23,7 +25,8 @@ import polars as pl
 import polars.selectors as cs
 import pyarrow as pa
 
-from rankfall._files import about_file, fresh_directory
+from rankfall._engine import LOCAL
+from rankfall._files import about_file, fresh_directory, new_content
 from rankfall._settings import shown
 from rankfall._words import did_you_mean
 from rankfall.data.encoding import to_times
@@ -53,11 +56,12 @@ from rankfall.data.sampler import check_seed
 from rankfall.data.stages import above_zero
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from rankfall._engine import Engine, Report
     from rankfall.data.spec import Spec
 
     OnProgress = Callable[[str, int, int | None], None]
@@ -83,6 +87,7 @@ def prepare_recflow(
     sequences: Sequences | None = None,
     seed: int = 0,
     force: bool = False,
+    engine: Engine = LOCAL,
     on_progress: OnProgress = lambda step, done, total: None,
 ) -> ImpressionLog:
     """Turn a directory in RecFlow's layout into an impression log for a cascade of two or three stages.
@@ -96,7 +101,7 @@ def prepare_recflow(
         files = _chosen(_day_files(source), days)
         origin = sequences or ("pickle" if (source / PICKLES).is_dir() else "log")
         pickles = [_pickle_of(source, day) for day in files] if origin == "pickle" else []
-        spec = recflow_spec(_id_counts(source, files), stages=stages)
+        spec = recflow_spec(_id_counts(source, files, engine), stages=stages)
         if all(TRUTH in Source(path).columns() for path in files.values()):
             spec = spec.model_copy(update={"truth": TRUTH})
         for path in files.values():
@@ -106,11 +111,13 @@ def prepare_recflow(
         if origin == "none":
             spec = spec.model_copy(update={"sequences": {}})
         elif origin == "pickle":
+            spooled.mkdir()
             by_day = dict(zip(files, pickles, strict=True))
-            _spool(spooled, _from_pickles(by_day), on_progress)
+            _spool_pickles(spooled, by_day, _Reading(on_progress), engine)
             _check_once(by_day, spooled)
         else:
-            _spool(spooled, _from_log(files), on_progress)
+            spooled.mkdir()
+            _spool_log(spooled, files, _Reading(on_progress))
             _check_once(files, spooled)
         prepare_rows(
             [_DayFile(path, stages) for path in files.values()],
@@ -122,8 +129,9 @@ def prepare_recflow(
                 "command": "prepare recflow",
                 "sequences": origin,
                 "tables": {"requests": [about_file(path) for path in pickles]} if pickles else {},
-                "left_out": {"rows of no stage of the cascade": _rows_without_stage(files, spec)},
+                "left_out": {"rows of no stage of the cascade": _rows_without_stage(files, spec, engine)},
             },
+            engine=engine,
             on_progress=on_progress,
         )
         _keep_only(directory / "log", directory)
@@ -178,7 +186,7 @@ def _pickle_of(source: Path, day: str) -> Path:
     return path
 
 
-def _id_counts(source: Path, files: Mapping[str, Path]) -> dict[str, int]:
+def _id_counts(source: Path, files: Mapping[str, Path], engine: Engine) -> dict[str, int]:
     """The number of ids of each feature: those that were published, else those that occur."""
     path = source / ID_COUNTS
     published = {}
@@ -190,18 +198,23 @@ def _id_counts(source: Path, files: Mapping[str, Path]) -> dict[str, int]:
             published[key.strip()] = count  # one release has a space before a name
     missing = [name for name in (*USER_IDS, *ITEM_IDS) if name not in published]
     if missing:
-        published |= _largest_ids(files, missing)
+        published |= _largest_ids(files, missing, engine)
     return {name: published[name] for name in (*USER_IDS, *ITEM_IDS)}
 
 
-def _largest_ids(files: Mapping[str, Path], columns: Sequence[str]) -> dict[str, int]:
+def _largest_ids(files: Mapping[str, Path], columns: Sequence[str], engine: Engine) -> dict[str, int]:
+    with closing(engine.map(partial(_largest_of_day, columns), files.values())) as found:
+        largest = [max(of_day) for of_day in zip(*found, strict=True)]
+    return {name: value + 1 for name, value in zip(columns, largest, strict=True)}
+
+
+def _largest_of_day(columns: Sequence[str], path: Path, report: Report) -> list[int]:
     largest = dict.fromkeys(columns, 0)
-    for path in files.values():
-        for batch in _rows(path, columns):
-            for name in columns:
-                ids = _whole(path, batch[name]).drop_nulls().to_numpy()
-                largest[name] = max(largest[name], int(ids.max(initial=0)))
-    return {name: value + 1 for name, value in largest.items()}
+    for batch in _rows(path, columns):
+        for name in columns:
+            ids = _whole(path, batch[name]).drop_nulls().to_numpy()
+            largest[name] = max(largest[name], int(ids.max(initial=0)))
+    return list(largest.values())
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
@@ -243,10 +256,14 @@ def _needed(spec: Spec, stages: Literal[2, 3]) -> list[str]:
     return [*asked, *rank_expression(stages).meta.root_names()]
 
 
-def _rows_without_stage(files: Mapping[str, Path], spec: Spec) -> int:
+def _rows_without_stage(files: Mapping[str, Path], spec: Spec, engine: Engine) -> int:
     flags = [name for stage in spec.stages if (name := stage.flag) is not None]
-    batches = (batch for path in files.values() for batch in _rows(path, flags))
-    return sum(int((~_in_a_stage(batch, flags)).sum()) for batch in batches)
+    with closing(engine.map(partial(_without_stage, flags), files.values())) as found:
+        return sum(found)
+
+
+def _without_stage(flags: Sequence[str], path: Path, report: Report) -> int:
+    return sum(int((~_in_a_stage(batch, flags)).sum()) for batch in _rows(path, flags))
 
 
 def _in_a_stage(rows: pl.DataFrame, flags: Sequence[str]) -> pl.Series:
@@ -276,19 +293,29 @@ class _DayFile(Source):
 # --- sequences --------------------------------------------------------------------------------------------------
 
 
-def _spool(directory: Path, days: Iterator[tuple[str, Iterator[pl.DataFrame]]], on_progress: OnProgress) -> None:
-    """Write the sequences of every day's requests into a file of its own."""
-    directory.mkdir()
-    done = 0
-    for day, portions in days:
-        schema = pa.schema([(_REQUEST, pa.int64()), *((name, pa.large_list(pa.int64())) for name in _LISTS)])
-        with (
-            pa.OSFile(str(directory / f"{day}.arrow"), "wb") as file,
-            pa.ipc.new_file(file, schema) as writer,
-        ):
-            for portion in portions:
-                writer.write_table(portion.to_arrow().cast(schema))
-                on_progress("reading sequences", done := done + len(portion), None)
+class _Reading:
+    """Tells how many requests have got their sequences."""
+
+    def __init__(self, on_progress: OnProgress) -> None:
+        self._on_progress = on_progress
+        self._done = 0
+
+    def __call__(self, requests: int) -> None:
+        self._done += requests
+        self._on_progress("reading sequences", self._done, None)
+
+
+def _spool(path: Path, portions: Iterable[pl.DataFrame], report: Report) -> None:
+    """Write the sequences of a day's requests into a file of its own."""
+    schema = pa.schema([(_REQUEST, pa.int64()), *((name, pa.large_list(pa.int64())) for name in _LISTS)])
+    with (
+        new_content(path) as temporary,
+        pa.OSFile(str(temporary), "wb") as file,
+        pa.ipc.new_file(file, schema) as writer,
+    ):
+        for portion in portions:
+            writer.write_table(portion.to_arrow().cast(schema))
+            report(len(portion))
 
 
 def _check_once(sources: Mapping[str, Path], directory: Path) -> None:
@@ -304,9 +331,15 @@ def _check_once(sources: Mapping[str, Path], directory: Path) -> None:
         raise ValueError(f"{second}: the request {again[_REQUEST][0]} stands there {where}")
 
 
-def _from_pickles(files: Mapping[str, Path]) -> Iterator[tuple[str, Iterator[pl.DataFrame]]]:
-    for day, path in files.items():
-        yield day, (_lists_of(path, pairs) for pairs in read_pairs(path))
+def _spool_pickles(directory: Path, files: Mapping[str, Path], report: Report, engine: Engine) -> None:
+    with closing(engine.map(partial(_spool_pickle, directory), files.items(), report)) as days:
+        for _ in days:
+            pass
+
+
+def _spool_pickle(directory: Path, part: tuple[str, Path], report: Report) -> None:
+    day, path = part
+    _spool(directory / f"{day}.arrow", (_lists_of(path, pairs) for pairs in read_pairs(path)), report)
 
 
 def _lists_of(path: Path, pairs: Sequence[tuple[str | int, Any]]) -> pl.DataFrame:
@@ -356,11 +389,11 @@ def _lists(requests: Sequence[Any], lengths: NDArray[np.int64], columns: Sequenc
     return frame
 
 
-def _from_log(files: Mapping[str, Path]) -> Iterator[tuple[str, Iterator[pl.DataFrame]]]:
+def _spool_log(directory: Path, files: Mapping[str, Path], report: Report) -> None:
     """What users watched before each request, as far as the days before it tell."""
     history = History(HISTORY_LENGTH, ITEM_IDS)
     for day, path in files.items():
-        yield day, iter([_views_before(path, history)])
+        _spool(directory / f"{day}.arrow", [_views_before(path, history)], report)
 
 
 def _views_before(path: Path, history: History) -> pl.DataFrame:

@@ -20,14 +20,11 @@ was interrupted at any moment goes on where it was, and one that is changed trai
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 import traceback
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -35,26 +32,38 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from rankfall._files import write_file
+from rankfall._engine import LOCAL
+from rankfall._files import locked, write_file
 from rankfall._settings import dump
 from rankfall.data.ranking import RankingData
 from rankfall.evaluation.evaluate import evaluate, evaluate_run, write_evaluation
 from rankfall.evaluation.report import COMPARISON_CONFIG, write_report
-from rankfall.evaluation.runs import ComparisonConfig, Plan, RidgeConfig, Run, Settings, TreesConfig, make_plan
+from rankfall.evaluation.runs import (
+    ComparisonConfig,
+    Plan,
+    RidgeConfig,
+    Run,
+    Settings,
+    TreesConfig,
+    continue_run,
+    make_plan,
+)
 from rankfall.evaluation.summary import Outcome, summarise
 from rankfall.evaluation.table import csv_table, markdown_table
 from rankfall.evaluation.workers import Failure, run_tasks
 from rankfall.metrics.named import parse
-from rankfall.training import cascade, funnel
+from rankfall.training import funnel
 from rankfall.training.cascade_config import CascadeConfig
-from rankfall.training.checkpoint import DamagedError
-from rankfall.training.config import RankerConfig
-from rankfall.training.ranker import load_lists, load_run, train
+from rankfall.training.config import RankerConfig, dump_absolute
+from rankfall.training.ranker import load_lists, load_run
 from rankfall.training.run import CONFIG, RESULT
 from rankfall.training.scoring import score
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from rankfall._engine import Engine
 
 VALUES = "values.parquet"
 ERROR = "error.txt"
@@ -81,18 +90,23 @@ def compare_methods(
     out: Path,
     *,
     jobs: int | None = None,
+    engine: Engine = LOCAL,
     on_plan: Callable[[int], None] = lambda steps: None,
     on_step: Callable[[Step], None] = lambda step: None,
+    on_notice: Callable[[Step, str], None] = lambda step, text: None,
 ) -> dict[str, Any]:
     """Train, choose and test whatever is not there yet, then write the results to `out` and return them.
 
-    `on_plan` hears how many steps there are, `on_step` each that is done (or was before). Runs that fail are in the
-    result under ``failed``; their methods are in no test.
+    So many `jobs` at the same time, by default as the configuration says, and by Ray as many as it has processors.
+    `on_plan` hears how many steps there are, `on_step` each that is done (or was before), `on_notice` what a training
+    has to say: damaged checkpoints and the like. Runs that fail are in the result under ``failed``, for each method
+    that they are of; their methods are in no test.
     """
     plan = make_plan(config, out)
     out.mkdir(parents=True, exist_ok=True)
-    with _alone(out):
-        comparison = _Comparison(plan, jobs or config.jobs, on_step)
+    with locked(out / ".lock", busy=f"out: another comparison is working in {out}"):
+        jobs = jobs or (config.jobs if engine is LOCAL else None)
+        comparison = _Comparison(plan, jobs, engine, on_step, on_notice)
         on_plan(comparison.steps())
         chosen = comparison.choose()
         comparison.test(chosen)
@@ -102,10 +116,17 @@ def compare_methods(
 class _Comparison:
     """The work of a comparison and what failed of it."""
 
-    def __init__(self, plan: Plan, jobs: int, on_step: Callable[[Step], None]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        jobs: int | None,
+        engine: Engine,
+        on_step: Callable[[Step], None],
+        on_notice: Callable[[Step, str], None],
+    ) -> None:
         self.plan = plan
-        self.jobs = jobs
-        self.on_step = on_step
+        self.jobs, self.engine = jobs, engine
+        self.on_step, self.on_notice = on_step, on_notice
         self.failures: list[dict[str, str]] = []
 
     def steps(self) -> int:
@@ -147,27 +168,26 @@ class _Comparison:
 
     def _perform(self, steps: Iterable[Step]) -> None:
         # Two methods of the same configuration, or two seeds of one without chance, are one run.
-        todo: dict[Path, Step] = {}
+        todo: dict[Path, dict[str, Step]] = {}  # by method
         for step in steps:
-            if is_done(step) or step.run.directory in todo:
+            if is_done(step):
                 self.on_step(step)
-            else:
-                todo[step.run.directory] = step
-        for step, outcome in run_tasks(perform, list(todo.values()), jobs=self.jobs):
+                continue
+            same = todo.setdefault(step.run.directory, {})
+            if same:
+                self.on_step(step)
+            same.setdefault(step.method, step)
+        tasks = [next(iter(same.values())) for same in todo.values()]
+        for step, outcome in run_tasks(perform, tasks, jobs=self.jobs, engine=self.engine):
             if isinstance(outcome, Failure):
-                self.failures.append({"method": step.method, "run": step.title, "message": outcome.message})
+                self.failures += [
+                    {"method": one.method, "run": one.title, "message": outcome.message}
+                    for one in todo[step.run.directory].values()
+                ]
+            else:
+                for text in outcome:
+                    self.on_notice(step, text)
             self.on_step(step)
-
-
-@contextmanager
-def _alone(out: Path) -> Generator[None]:
-    """Nobody else compares in this directory; the lock ends with the process, however that ends."""
-    with (out / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"out: another comparison is working in {out}") from None
-        yield
 
 
 def _spelled(settings: Settings) -> str:
@@ -192,47 +212,36 @@ def validation(run: Run) -> float | None:
     return value
 
 
-def perform(step: Step) -> None:
-    """Train a run, if that was not done, and test it, if that is asked for."""
+def perform(step: Step) -> list[str]:
+    """Train a run, if that was not done, and test it, if that is asked for; what the training has to say."""
+    notices: list[str] = []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # jobs share the processor, and results must not depend on their number
     try:
         if validation(step.run) is None:
-            _train(step.run)
+            _train(step.run, notices.append)
         if step.action == "test":
             _test(step.run)
+        (step.run.directory / ERROR).unlink(missing_ok=True)  # of an attempt before
     except Exception:
         step.run.directory.mkdir(parents=True, exist_ok=True)
         write_file(step.run.directory / ERROR, traceback.format_exc())
         raise
     finally:
         torch.set_num_threads(threads)
+    return notices
 
 
-def _train(run: Run) -> None:
+def _train(run: Run, on_notice: Callable[[str], None]) -> None:
     (run.directory / ERROR).unlink(missing_ok=True)
     if isinstance(run.config, CascadeConfig | RankerConfig):
-        try:
-            _continue(run.config, run.directory)
-        except DamagedError:
-            shutil.rmtree(run.directory)
-            _continue(run.config, run.directory)
+        continue_run(run.config, run.directory, on_notice=on_notice)
         return
     shutil.rmtree(run.directory, ignore_errors=True)  # half of a run
     run.directory.mkdir(parents=True)
     write_file(run.directory / CONFIG, dump(run.config))
     reached = _module(run.config).fit(run.config, run.directory)
     write_file(run.directory / RESULT, json.dumps({"best_metric": reached}) + "\n")
-
-
-def _continue(config: RankerConfig | CascadeConfig, directory: Path) -> None:
-    def on_notice(text: str) -> None:
-        """Whatever was lost is trained again, with the same result."""
-
-    if isinstance(config, CascadeConfig):
-        cascade.train(config, directory, resume=True, on_notice=on_notice)
-    else:
-        train(config, directory, resume=True, on_notice=on_notice)
 
 
 def _test(run: Run) -> None:
@@ -275,7 +284,7 @@ def _write_results(plan: Plan, chosen: Chosen, failures: list[dict[str, str]], o
     write_file(out / "comparison.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
     write_file(out / "comparison.csv", csv_table(result))
     write_file(out / "comparison.md", markdown_table(result))
-    write_file(out / COMPARISON_CONFIG, dump(_with_absolute_path(plan.config)))
+    write_file(out / COMPARISON_CONFIG, dump_absolute(plan.config))
     if tables:
         metrics = [name for name in next(iter(tables.values())).column_names if not name.startswith(CHANCE)]
         sink = pa.BufferOutputStream()
@@ -283,11 +292,6 @@ def _write_results(plan: Plan, chosen: Chosen, failures: list[dict[str, str]], o
         write_file(out / VALUES, sink.getvalue().to_pybytes())
     write_report(out)
     return result
-
-
-def _with_absolute_path(config: ComparisonConfig) -> ComparisonConfig:
-    """A comparison can be repeated from any directory."""
-    return config.model_copy(update={"data": config.data | {"path": str(Path(config.data["path"]).absolute())}})
 
 
 def _tested(plan: Plan, method: str, chosen: Chosen) -> pa.Table | None:
@@ -313,6 +317,7 @@ def _result(plan: Plan, tables: dict[str, pa.Table], chosen: Chosen, failures: l
     """The content of ``comparison.json``."""
     metrics = plan.metrics
     result: dict[str, Any] = {"metrics": metrics, "seeds": plan.config.seeds, "folds": plan.folds}
+    result["unit"] = "impressions" if plan.config.stages else "queries"
     result |= summarise(_outcome(plan, tables, metrics)) if tables else {"methods": [], "tests": []}
     for method in result["methods"]:
         name = method["name"]

@@ -18,13 +18,14 @@ from rankfall.data.meaning import check_meaning
 from rankfall.data.ranking import RankingData
 from rankfall.metrics.named import parse
 from rankfall.models import Scorer
-from rankfall.models.embedding import address
+from rankfall.models.embedding import UnknownIdError, address
 from rankfall.training import cascade
 from rankfall.training.cascade_config import CascadeConfig
 from rankfall.training.config import Role
 from rankfall.training.ranker import load_lists, load_run
 from rankfall.training.run import LOG, read_config
 from rankfall.training.scoring import measure, score
+from rankfall.training.values import values_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,8 +52,8 @@ class Evaluation:
     def summary(self) -> dict[str, Any]:
         """Means over the lists on which a metric is defined, as ``rankfall evaluate --json`` prints them.
 
-        Of a cascade, `kept_whole` counts the impressions that are not longer than the quota of a stage, which drops
-        nothing of them.
+        Of a cascade, `kept_whole` counts, among the impressions that the means are over, those that are not longer
+        than the quota of a stage, which drops nothing of them.
         """
         # a random scorer keeps every item of such an impression
         whole = {
@@ -82,31 +83,42 @@ def evaluate_run(
     *,
     data: str | None = None,
     on_impressions: OnImpressions = lambda count, of: None,
+    on_notice: Callable[[str], None] = lambda text: None,
 ) -> Evaluation:
     """Evaluate the best checkpoint of a run and write what comes out into its directory.
 
     split: what the configuration calls train, valid or test, or else a split or a day of the data. data: where
     the prepared data are now, if not where they were. `on_impressions` hears, of a cascade, how many more were measured
-    and of how many in all.
+    and of how many in all, `on_notice` beforehand what whoever reads the figures should know.
     """
     if isinstance(read_config(run_dir), CascadeConfig):
-        evaluation = _evaluate_cascade(run_dir, split, data, on_impressions)
+        evaluation = _evaluate_cascade(run_dir, split, data, on_impressions, on_notice)
     else:
         evaluation = _evaluate_ranker(run_dir, split, data)
     write_evaluation(run_dir, evaluation, split)
     return evaluation
 
 
-def _evaluate_cascade(run_dir: Path, split: str, data: str | None, on_impressions: OnImpressions) -> Evaluation:
+def _evaluate_cascade(
+    run_dir: Path, split: str, data: str | None, on_impressions: OnImpressions, on_notice: Callable[[str], None]
+) -> Evaluation:
     config, model = cascade.load_run(run_dir)
     log = ImpressionLog.load(data or config.data.path)
     notes = _check_log(run_dir, model, log)
+    for note in notes:
+        on_notice(note)
     # measured as test days are, also those of training: in order and without added negatives
     days = config.data.days(cast("Role", split)) if split in get_args(Role) else [split]
     config = config.model_copy(update={"data": config.data.model_copy(update={"test": days})})
     loader = cascade.make_loader(log, config, "test")
     total = sum(len(log.days[day]) for day in loader.days)
-    values, chance = cascade.measure(model, loader, config, on_batch=lambda count: on_impressions(count, total))
+    try:
+        values, chance = cascade.measure(model, loader, config, on_batch=lambda count: on_impressions(count, total))
+    except UnknownIdError as error:
+        raise ValueError(
+            f"{split} of {log.path}: {error}. These ids came after the training: train again on "
+            "this log, or choose days of before by --split"
+        ) from None
     tables = [log.days[day].table()["request"].cast(pa.string()) for day in loader.days]
     return Evaluation(pa.chunked_array([c for t in tables for c in t.chunks]).to_pylist(), values, chance, notes)
 
@@ -150,11 +162,9 @@ def _evaluate_ranker(run_dir: Path, split: str, data: str | None) -> Evaluation:
 def write_evaluation(run_dir: Path, evaluation: Evaluation, split: str = "test") -> None:
     """Write ``evaluation.json`` and ``values.parquet``; those of another split than test have its name in theirs."""
     suffix = "" if split == "test" else f"-{split.replace('/', '_').replace(':', '_')}"
-    columns = {"qid": pa.array(evaluation.qids, pa.string())}
-    columns |= {name: pa.array(values.numpy()) for name, values in evaluation.values.items()}
-    columns |= {f"chance {name}": pa.array(values.numpy()) for name, values in evaluation.chance.items()}
+    table = values_table(pa.array(evaluation.qids, pa.string()), evaluation.values, evaluation.chance)
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink)
+    pq.write_table(table, sink)
     write_file(run_dir / f"values{suffix}.parquet", sink.getvalue().to_pybytes())
     summary = {"split": split, **evaluation.summary()}
     write_file(run_dir / f"evaluation{suffix}.json", json.dumps(_null_for_nan(summary), indent=2) + "\n")

@@ -45,13 +45,15 @@ tr.soft td, tr.soft th { color: var(--soft); } td.best { color: var(--best); fon
 figure { margin: 0 0 1.2rem; max-width: 46rem; } figcaption { font-size: .88rem; margin-top: .4rem; }
 figure.wide { max-width: none; }
 svg { display: block; width: 100%; overflow: visible; }
-svg text { fill: var(--ink); font-size: 14px; } svg text.soft { fill: var(--soft); font-size: 12px; }
+svg text { fill: var(--ink); font-size: 14px; paint-order: stroke; stroke: var(--page); stroke-width: 4px; }
+svg text.soft { fill: var(--soft); font-size: 12px; }
 .legend { margin: 0 0 .6rem; padding: 0; list-style: none; }
 .legend li { display: inline-block; margin-right: 1.1rem; font-size: .9rem; }
 .legend i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .4rem; }
 pre { background: var(--band); padding: .8rem 1rem; border-radius: 6px; overflow-x: auto; font-size: .85rem; }
 summary { cursor: pointer; }
-@media (max-width: 30rem) { table { font-size: .85rem; } th, td { padding: .3rem .3rem; } }
+@media (max-width: 30rem) { table { font-size: .85rem; } th, td { padding: .3rem .3rem; }
+  tbody th { white-space: normal; min-width: 6rem; } th.words, td.words { min-width: 9rem; } }
 """
 _ROW, _NAME, _AXIS = 46, 20, 26  # heights: of a row with its name, of the name alone, of an axis
 

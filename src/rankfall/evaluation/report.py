@@ -8,7 +8,8 @@ from rankfall._files import write_file
 from rankfall.evaluation import page
 from rankfall.evaluation.page import Bar, Cell
 from rankfall.evaluation.run_report import read_json, run_report
-from rankfall.evaluation.table import CAPTION, rows, short
+from rankfall.evaluation.stream_report import STREAM, STREAM_CONFIG, learned, stream_sections
+from rankfall.evaluation.table import caption, repeats, rows, short, unit, why_incomplete
 from rankfall.training.funnel import JOINT
 from rankfall.training.run import CONFIG, REPORT
 
@@ -16,18 +17,25 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+SMALLEST_P = 1e-99  # that is told apart; further out the distribution is not the one of the test
 COMPARISON, COMPARISON_CONFIG = "comparison.json", "comparison.yaml"
 
 
 def report(path: Path) -> str:
-    """The page of a run's directory, or of a comparison's."""
+    """The page of a run's directory, or of a comparison's or a stream's."""
     if (path / COMPARISON).is_file():
         return comparison_report(read_json(path / COMPARISON), title=f"Comparison {path.name}", **_command(path))
+    if (path / STREAM).is_file():
+        result = read_json(path / STREAM)
+        sections = stream_sections(result)
+        return comparison_report(
+            result, title=f"Stream {path.name}", about=learned(result), sections=sections, **_command(path)
+        )
     if (path / CONFIG).is_file():
         return run_report(path)
     raise ValueError(
-        f"{path} is neither a run nor a comparison: it has no {CONFIG} (from 'rankfall train') and no {COMPARISON} "
-        "(from 'rankfall compare')"
+        f"{path} is neither a run nor a comparison nor a stream: it has no {CONFIG} (from 'rankfall train'), no "
+        f"{COMPARISON} (from 'rankfall compare') and no {STREAM} (from 'rankfall stream')"
     )
 
 
@@ -44,7 +52,12 @@ def write_report(path: Path, out: Path | None = None) -> Path:
 
 def _command(path: Path) -> dict[str, str]:
     """What was compared, and how to do it again."""
-    for name, verb in ((COMPARISON_CONFIG, f"rankfall compare {path / COMPARISON_CONFIG} --out {path}"), (CONFIG, "")):
+    commands = {
+        COMPARISON_CONFIG: f"rankfall compare {path / COMPARISON_CONFIG} --out {path}",
+        STREAM_CONFIG: f"rankfall stream {path / STREAM_CONFIG} --out {path} --force",
+        CONFIG: "",
+    }
+    for name, verb in commands.items():
         if (path / name).is_file():
             return {"config": (path / name).read_text(encoding="utf-8"), "command": verb}
     return {}
@@ -54,15 +67,25 @@ def _command(path: Path) -> dict[str, str]:
 
 
 def comparison_report(
-    result: dict[str, Any], *, title: str, about: str = "", config: str = "", command: str = ""
+    result: dict[str, Any],
+    *,
+    title: str,
+    about: str = "",
+    sections: Sequence[str] = (),
+    config: str = "",
+    command: str = "",
 ) -> str:
-    """The page of a comparison (``comparison.json``); `about` says in a sentence what was compared."""
+    """The page of a comparison (``comparison.json``).
+
+    `about` says in a sentence what was compared; `sections` stand before the details.
+    """
     main = _main_metric(result)
     return page.page(
         title,
         page.paragraph(about, soft=True),
         page.paragraph(_finding(result, main)),
         _comparison_table(result),
+        *sections,
         page.section(f"{main}, with 95 % confidence intervals", _intervals(result, main)),
         page.section("Where the relevant items end", _attribution(result)),
         page.section("Against the best", _tests(result, main)),
@@ -78,7 +101,8 @@ def comparison_report(
 
 def _main_metric(result: dict[str, Any]) -> str:
     metrics: list[str] = result["metrics"]
-    return JOINT if JOINT in metrics else metrics[0]
+    chosen: str = result.get("metric", JOINT)
+    return chosen if chosen in metrics else metrics[0]
 
 
 def _finding(result: dict[str, Any], metric: str) -> str:
@@ -111,19 +135,18 @@ def _comparison_table(result: dict[str, Any]) -> str:
             Cell(f"{cell.number} *" if cell.close else cell.number, "best" if cell.best else "") for cell in cells
         ]
         body.append([name, *marked])
-    body += [[name, "failed"] for name in result["incomplete"]]
+    body += [[name, why_incomplete(result, name)] for name in result["incomplete"]]
     soft = []
     if result["methods"]:
         soft.append(["chance", *(short(one["chance"]) for one in result["methods"][0]["metrics"].values())])
-    seeds, folds = len(result["seeds"]), len(result["folds"])
-    runs = f"{seeds} seed{'s' * (seeds > 1)} x {folds} fold{'s' * (folds > 1)}"
-    caption = f"Mean over queries ± standard deviation over {runs}. Bold: best. {CAPTION}"
-    return page.table(["method", *result["metrics"]], body, soft=soft, caption=caption)
+    runs = " x ".join(reversed(repeats(result)))
+    below = f"Mean over {unit(result)} ± standard deviation over {runs}. Bold: best. {caption(result)}"
+    return page.table(["method", *result["metrics"]], body, soft=soft, caption=below)
 
 
 def _intervals(result: dict[str, Any], metric: str) -> str:
     figures = [(method["name"], method["metrics"][metric]) for method in result["methods"]]
-    if not figures:
+    if not figures or unit(result) == "days":  # whose spread is that of learning
         return ""
     points = [(name, one["low"], one["mean"], one["high"]) for name, one in figures]
     label = f"{metric} of each method: " + ", ".join(f"{name} {short(one['mean'])}" for name, one in figures)
@@ -154,7 +177,7 @@ def _tests(result: dict[str, Any], metric: str) -> str:
             test["method"],
             f"{test['difference']:+.4f}",
             f"[{test['low']:+.4f}, {test['high']:+.4f}]",
-            f"{test['adjusted_p_value']:.2g}",
+            _p_value(test["adjusted_p_value"]),
         ]
         for test in result["tests"]
         if test["metric"] == metric and test["method"] != test["best"]
@@ -162,6 +185,10 @@ def _tests(result: dict[str, Any], metric: str) -> str:
     if not body:
         return page.paragraph("There is nothing to compare it with.", soft=True)
     return page.table(["method", f"{metric}, difference", "95 % interval", "p (Holm)"], body)
+
+
+def _p_value(value: float) -> str:
+    return f"{value:.2g}" if value >= SMALLEST_P else f"<{SMALLEST_P:.0e}"
 
 
 def _settings(result: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from rankfall.evaluation.table import short
 from rankfall.metrics.named import parse
 from rankfall.training.cascade_config import CascadeConfig
 from rankfall.training.funnel import JOINT
-from rankfall.training.run import CONFIG, METRICS, is_finished, read_config, read_result
+from rankfall.training.run import CONFIG, DAYS, is_finished, read_config, read_lines, read_result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,12 +56,14 @@ def run_report(run: Path) -> str:
         f"Run {run.name}",
         *(_not_measured(run) if measured is None else _results(config, measured)),
         page.section("What was trained", _about(run, config)),
-        page.section("Training", _curves(config, _epochs(run))),
+        page.section("Training", _curves(config, read_lines(run))),
         page.section("Configuration", page.folded(CONFIG, page.code((run / CONFIG).read_text(encoding="utf-8")))),
     )
 
 
 def _not_measured(run: Path) -> list[str]:
+    if (run / DAYS).is_dir():
+        return [page.paragraph("A run of a stream: 'validation' is what it got on each day before it learned from it.")]
     return [page.paragraph("It has not been evaluated yet."), page.code(f"rankfall evaluate {run}")]
 
 
@@ -102,11 +104,6 @@ def _measured(run: Path) -> _Measured | None:
             summary = read_json(path)
             return _Measured(summary["split"], summary, pq.read_table(values))
     return None
-
-
-def _epochs(run: Path) -> list[dict[str, Any]]:
-    path = run / METRICS
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
 def _reached(config: RankerConfig | CascadeConfig, measured: _Measured, metric: str) -> str:
@@ -186,7 +183,7 @@ def _funnel(config: CascadeConfig, measured: _Measured) -> str:
 def _whole(measured: _Measured) -> str:
     counts = {stage: count for stage, count in measured.summary.get("kept_whole", {}).items() if count}
     return " ".join(
-        f"{count:,} lists are not longer than the quota of {stage}, which drops nothing of them."
+        f"{count:,} of the lists that count are not longer than the quota of {stage}, which drops nothing of them."
         for stage, count in counts.items()
     )
 
@@ -244,7 +241,7 @@ def _curves(config: RankerConfig | CascadeConfig, epochs: Sequence[Mapping[str, 
     for line in epochs:
         for name, value in {"loss": line["loss"], **line.get("parts", {})}.items():
             parts.setdefault(name, []).append((line["epoch"], value))
-        validation = line.get("validation") or {metric: line["metric"]}
+        validation = line["validation"] if "validation" in line else {metric: line["metric"]}
         for name in (name for name in validation if name == metric or name.endswith("/recall")):
             reached.setdefault(name, []).append((line["epoch"], validation[name]))
     if len(parts) == 2:  # the loss is its only term

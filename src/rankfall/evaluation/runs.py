@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import random
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
@@ -18,10 +19,13 @@ from pydantic import Field, ValidationError, model_validator
 
 from rankfall._files import checksum
 from rankfall._settings import ConfigError, Section, explain, read_yaml
+from rankfall._words import did_you_mean
 from rankfall.data.log import ImpressionLog
 from rankfall.data.ranking import MANIFEST, RankingData
+from rankfall.training import cascade, ranker
 from rankfall.training.build_cascade import with_depths
 from rankfall.training.cascade_config import CascadeConfig, CascadeTrainingConfig, LogConfig, validate_cascade
+from rankfall.training.checkpoint import DamagedError
 from rankfall.training.config import (
     DEFAULT_METRICS,
     Count,
@@ -37,7 +41,10 @@ from rankfall.training.config import (
 from rankfall.training.funnel import measures
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from rankfall.training.loop import OnNotice, Progress
+    from rankfall.training.run import TrainResult
 
 Checked = TypeVar("Checked", bound=Section)
 Settings = dict[str, Any]  # dotted keys and their values
@@ -204,32 +211,64 @@ class Plan:
 
 def make_plan(config: ComparisonConfig, out: Path) -> Plan:
     """Every run of a comparison, all of them checked before the first is trained."""
+    runs = check_comparison(config)
+    path = Path(config.data["path"])
+    data = ImpressionLog.load(path) if config.stages else RankingData.load(path)
+    for run in runs:
+        _check_splits(run.data, data)
+        if isinstance(run, CascadeConfig) and isinstance(data, ImpressionLog):
+            with_depths(run, data.spec.stage_names)  # refuses names of stages that are not there
+    return _plan(config, out, data.checksum if isinstance(data, ImpressionLog) else checksum(path / MANIFEST))
+
+
+def check_comparison(config: ComparisonConfig) -> list[RunConfig]:
+    """Refuse what can be refused without the data; all runs of the first seed."""
+    plan = _plan(config, Path(), "")
+    return [
+        _check_metric(method, plan.run(method, fold, one, config.seeds[0]).config, plan.validation_metric)
+        for method, settings in plan.candidates.items()
+        for fold, one in itertools.product(plan.folds, settings)
+    ]
+
+
+def _plan(config: ComparisonConfig, out: Path, data_checksum: str) -> Plan:
     if "path" not in config.data:
         raise ConfigError("data.path: missing, expected a directory made by 'rankfall prepare'")
     for section in ("model", "loss", "metrics") if config.stages else ("relevant", "share", "objective"):
         if getattr(config, section):
             raise ConfigError(f"{section}: found in a comparison of {_own_kind(config)}s, which do not have it")
-    path = Path(config.data["path"])
-    data = ImpressionLog.load(path) if config.stages else RankingData.load(path)
-    content = data.checksum if isinstance(data, ImpressionLog) else checksum(path / MANIFEST)
     folds = {name: fold.model_dump() for name, fold in (config.folds or {}).items()} or {"all": {}}
-    candidates = _candidates(config)
-    plan = Plan(config, folds, candidates, out, content)
-    for method, settings in candidates.items():
-        for fold, one in itertools.product(folds, settings):
-            run = plan.run(method, fold, one, config.seeds[0])
-            _check_splits(run.config.data, data)
-            if isinstance(run.config, CascadeConfig) and isinstance(data, ImpressionLog):
-                with_depths(run.config, data.spec.stage_names)  # refuses names of stages that are not there
-            if (
-                isinstance(run.config, RankerConfig | CascadeConfig)
-                and run.config.training.metric != plan.validation_metric
-            ):
-                raise ConfigError(
-                    f"methods.{method}: found training.metric {run.config.training.metric}, expected that of all "
-                    f"methods, {plan.validation_metric}"
-                )
-    return plan
+    return Plan(config, folds, _candidates(config), out, data_checksum)
+
+
+def _check_metric(method: str, run: RunConfig, metric: str) -> RunConfig:
+    if isinstance(run, RankerConfig | CascadeConfig) and run.training.metric != metric:
+        found = run.training.metric
+        raise ConfigError(f"methods.{method}: found training.metric {found}, expected that of all methods, {metric}")
+    return run
+
+
+def continue_run(
+    config: RankerConfig | CascadeConfig,
+    directory: Path,
+    *,
+    progress: Progress = lambda step: None,
+    on_notice: OnNotice,
+    stop: Callable[[], int] = lambda: False,
+) -> TrainResult:
+    """Train from where a process may have left it; what is too damaged for that is trained again, to the same end."""
+
+    def go_on() -> TrainResult:
+        if isinstance(config, CascadeConfig):
+            return cascade.train(config, directory, resume=True, progress=progress, on_notice=on_notice, stop=stop)
+        return ranker.train(config, directory, resume=True, progress=progress, on_notice=on_notice, stop=stop)
+
+    try:
+        return go_on()
+    except DamagedError:
+        on_notice(f"the checkpoints in {directory} are damaged: training begins again")
+        shutil.rmtree(directory)
+        return go_on()
 
 
 def _own_kind(config: ComparisonConfig) -> Literal["ranker", "cascade"]:
@@ -258,7 +297,8 @@ def _checked(section: type[Checked], content: dict[str, Any], where: str) -> Che
 def _check_keys(found: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
     for key in found:
         if key not in allowed:
-            raise ConfigError(f"{where}.{key}: unknown, expected {', '.join((*allowed, 'tune', 'kind'))}")
+            known = [*allowed, "tune", "kind"]
+            raise ConfigError(f"{where}.{key}: unknown{did_you_mean(key, known)}; allowed are {', '.join(known)}")
 
 
 def _candidates(config: ComparisonConfig) -> dict[str, list[Settings]]:

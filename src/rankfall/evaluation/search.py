@@ -16,17 +16,24 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from rankfall._settings import ConfigError, Section, explain, read_yaml, shown
 from rankfall.training.cascade_config import CascadeConfig
-from rankfall.training.config import Count, RankerConfig, apply_overrides, set_option, validate_any
+from rankfall.training.config import (
+    Count,
+    RankerConfig,
+    apply_overrides,
+    set_option,
+    validate_any,
+    with_absolute_path,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from optuna.distributions import BaseDistribution
 
@@ -145,12 +152,11 @@ class Search:
 
     def written(self) -> dict[str, Any]:
         """What can be read as a search again, from any directory."""
-        path = str(Path(self.content["data"]["path"]).absolute())
         space = {
             key: one.model_dump(exclude_defaults=True) if isinstance(one, Range) else one.ends
             for key, one in self.space.items()
         }
-        return set_option(self.content, "data.path", path) | {"search": space, "trials": self.trials}
+        return with_absolute_path(self.content) | {"search": space, "trials": self.trials}
 
     def check(self) -> None:
         """Refuse values with which no training can be made, and those after which another thing would be measured."""

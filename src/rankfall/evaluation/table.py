@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 GAP = 2  # spaces between columns
 FEW_QUERIES = 300  # below this many, a difference of .01 is within the noise, and intervals are shown
 
-CAPTION = "* not significantly worse than the best (one-sided paired t-test over queries, Holm, 5 %)"
+CAPTION = "* not significantly worse than the best (one-sided paired t-test over {}, Holm, 5 %)"
 _COLUMNS = ("mean", "std", "low", "high", "chance", "queries")
 _TEST_COLUMNS = ("best", "difference", "p_value", "adjusted_p_value", "significantly_worse")
 
@@ -48,13 +48,13 @@ class _Folded:
         from rich.text import Text
 
         result = self.result
-        runs = " x ".join(f"{len(result[of])} {of if len(result[of]) > 1 else of[:-1]}" for of in ("folds", "seeds"))
-        yield Text(f"test queries, mean±standard deviation over {runs}", style="italic")
+        runs = " x ".join(repeats(result))
+        yield Text(f"test {unit(result)}, mean±standard deviation over {runs}", style="italic")
         for number, metrics in enumerate(_groups(result, options.max_width)):
             if number:
                 yield Text()
             yield _terminal_part(result, metrics)
-        marks = f"< best   {CAPTION}" + ("\n[ ] 95 % confidence interval of the mean" if _few(result) else "")
+        marks = f"< best   {caption(result)}" + ("\n[ ] 95 % confidence interval of the mean" if _few(result) else "")
         yield Text(marks, style="dim italic")
 
 
@@ -94,9 +94,9 @@ def _terminal_part(result: dict[str, Any], metrics: list[str]) -> Table:
     for metric in metrics:
         table.add_column(metric.replace("/", "/\n"), no_wrap=True)  # a stage, and what is measured of it
     for name, cells in rows(result):
-        table.add_row(name, *(_terminal_cell(cells[place]) for place in places))
+        table.add_row(name, *(terminal_cell(cells[place]) for place in places))
     for name in result["incomplete"]:
-        table.add_row(name, "failed", style="red")
+        table.add_row(name, why_incomplete(result, name), style="red")
     table.add_section()
     chance = _chance(result)
     table.add_row("chance", *(chance[place] for place in places if chance), style="dim")
@@ -108,12 +108,34 @@ def _terminal_part(result: dict[str, Any], metrics: list[str]) -> Table:
 def markdown_table(result: dict[str, Any]) -> str:
     """The table as Markdown, best values in bold."""
     lines = [["method", *_metrics(result)], ["---"] * (1 + len(_metrics(result)))]
-    lines += [[name, *(_markdown_cell(cell) for cell in cells)] for name, cells in rows(result)]
-    lines += [[name, "failed"] for name in result["incomplete"]]
+    lines += [[name, *(markdown_cell(cell) for cell in cells)] for name, cells in rows(result)]
+    lines += [[name, why_incomplete(result, name)] for name in result["incomplete"]]
     lines.append(["chance", *_chance(result)])
-    caption = f"**best** {CAPTION.replace('*', chr(92) + '*')}; mean ± standard deviation over runs"
-    caption += ", [95 % confidence interval]." if _few(result) else "."
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{caption}\n"
+    below = f"**best** {caption(result).replace('*', chr(92) + '*')}; mean ± standard deviation over runs"
+    below += ", [95 % confidence interval]." if _few(result) else "."
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{below}\n"
+
+
+def why_incomplete(result: dict[str, Any], method: str) -> str:
+    """In place of a method's figures; what is missing in a comparison has failed, a stream may still go on."""
+    failed = any(one["method"] == method for one in result["failed"])
+    return "failed" if failed or unit(result) == "queries" else "not finished"
+
+
+def repeats(result: dict[str, Any]) -> list[str]:
+    """How often methods were trained: ``["5 folds", "1 seed"]``; a stream has no folds."""
+    counts = {of: len(result[of]) for of in ("folds", "seeds") if of in result}
+    return [f"{count} {of if count > 1 else of[:-1]}" for of, count in counts.items()]
+
+
+def unit(result: dict[str, Any]) -> str:
+    """On what methods were compared."""
+    return str(result.get("unit", "queries"))
+
+
+def caption(result: dict[str, Any]) -> str:
+    """What a star means."""
+    return CAPTION.format(unit(result))
 
 
 def csv_table(result: dict[str, Any]) -> str:
@@ -149,12 +171,14 @@ def _cell(figures: dict[str, Any], test: dict[str, Any], few: bool) -> Cell:
     )
 
 
-def _terminal_cell(cell: Cell) -> str:
+def terminal_cell(cell: Cell) -> str:
+    """In bold and with a mark if it is the best."""
     number = f"[bold]{cell.number} <[/]" if cell.best else f"{cell.number} *" if cell.close else cell.number
     return f"{number}\n\\{cell.interval}" if cell.interval else number  # rich takes a bare bracket for a style
 
 
-def _markdown_cell(cell: Cell) -> str:
+def markdown_cell(cell: Cell) -> str:
+    """In bold if it is the best."""
     number = f"**{cell.number}**" if cell.best else f"{cell.number} \\*" if cell.close else cell.number
     return f"{number} {cell.interval}".rstrip()
 
@@ -180,5 +204,8 @@ def _tests(result: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def _few(result: dict[str, Any]) -> bool:
+    """Whether intervals are of use; how days differ from each other is seen in their curve."""
+    if unit(result) == "days":
+        return False
     counts = [figures["queries"] for method in result["methods"] for figures in method["metrics"].values()]
     return bool(counts) and min(counts) < FEW_QUERIES

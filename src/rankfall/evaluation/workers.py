@@ -8,12 +8,18 @@ import signal
 import threading
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from rankfall._engine import LOCAL
+from rankfall._ray import Ray
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from multiprocessing.context import SpawnProcess
+
+    from rankfall._engine import Engine, Report
 
 Task = TypeVar("Task")
 Value = TypeVar("Value")
@@ -27,16 +33,31 @@ class Failure:
 
 
 def run_tasks(
-    work: Callable[[Task], Value], tasks: Sequence[Task], *, jobs: int = 1
+    work: Callable[[Task], Value], tasks: Sequence[Task], *, jobs: int | None = None, engine: Engine = LOCAL
 ) -> Iterator[tuple[Task, Value | Failure]]:
     """Each task with the value that `work` returns for it, or its failure, as they get ready.
 
-    One job works in this process. More are spawned processes, so `work` is a function of a module and tasks
-    and values can be pickled. They end with this process, even if it is killed.
+    Up to `jobs` are worked on at the same time: by default one, in this process, and by Ray as many as it has
+    processors. More than one are in processes of their own, so `work` is a function of a module and tasks and values
+    can be pickled. Those processes end with this one, even if it is killed. A task whose process dies has failed; Ray
+    first tries it again.
     """
-    if jobs == 1:
+    if isinstance(engine, Ray):
+        return _by_ray(engine, work, tasks, jobs)
+    if jobs in (None, 1):
         return ((task, _attempt(work, task)) for task in tasks)
     return _in_processes(work, tasks, jobs)
+
+
+def _by_ray(
+    ray: Ray, work: Callable[[Task], Value], tasks: Sequence[Task], jobs: int | None
+) -> Generator[tuple[Task, Value | Failure]]:
+    for task, outcome in ray.each(partial(_attempt_task, work), tasks, at_once=jobs):
+        yield task, Failure(str(outcome)) if isinstance(outcome, Exception) else outcome
+
+
+def _attempt_task(work: Callable[[Task], Value], task: Task, report: Report) -> Value | Failure:
+    return _attempt(work, task)
 
 
 def _attempt(work: Callable[[Task], Value], task: Task) -> Value | Failure:

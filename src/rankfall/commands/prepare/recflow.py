@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from rankfall.commands.engine import EngineName, EngineOption, opened
 from rankfall.commands.prepare.steps import steps
 from rankfall.commands.prepare.summary import report
 from rankfall.commands.terminal import examples
@@ -67,6 +68,7 @@ def recflow(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sample of each stage.")] = 0,
+    engine: EngineOption = EngineName.LOCAL,
     force: Annotated[bool, typer.Option("--force", help="Replace an impression log that exists.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
@@ -76,7 +78,7 @@ def recflow(
     """
     from rankfall.data.recflow import prepare_recflow
 
-    with steps() as on_progress:
+    with opened(engine) as found, steps() as on_progress:
         log = prepare_recflow(
             source,
             out,
@@ -85,6 +87,7 @@ def recflow(
             sequences=None if sequences is None else sequences.value,
             seed=seed,
             force=force,
+            engine=found,
             on_progress=on_progress,
         )
     report(log, as_json=as_json)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rankfall.commands.engine import EngineName, EngineOption, opened
 from rankfall.commands.prepare.steps import steps
 from rankfall.commands.prepare.summary import report
 from rankfall.commands.terminal import examples
@@ -15,6 +16,7 @@ EXAMPLES = examples(
     "rankfall prepare rows log/ --spec spec.yaml --out impressions",
     "rankfall prepare rows 2024-01-*.parquet --items videos.csv --users users.csv --spec spec.yaml --out impressions",
     "rankfall prepare rows log.csv.gz --requests requests.parquet --fit-days 20 --spec spec.yaml --out impressions",
+    "rankfall prepare rows log/ --spec spec.yaml --engine ray --out impressions",
 )
 
 
@@ -56,6 +58,7 @@ def rows(
             show_default="all but the last",
         ),
     ] = None,
+    engine: EngineOption = EngineName.LOCAL,
     force: Annotated[bool, typer.Option("--force", help="Replace an impression log that exists.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
@@ -67,7 +70,7 @@ def rows(
     from rankfall.data.rows.prepare import prepare_rows
     from rankfall.data.spec import load_spec
 
-    with steps() as on_progress:
+    with opened(engine) as found, steps() as on_progress:
         log = prepare_rows(
             sources,
             out,
@@ -78,6 +81,7 @@ def rows(
             seed=seed,
             fit_days=fit_days,
             force=force,
+            engine=found,
             on_progress=on_progress,
         )
     report(log, as_json=as_json)

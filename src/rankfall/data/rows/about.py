@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import date, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
 from rankfall._files import about_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from rankfall._engine import Engine, Report
     from rankfall.data.counts import Counts
     from rankfall.data.encoding import Encoding
     from rankfall.data.log import ImpressionLog
-    from rankfall.data.rows.portions import Portions
+    from rankfall.data.rows.layout import Place
+    from rankfall.data.rows.raw import RawLog
+    from rankfall.data.rows.requests import Requests
     from rankfall.data.rows.source import Source
 
 
+class Written(NamedTuple):
+    """What became of the rows, and of each table the number of keys of the log that it does not have."""
+
+    counts: Counts
+    unknown: dict[Place, int]
+
+
 def about_rows(
-    portions: Portions,
+    raw: RawLog,
+    requests: Requests,
     encoding: Encoding,
-    counts: Counts,
+    written: Written,
     *,
     seed: int,
     fit_days: Sequence[str],
-    on_file: Callable[[int], None],
+    on_file: Report,
+    engine: Engine,
 ) -> dict[str, Any]:
     """How a log was made of rows, what came in and what became of it. `on_file` hears of each file that was read."""
-    raw, requests = portions.raw, portions.requests
-    files = {place: [_file(source, on_file) for source in sources] for place, sources in raw.sources.items()}
-    logs = files.pop("log")
+    with closing(engine.map(_file, (source for some in raw.sources.values() for source in some), on_file)) as found:
+        files = {place: [next(found) for _ in sources] for place, sources in raw.sources.items()}
+    logs, counts = files.pop("log"), written.counts
     return {
         "command": "prepare rows",
         "sources": [about | {"rows": rows} for about, rows in zip(logs, requests.rows_by_file, strict=True)],
@@ -47,16 +60,15 @@ def about_rows(
         "counts": counts.to_json(),
         "dropped": {"beyond the sample": {name: counts.logged[name] - counts.kept[name] for name in counts.logged}},
         "unseen_shares": {name: unseen / counts.values[name] for name, unseen in counts.unseen.items() if unseen},
-        "unknown": {place: len(keys.result()) for place, keys in portions.unknown.items()}
-        | ({"requests": requests.unknown} if "requests" in raw.sources else {}),
+        "unknown": written.unknown | ({"requests": requests.unknown} if "requests" in raw.sources else {}),
         "unused_requests": requests.unused,
         "empty_days": [] if raw.spec.day is not None else _gaps(requests.days),
     }
 
 
-def _file(source: Source, on_file: Callable[[int], None]) -> dict[str, Any]:
+def _file(source: Source, report: Report) -> dict[str, Any]:
     about = about_file(source.path)
-    on_file(1)
+    report(1)
     return about
 
 

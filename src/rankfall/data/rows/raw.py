@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
@@ -11,16 +12,27 @@ import polars as pl
 from rankfall._words import did_you_mean
 from rankfall.data.rows.layout import Place, locate, shared_ids, uses
 from rankfall.data.rows.source import Source, find_sources
-from rankfall.data.rows.types import element_type, joint_type, plain_type, text_type, to_type, used_type
+from rankfall.data.rows.types import (
+    element_type,
+    joint_text_type,
+    joint_type,
+    plain_type,
+    text_type,
+    to_type,
+    used_type,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from rankfall._engine import Engine, Report
     from rankfall.data.rows.layout import Role
     from rankfall.data.spec import Spec
 
     Types = dict[tuple[Place, str], pl.DataType]
+
+_PART_BYTES = 2**25  # of files that are worked on together
 
 
 class Batch(NamedTuple):
@@ -53,7 +65,8 @@ class RawLog:
         spec: Spec,
         sources: Sequence[Path | Source],
         tables: Mapping[Place, Path | None],
-        on_text: Callable[[int], None] = lambda rows: None,
+        on_text: Report,
+        engine: Engine,
     ) -> RawLog:
         """Find every column and its type. Text is read for that; `on_text` hears how many rows were."""
         files: dict[Place, list[Source]] = {"log": find_sources(sources)}
@@ -69,7 +82,7 @@ class RawLog:
         log = cls(spec, files, places, {})
         for place in files:
             log._check_columns(place, headers[place])
-        log._decide_types(headers, on_text)
+        log._decide_types(headers, on_text, engine)
         return log
 
     def key(self, place: Place) -> str:
@@ -85,9 +98,21 @@ class RawLog:
         key = self.key(place)
         return [key] + [column for column, where in self.places.items() if where == place and column != key]
 
-    def batches(self, place: Place, columns: Sequence[str]) -> Iterator[Batch]:
-        """The rows of the log or of a table, in their types."""
+    def parts(self, place: Place) -> list[list[Source]]:
+        """The files of the log or of a table, small ones together."""
+        parts: list[list[Source]] = []
+        size = _PART_BYTES
         for source in self.sources[place]:
+            if size >= _PART_BYTES:
+                parts.append([])
+                size = 0
+            parts[-1].append(source)
+            size += source.path.stat().st_size
+        return parts
+
+    def batches(self, place: Place, columns: Sequence[str], sources: Sequence[Source] | None = None) -> Iterator[Batch]:
+        """The rows of the log or of a table, in their types; of all its files or of these."""
+        for source in self.sources[place] if sources is None else sources:
             start = 0
             for frame in source.batches(columns):
                 yield Batch(source, start, frame.select(self._typed(place, frame[name], source) for name in columns))
@@ -122,14 +147,14 @@ class RawLog:
     # --- types ---
 
     def _decide_types(
-        self, headers: Mapping[Place, Sequence[Mapping[str, pl.DataType]]], on_text: Callable[[int], None]
+        self, headers: Mapping[Place, Sequence[Mapping[str, pl.DataType]]], on_text: Report, engine: Engine
     ) -> None:
         roles: dict[str, set[Role]] = {}
         for use in uses(self.spec):
             roles.setdefault(use.column, set()).add(use.role)
         for place, sources in self.sources.items():
             columns = self.columns(place)
-            kinds = self._text_types(place, columns, roles, on_text)
+            kinds = self._text_types(place, {column: roles[column] for column in columns}, on_text, engine)
             for source, header in zip(sources, headers[place], strict=True):
                 for column in columns if not source.is_text else []:
                     with _naming(f"{source.path}: column {column!r}"):
@@ -141,15 +166,13 @@ class RawLog:
                 self.types[place, column] = used_type(kind, roles[column])
 
     def _text_types(
-        self, place: Place, columns: Sequence[str], roles: Mapping[str, set[Role]], on_text: Callable[[int], None]
+        self, place: Place, roles: Mapping[str, set[Role]], on_text: Report, engine: Engine
     ) -> dict[str, pl.DataType]:
-        kinds: dict[str, pl.DataType] = dict.fromkeys(columns, pl.Null())
-        for source in self.sources[place]:
-            if source.is_text:
-                for frame in source.batches(columns):
-                    for column in columns:
-                        kinds[column] = text_type(frame[column], kinds[column], roles[column])
-                    on_text(len(frame))
+        kinds: dict[str, pl.DataType] = dict.fromkeys(roles, pl.Null())
+        texts = [text for part in self.parts(place) if (text := [source for source in part if source.is_text])]
+        with closing(engine.map(partial(_types_of_text, roles), texts, on_text)) as found:
+            for some in found:
+                kinds = {column: joint_text_type(kinds[column], some[column]) for column in kinds}
         return kinds
 
     def _unify(self) -> None:
@@ -163,6 +186,17 @@ class RawLog:
                 for which in group:
                     is_list = isinstance(self.types[which], pl.List)
                     self.types[which] = pl.List(joint) if is_list else joint
+
+
+def _types_of_text(roles: Mapping[str, set[Role]], sources: Sequence[Source], report: Report) -> dict[str, pl.DataType]:
+    """The narrowest type of each column in files of text."""
+    kinds: dict[str, pl.DataType] = dict.fromkeys(roles, pl.Null())
+    for source in sources:
+        for frame in source.batches(list(roles)):
+            for column in roles:
+                kinds[column] = text_type(frame[column], kinds[column], roles[column])
+            report(len(frame))
+    return kinds
 
 
 @contextmanager

@@ -5,8 +5,10 @@ This is all that is in memory of a whole log: a few words for each request.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
@@ -15,16 +17,29 @@ from rankfall.data.hashing import hash_values
 from rankfall.data.rows.collect import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from rankfall._engine import Engine, Report
     from rankfall.data.rows.layout import Place
     from rankfall.data.rows.raw import RawLog
+    from rankfall.data.rows.source import Source
     from rankfall.data.spec import Spec
 
 POSITION, PORTION = "\1position", "\1portion"  # names that no column of a log has
 _TIME, _DAY, _ROWS, _NUMBER, _HASH = "\1time", "\1day", "\1rows", "\1number", "\1hash"
 _LAST = " last"
+
+
+class Portion(NamedTuple):
+    """Whole requests of one day that follow one another."""
+
+    number: int
+    day: str
+    rows: int
+    requests: int
+    first_row: int  # how many come before
+    first_request: int
 
 
 @dataclass(frozen=True)
@@ -37,16 +52,16 @@ class Requests:
 
     frame: pl.DataFrame
     days: list[str]
-    portions: list[tuple[str, int]]  # day and number of rows of each
+    portions: list[Portion]
     rows_by_file: list[int]
     rows: int
     unknown: int  # requests that are not in the table of requests
     unused: int  # requests of the table that are not in the log
 
 
-def find_requests(raw: RawLog, portion_rows: int, on_rows: Callable[[int], None]) -> Requests:
+def find_requests(raw: RawLog, portion_rows: int, on_rows: Report, engine: Engine) -> Requests:
     """Read the keys of the log: its requests with their times and days, and how many rows each has."""
-    found, rows_by_file = _read_keys(raw, on_rows)
+    found, rows_by_file = _read_keys(raw, on_rows, engine)
     unknown, unused = 0, 0
     carried: list[str] = []
     if "requests" in raw.sources:
@@ -58,16 +73,27 @@ def find_requests(raw: RawLog, portion_rows: int, on_rows: Callable[[int], None]
     _check_days_follow(found, raw.spec)
     before = pl.col(_ROWS).cum_sum().over(_NUMBER) - pl.col(_ROWS)
     found = found.with_columns(pl.struct(_NUMBER, before // portion_rows).rle_id().cast(pl.Int32).alias(PORTION))
-    portions = found.group_by(PORTION, maintain_order=True).agg(pl.first(_DAY), pl.sum(_ROWS))
+    portions = _portions(found)
     return Requests(
         found.with_row_index(POSITION).select(raw.spec.request, POSITION, PORTION, *carried),
-        portions[_DAY].unique(maintain_order=True).to_list(),
-        list(zip(portions[_DAY], portions[_ROWS], strict=True)),
+        list(dict.fromkeys(portion.day for portion in portions)),
+        portions,
         rows_by_file,
         sum(rows_by_file),
         unknown,
         unused,
     )
+
+
+def _portions(found: pl.DataFrame) -> list[Portion]:
+    portions = found.group_by(PORTION, maintain_order=True).agg(
+        pl.first(_DAY).alias("day"), pl.sum(_ROWS).alias("rows"), pl.len().cast(pl.Int64).alias("requests")
+    )
+    portions = portions.with_columns(
+        first_row=pl.col("rows").cum_sum() - pl.col("rows"),
+        first_request=pl.col("requests").cum_sum() - pl.col("requests"),
+    )
+    return [Portion(*values) for values in portions.rename({PORTION: "number"}).select(Portion._fields).iter_rows()]
 
 
 def _in_order(found: pl.DataFrame, spec: Spec) -> pl.DataFrame:
@@ -94,27 +120,39 @@ def _check_days_follow(found: pl.DataFrame, spec: Spec) -> None:
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-def _read_keys(raw: RawLog, on_rows: Callable[[int], None]) -> tuple[pl.DataFrame, list[int]]:
-    found = Collector(lambda keys: _by_request(keys, raw.spec.request))
-    columns = _key_columns(raw, "log")
-    rows_by_path = dict.fromkeys((source.path for source in raw.sources["log"]), 0)
-    for batch in raw.batches("log", columns):
-        for column in columns:
-            batch.refuse_nulls(column)
-        found.add(_keys(batch.rows, raw.spec).with_columns(pl.lit(1, pl.Int64).alias(_ROWS)))
-        rows_by_path[batch.source.path] += len(batch.rows)
-        on_rows(len(batch.rows))
-    if not any(rows_by_path.values()):
-        raise ValueError(f"{_listed(rows_by_path)}: there are no rows")
+def _read_keys(raw: RawLog, on_rows: Report, engine: Engine) -> tuple[pl.DataFrame, list[int]]:
+    found = Collector(partial(_by_request, raw.spec.request))
+    rows_by_file: list[int] = []
+    with closing(engine.map(partial(_keys_of, raw), raw.parts("log"), on_rows)) as parts:
+        for keys, rows in parts:
+            rows_by_file += rows
+            if keys is not None:
+                found.add(keys)
+    if not any(rows_by_file):
+        raise ValueError(f"{_listed(source.path for source in raw.sources['log'])}: there are no rows")
     requests = found.result()
     for name, word in ((_TIME, "time"), (_DAY, "day")):
         different = requests.filter(pl.col(name) != pl.col(name + _LAST)) if name in requests.columns else requests[:0]
         if len(different):
             raise ValueError(f"request {different[raw.spec.request].min()!r} has rows of more than one {word}")
-    return requests, list(rows_by_path.values())
+    return requests, rows_by_file
 
 
-def _by_request(keys: pl.DataFrame, request: str) -> pl.DataFrame:
+def _keys_of(raw: RawLog, sources: Sequence[Source], report: Report) -> tuple[pl.DataFrame | None, list[int]]:
+    """The requests of some files, none if there are no rows, and the number of rows of each file."""
+    found = Collector(partial(_by_request, raw.spec.request))
+    columns = _key_columns(raw, "log")
+    rows = dict.fromkeys((source.path for source in sources), 0)
+    for batch in raw.batches("log", columns, sources):
+        for column in columns:
+            batch.refuse_nulls(column)
+        found.add(_keys(batch.rows, raw.spec).with_columns(pl.lit(1, pl.Int64).alias(_ROWS)))
+        rows[batch.source.path] += len(batch.rows)
+        report(len(batch.rows))
+    return found.result() if any(rows.values()) else None, list(rows.values())
+
+
+def _by_request(request: str, keys: pl.DataFrame) -> pl.DataFrame:
     """One row a request: its rows, and the first and the last of its times and days, which should be the same."""
     facts = [name for name in (_TIME, _DAY) if name in keys.columns]
     last = [pl.max(name + _LAST if name + _LAST in keys.columns else name).alias(name + _LAST) for name in facts]

@@ -2,71 +2,69 @@
 
 from __future__ import annotations
 
+import uuid
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
 
+
+@dataclass(frozen=True)
 class Spool:
     """One file of pieces, each of which belongs to a portion. Nothing but where the pieces are is in memory."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = pa.OSFile(str(path), "wb")
-        self._writer: Any = None
-        self._schema: Any = None
-        self._readers: dict[tuple[str, ...], Any] = {}
-        self._pieces: dict[int, list[int]] = {}
-        self._count = 0
+    path: Path
+    columns: list[str]
+    pieces: NDArray[np.int64]  # by portion
+    portions: NDArray[np.int64]  # of each of them
 
-    def append(self, rows: pl.DataFrame, portion: str) -> None:
-        """Add rows, whose portion the column `portion` tells; that column is not kept."""
-        if not rows[portion].is_sorted():
-            rows = rows.sort(portion)
-        runs = rows[portion].rle().struct.unnest()
-        table = rows.drop(portion).rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
-        if self._writer is None:
-            self._schema = table.schema
-            self._writer = pa.ipc.new_file(self._file, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4"))
-        start = 0
-        for number, length in zip(runs["value"].to_list(), runs["len"].to_list(), strict=True):
-            # a piece is one record batch, since `table` is in one chunk
-            self._writer.write_table(table.slice(start, length))
-            self._pieces.setdefault(number, []).append(self._count)
-            self._count += 1
-            start += length
+    def read(self, portion: int, columns: Sequence[str]) -> list[pa.RecordBatch]:
+        """Those columns of the rows of a portion, in no particular order."""
+        first, last = np.searchsorted(self.portions, [portion, portion + 1])
+        if first == last:
+            return []
+        chosen = [self.columns.index(name) for name in columns]
+        # read, not mapped: what is mapped stays in memory as long as there is some
+        with pa.OSFile(str(self.path), "rb") as file:
+            reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=chosen))
+            return [reader.get_batch(number).select(list(columns)) for number in self.pieces[first:last].tolist()]
 
-    def finish(self) -> None:
-        """No rows come any more; they can be read now."""
-        if self._writer is not None:
-            self._writer.close()
-        self._file.close()
 
-    def read(self, portion: int, columns: Sequence[str]) -> pl.DataFrame | None:
-        """Those columns of the rows of a portion, in no particular order; None if there are no rows."""
-        if portion not in self._pieces:
-            return None
-        reader = self._reader(tuple(columns))
-        pieces = pa.Table.from_batches([reader.get_batch(number) for number in self._pieces[portion]])
-        frame = pl.from_arrow(pieces)
-        assert isinstance(frame, pl.DataFrame)
-        return frame.select(columns).rechunk()
+def write_spool(directory: Path, batches: Iterable[pl.DataFrame], portion: str) -> Spool:
+    """Write rows, whose portion the column `portion` tells; that column is not kept.
 
-    def close(self) -> None:
-        """Remove the file."""
-        self._readers.clear()
-        self._file.close()
-        self.path.unlink(missing_ok=True)
-
-    def _reader(self, columns: tuple[str, ...]) -> Any:
-        if columns not in self._readers:
-            # read, not mapped: what is mapped stays in memory as long as there is some
-            file = pa.OSFile(str(self.path), "rb")
-            chosen = [self._schema.get_field_index(name) for name in columns]
-            self._readers[columns] = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=chosen))
-        return self._readers[columns]
+    Whoever does it once more, since a process died, writes another file.
+    """
+    path = directory / f"{uuid.uuid4().hex}.spool"
+    columns: list[str] = []
+    portions: list[int] = []
+    writer: Any = None
+    with ExitStack() as stack:
+        file = stack.enter_context(pa.OSFile(str(path), "wb"))
+        for rows in batches:
+            if not rows[portion].is_sorted():
+                rows = rows.sort(portion)
+            runs = rows[portion].rle().struct.unnest()
+            table = rows.drop(portion).rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
+            if writer is None:
+                columns = table.column_names
+                packed = pa.ipc.IpcWriteOptions(compression="lz4")
+                writer = stack.enter_context(pa.ipc.new_file(file, table.schema, options=packed))
+            start = 0
+            for number, length in zip(runs["value"].to_list(), runs["len"].to_list(), strict=True):
+                # a piece is one record batch, since `table` is in one chunk
+                writer.write_table(table.slice(start, length))
+                portions.append(number)
+                start += length
+    of_piece = np.array(portions, np.int64)
+    pieces = np.argsort(of_piece, kind="stable")
+    return Spool(path, columns, pieces, of_piece[pieces])

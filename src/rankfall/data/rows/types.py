@@ -56,6 +56,16 @@ def text_type(values: pl.Series, known: pl.DataType, roles: Collection[Role]) ->
     return next(kind for kind in _ORDER[1:] if _can_become(known, kind) and _all_are(values, kind, roles))
 
 
+def joint_text_type(one: pl.DataType, other: pl.DataType) -> pl.DataType:
+    """The narrowest type of strings of which some are of the one type and the rest of the other.
+
+    >>> joint_text_type(pl.Int64(), pl.Float64()), joint_text_type(pl.Int64(), pl.Boolean())
+    (Float64, String)
+    """
+    narrow, wide = sorted((one, other), key=_ORDER.index)
+    return wide if _can_become(narrow, wide) else pl.String()
+
+
 def _can_become(known: pl.DataType, kind: pl.DataType) -> bool:
     if known == pl.Boolean() and kind in (pl.Int64(), pl.Float64()):
         return False  # true and false, then 0 and 1, are neither
