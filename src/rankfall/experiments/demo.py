@@ -121,4 +121,4 @@ def _summary(evaluations: Mapping[str, Evaluation], log: ImpressionLog, seed: in
         folds=[len(first.qids)],
     )
     about = {"metrics": list(first.values), "seeds": [seed], "folds": {"all": {}}}
-    return {**about, **summarise(outcome), "incomplete": [], "failed": []}
+    return {**about, "unit": "impressions", **summarise(outcome), "incomplete": [], "failed": []}
