@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankfall._files import checksum
-from rankfall.data.log import MANIFEST, ImpressionLog, impression_schema, open_day, read_manifest
+from rankfall._manifest import MANIFEST
+from rankfall.data.log import ImpressionLog, impression_schema, open_day, read_manifest
 from rankfall.data.spec import Features, validate_spec
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankfall._files import locked, sync, write_file
+from rankfall._manifest import MANIFEST
 from rankfall.data.arrivals import check_schema
-from rankfall.data.log import MANIFEST, ImpressionLog, LogWriter, open_day, write_items
+from rankfall.data.log import ImpressionLog, LogWriter, open_day, write_items
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -43,7 +43,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from rankfall import _manifest
 from rankfall._files import checksum, new_content, sync, write_file
+from rankfall._manifest import MANIFEST, has_format
 from rankfall._words import did_you_mean
 from rankfall.data.spec import Features, Spec, is_dense, validate_spec
 
@@ -54,7 +56,6 @@ if TYPE_CHECKING:
 
 FORMAT = "rankfall impression log"
 VERSION = 1
-MANIFEST = "manifest.json"
 BLOCK = 4096  # impressions of a record batch
 
 _DAY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
@@ -361,27 +362,14 @@ class ImpressionLog:
 
 def is_log(path: Path) -> bool:
     """Whether a directory holds an impression log of any version."""
-    try:
-        content = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and content.get("format") == FORMAT
+    return has_format(path / MANIFEST, FORMAT)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """What a log says of itself."""
-    if not is_log(path):
-        raise ValueError(f"path: {path} is not an impression log (see 'rankfall prepare' and 'rankfall simulate')")
-    manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    if manifest.get("version") != VERSION:
-        raise ValueError(
-            f"path: {path} was written in format version {manifest.get('version')}, this release reads version "
-            f"{VERSION}; prepare it again"
-        )
-    for key in ("days", "items", "vocabularies", "features", "spec"):
-        if key not in manifest:
-            raise ValueError(f"path: {path / MANIFEST} is damaged, it has no {key!r}")
-    return manifest
+    kind = "an impression log (see 'rankfall prepare' and 'rankfall simulate')"
+    keys = ("days", "items", "vocabularies", "features", "spec")
+    return _manifest.read_manifest(path, FORMAT, VERSION, kind=kind, remedy="prepare it again", keys=keys)
 
 
 def open_day(path: Path, name: str) -> Day:

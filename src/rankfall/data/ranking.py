@@ -16,7 +16,6 @@ The manifest is written last and the directory gets its name after that: a direc
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from rankfall._files import checksum
+from rankfall._manifest import MANIFEST, has_format, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 FORMAT = "rankfall ranking data"
 VERSION = 1
-MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,8 @@ class RankingData:
     def load(cls, path: str | Path, *, verify: bool = False) -> RankingData:
         """Open a prepared directory; with `verify` its files are read and compared with their checksums."""
         path = Path(path)
-        manifest = _read_manifest(path)
+        kind = "prepared ranking data (see 'rankfall prepare letor --help')"
+        manifest = read_manifest(path, FORMAT, VERSION, kind=kind, remedy="prepare it again")
         if verify:
             _verify(path, manifest)
         splits = {name: _load_split(path / name, name, manifest) for name in manifest["splits"]}
@@ -173,23 +173,7 @@ class RankingData:
 
 def is_prepared(path: Path) -> bool:
     """Whether a directory holds prepared ranking data of any version."""
-    try:
-        content = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and content.get("format") == FORMAT
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    if not is_prepared(path):
-        raise ValueError(f"path: {path} is not prepared ranking data (see 'rankfall prepare letor --help')")
-    manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    if manifest["version"] != VERSION:
-        raise ValueError(
-            f"path: {path} was prepared in format version {manifest['version']}, this release reads version "
-            f"{VERSION}; prepare it again"
-        )
-    return manifest
+    return has_format(path / MANIFEST, FORMAT)
 
 
 def _verify(path: Path, manifest: dict[str, Any]) -> None:

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from rankfall._files import checksum
+from rankfall._manifest import MANIFEST
 from rankfall._settings import ConfigError, Section, explain, read_yaml
 from rankfall._words import did_you_mean
 from rankfall.data.log import ImpressionLog
-from rankfall.data.ranking import MANIFEST, RankingData
+from rankfall.data.ranking import RankingData
 from rankfall.training import cascade, ranker
 from rankfall.training.build_cascade import with_depths
 from rankfall.training.cascade_config import CascadeConfig, CascadeTrainingConfig, LogConfig, validate_cascade

@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from rankfall import _manifest
 from rankfall._files import checksum
+from rankfall._manifest import MANIFEST, has_format
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,33 +33,21 @@ if TYPE_CHECKING:
 
 FORMAT = "rankfall bundle"
 VERSION = 1
-MANIFEST, ITEMS, EXAMPLES = "manifest.json", "items.arrow", "examples.json"
+ITEMS, EXAMPLES = "items.arrow", "examples.json"
 SEAL = "sha256"  # of the manifest itself, without this key
 USER_GRAPH, INDEX, SCORER_GRAPH = "user.onnx", "items.faiss", "scorer.onnx"
 
 
 def is_bundle(path: Path) -> bool:
     """Whether a directory holds a bundle of any version."""
-    try:
-        content = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and content.get("format") == FORMAT
+    return has_format(path / MANIFEST, FORMAT)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """What a bundle says of itself, if this release can read it."""
-    if not is_bundle(path):
-        raise ValueError(f"path: {path} is not a bundle (see 'rankfall export --help')")
-    manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    if manifest.get("version") != VERSION:
-        raise ValueError(
-            f"path: {path} was written in format version {manifest.get('version')}, this release reads version "
-            f"{VERSION}; export it again"
-        )
-    for key in ("files", "stages", "vocabularies", "request", "items", SEAL):
-        if key not in manifest:
-            raise ValueError(f"path: {path / MANIFEST} is damaged, it has no {key!r}")
+    kind = "a bundle (see 'rankfall export --help')"
+    keys = ("files", "stages", "vocabularies", "request", "items", SEAL)
+    manifest = _manifest.read_manifest(path, FORMAT, VERSION, kind=kind, remedy="export it again", keys=keys)
     if manifest[SEAL] != seal(manifest):
         raise ValueError(f"path: {path / MANIFEST} has changed since it was written")
     return manifest

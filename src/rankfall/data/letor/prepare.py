@@ -13,13 +13,13 @@ from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from rankfall._files import fresh_directory
+from rankfall._manifest import MANIFEST
 from rankfall.data.letor.read import SplitReader
 from rankfall.data.letor.recipe import Recipe, check
 from rankfall.data.letor.source import Source
 from rankfall.data.letor.spool import Spool
 from rankfall.data.letor.write import write_splits
 from rankfall.data.ranking import (
-    MANIFEST,
     RankingData,
     is_prepared,
 )

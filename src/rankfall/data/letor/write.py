@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from rankfall._files import checksum
+from rankfall._manifest import MANIFEST
 from rankfall.data.ranking import (
     FORMAT,
-    MANIFEST,
     VERSION,
     Moments,
     Scaling,

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from rankfall._files import write_file
+from rankfall._manifest import has_format
 from rankfall.data.platform.tables import event_arrays
 from rankfall.data.recflow_spec import FLAGS, RANK
 
@@ -50,11 +51,7 @@ _PROTOCOL = 3  # the last one without frames, so that parts can be joined; every
 
 def is_simulated(path: Path) -> bool:
     """Whether a directory was written here."""
-    try:
-        content = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and content.get("format") == FORMAT
+    return has_format(path / MANIFEST, FORMAT)
 
 
 class RecFlowWriter:

@@ -16,6 +16,7 @@ import torch
 
 import rankfall
 from rankfall._files import fresh_directory, write_file
+from rankfall._manifest import MANIFEST
 from rankfall.models import Scorer, TwoTower
 from rankfall.serving.bundle import Bundle
 from rankfall.serving.export.check import DifferenceError, check
@@ -26,7 +27,6 @@ from rankfall.serving.files import (
     EXAMPLES,
     FORMAT,
     ITEMS,
-    MANIFEST,
     SCORER_GRAPH,
     SEAL,
     USER_GRAPH,
