@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test bench docs lint experiments clean
+.PHONY: setup demo test browser bench docs lint experiments clean
 
 setup: .venv/.dev
 
@@ -25,8 +25,14 @@ lint: .venv/.dev
 	$(BIN)/mypy --strict src tests
 	$(BIN)/lint-imports
 
-test: lint
-	$(BIN)/pytest -n 2
+# Tests of the service's page need a browser. Only root may install Debian's; where there is none those tests skip.
+browser:
+	@command -v chromium || command -v chromium-browser || command -v google-chrome \
+	  || { test "$$(id -u)" = 0 && apt-get update --quiet=2 && apt-get install --yes --quiet=2 --no-install-recommends chromium; } \
+	  || echo "no browser: the tests of the page will skip; install chromium to run them"
+
+test: lint browser
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 bench: .venv/.installed
 	$(BIN)/rankfall bench ops

@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings, strategies
@@ -24,15 +22,10 @@ pytest.importorskip("faiss", reason="needs the extra serve")
 import rankfall.serving.bundle as bundles_module
 from bundles import DAYS, platform_bundle, platform_log, platform_run, raw_request
 from rankfall.data import ImpressionLoader
-from rankfall.data.encoding import Encoding
-from rankfall.data.spec import validate_spec
 from rankfall.models import TwoTower
 from rankfall.serving import Batch, Bundle, RequestError
 from rankfall.serving.export.index import exact_search, write_index
-from rankfall.serving.export.rules import plain_values
-from rankfall.serving.features import BadValueError, make_encoder
 from rankfall.serving.files import seal
-from rankfall.serving.lookup import Lookup
 from rankfall.serving.stages import Index
 from rankfall.training.cascade import load_run
 
@@ -150,6 +143,37 @@ def test_callers_may_be_gathered(bundle: Bundle, requests: list[dict[str, Any]])
     assert [ranking.ids for ranking in answers.rankings] == [ranking.ids for ranking in apart]
     assert list(answers.milliseconds) == bundle.names
     assert bundle.run(bundle.encode([])).rankings == []
+
+
+def test_batches_are_joined_as_if_they_had_come_together(bundle: Bundle, requests: list[dict[str, Any]]) -> None:
+    some = [*requests[:5], {"time": 0}, {"time": 0, "sequences": {"history": requests[5]["sequences"]["history"][:2]}}]
+    parts = [bundle.encode([request]) for request in some[:4]]
+    joined, together = Batch.join([*parts, bundle.encode(some[4:])]), bundle.encode(some)
+    assert joined.arrays.keys() == together.arrays.keys()
+    for name, expected in together.arrays.items():
+        np.testing.assert_array_equal(joined.arrays[name], expected)
+        assert joined.arrays[name].dtype == expected.dtype
+
+
+def test_of_equal_scores_the_first_item_wins(
+    bundle: Bundle, requests: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of those in the bundle, or of those in the list the one that the stage before liked better."""
+    ranking: Any = bundle.stages[1]
+
+    def all_the_same(arrays: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
+        return np.ones(arrays["item.video_id"].shape, np.float32)
+
+    monkeypatch.setattr(ranking, "_graph", all_the_same)
+    ids = item_ids()
+    for request in requests[:5]:
+        explained = bundle.rank(request, explain=True)
+        assert explained.stages is not None
+        assert explained.ids == sorted(explained.stages[0].ids, key=lambda one: ids.index(int(one)))[:10]
+        assert bundle.rank(request).ids == explained.ids
+        listed = bundle.rank(request, candidates=ids[::-2], explain=True)
+        assert listed.stages is not None
+        assert listed.ids == listed.stages[0].ids[:10]
 
 
 def test_the_funnel_is_explained(bundle: Bundle, requests: list[dict[str, Any]]) -> None:
@@ -282,163 +306,6 @@ def test_the_best_of_what_is_left_are_found_whatever_is_excluded(tmp_path: Path)
         np.testing.assert_array_equal(index.search(queries, 20, mixed)[0], found[0])
         alone = index.search(queries, 20, [nothing] * 80)
         np.testing.assert_array_equal(index.search(queries, 20, mixed)[1:], alone[1:])
-
-
-# --- values of requests -------------------------------------------------------------------------------------------
-
-RULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the log, and of the bundle
-    "numbers": ({"kind": "categorical", "num_buckets": 10}, {"kind": "categorical", "ids": "numbers", "rows": 12}),
-    "hash": ({"kind": "categorical", "hash_bucket_size": 7}, {"kind": "categorical", "ids": "hash", "rows": 9}),
-    "text": (
-        {"kind": "categorical", "vocabulary": True},
-        {"kind": "categorical", "ids": "vocabulary", "vocabulary": "text", "rows": 5, "text": True},
-    ),
-    "whole": (
-        {"kind": "categorical", "vocabulary": True},
-        {"kind": "categorical", "ids": "vocabulary", "vocabulary": "whole", "rows": 5, "text": False},
-    ),
-    "boolean": (
-        {"kind": "categorical", "vocabulary": True},
-        {"kind": "categorical", "ids": "vocabulary", "vocabulary": "boolean", "rows": 4, "text": False},
-    ),
-    **{
-        part: (
-            {"kind": "time", "part": part, "column": "x", "unit": "s"},
-            {"kind": "time", "rows": 70, "part": part, "unit": "s", "zone": "Europe/Berlin", "of_request": False},
-        )
-        for part in ("month", "weekday", "hour", "minute")
-    },
-    "number": ({"kind": "dense"}, {}),
-    "log": ({"kind": "dense", "log1p": True, "missing": -1.0}, {"log1p": True, "missing": -1.0}),
-    "scaled": (
-        {"kind": "dense", "standardise": True, "missing": 2.0},
-        {"missing": 2.0, "mean": [3.0], "deviation": [4.0]},
-    ),
-    "vector": ({"kind": "dense", "size": 2, "missing": 0.5}, {"size": 2, "missing": 0.5}),
-    "buckets": ({"kind": "dense", "bucketize": [0.0, 1.5], "missing": 9.0}, {"edges": [0.0, 1.5], "missing": 9.0}),
-}
-DENSE = {"kind": "dense", "rows": 5, "size": 1, "log1p": False, "missing": None, "mean": None, "deviation": None}
-VALUES: dict[str, list[Any]] = {"text": ["b", "a", "true"], "whole": [30, -4, 1], "boolean": [True, False]}
-COLUMNS: list[tuple[str, list[Any]]] = [
-    ("numbers", [0, 9, 10, 10**12, None]),
-    ("numbers", [True, False]),
-    ("hash", [5, -3, None, 2**62]),
-    ("hash", ["author 1", "", None, "été"]),
-    ("text", ["a", "zz", None, "b", ""]),
-    ("text", [True, False, None]),
-    ("whole", [30, 1, None, -4, 2**60]),
-    ("whole", [True, False, None]),
-    ("boolean", [True, None, False]),
-    *[
-        (part, values)
-        for part in ("month", "weekday", "hour", "minute")
-        for values in (
-            [0, 1_705_118_400, -1, None],
-            ["2024-01-13T08:30:00", "2024-07-01", "2024-01-13T23:59:59Z", "2024-12-31 23:30:00+05:00", None],
-        )
-    ],
-    ("number", [1, 2.5, -1e30]),
-    ("log", [0, 10.0, -10.0, None]),
-    ("scaled", [3, 7.0, None]),
-    ("vector", [[1, 2.5], None]),
-    ("buckets", [-1, 0, 0.5, 1.5, 2, None]),
-]
-
-
-def encoder(kind: str) -> Any:
-    rule = RULES[kind][1]
-    if rule.get("kind") is None:
-        rule = DENSE | {"edges": None} | rule
-    lookups = {name: Lookup.of(plain_values(pa.array(values)), name=name) for name, values in VALUES.items()}
-    return make_encoder(rule, lookups)
-
-
-@pytest.mark.parametrize(("kind", "values"), COLUMNS)
-def test_values_are_read_as_the_log_was(kind: str, values: list[Any]) -> None:
-    spec = validate_spec(
-        {
-            "time": {"column": "at", "unit": "s", "zone": "Europe/Berlin"},
-            "stages": [{"name": "shown"}],
-            "relevant": "shown",
-            "features": {"item": {"x": RULES[kind][0]}},
-        }
-    )
-    log = Encoding(
-        spec,
-        {"item.x": pl.Series(VALUES[kind])} if kind in VALUES else {},
-        {"item.x": (np.array([3.0]), np.array([4.0]))},
-    )
-    expected = log.encode("item", "x", pl.Series("x", values, strict=False))
-    found = encoder(kind)(values)
-    assert found.dtype == expected.dtype
-    np.testing.assert_array_equal(found, expected)
-    each = [encoder(kind)([value])[0] for value in values]
-    np.testing.assert_array_equal(each, expected)
-
-
-@pytest.mark.parametrize(
-    ("kind", "value", "same_as"),
-    [
-        ("numbers", 7.0, 7),
-        ("numbers", np.int32(7), 7),
-        ("whole", 30.0, 30),
-        ("text", True, "true"),
-        ("boolean", np.bool_(True), 1),
-        ("boolean", False, 0),
-        ("hash", 5.0, 5),
-        ("hour", dt.datetime(2024, 1, 13, 8, 30), "2024-01-13T08:30:00"),
-        ("number", np.float32(0.5), 0.5),
-        ("vector", (1, 2), [1.0, 2.0]),
-    ],
-)
-def test_values_that_mean_the_same(kind: str, value: object, same_as: object) -> None:
-    np.testing.assert_array_equal(encoder(kind)([value]), encoder(kind)([same_as]))
-
-
-@pytest.mark.parametrize("kind", ["numbers", "hash", "text", "hour", "buckets"])
-def test_an_id_can_be_given_itself(kind: str) -> None:
-    usual = {"numbers": 3, "hash": 3, "text": "a", "hour": 3, "buckets": 1.0}[kind]
-    assert encoder(kind)([usual, {"id": 4}, {"id": 0}]).tolist()[1:] == [4, 0]
-    for bad in ({"id": 70}, {"id": -1}, {"id": "4"}, {"id": 4, "x": 1}, {}):
-        with pytest.raises(BadValueError, match=r"expected .*id") as error:
-            encoder(kind)([usual, bad])
-        assert error.value.place == 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "bad"),
-    [
-        *(("numbers", bad) for bad in (-1, 1.5, "7", 2**63, math.nan, math.inf, [1], b"7")),
-        *(("hash", bad) for bad in (1.5, 2**64, [1], "\ud800")),
-        *(("text", bad) for bad in (1.5, [1], "\ud800", [10**5000])),
-        *(("whole", bad) for bad in ("7", 1.5, 10**30)),
-        *(pytest.param(kind, 10**5000, id=f"{kind}-huge") for kind in ("text", "whole", "hash", "hour", "number")),
-        ("boolean", "true"),
-        *(("hour", bad) for bad in ("noon", 1.5, 10**30, "2024-03-31T02:30:00", "2024-13-01", [1])),
-        *(("number", bad) for bad in (None, math.nan, math.inf, -math.inf, "1", [1], 10**400, 1e39)),
-        *(("log", bad) for bad in (math.nan, math.inf, "1")),
-        *(("vector", bad) for bad in ([1], [1, 2, 3], 1, [1, "2"], [1, math.nan], [[1], 2], "12", [1, 1e39])),
-        *(("buckets", bad) for bad in (math.nan, "1")),
-    ],
-)
-def test_values_that_are_none(kind: str, bad: object) -> None:
-    good = {"hash": "a", "text": "a", "whole": 7, "boolean": True, "hour": 0, "vector": [0, 0]}.get(kind, 1)
-    with pytest.raises(BadValueError, match=r"found .*, expected ") as error:
-        encoder(kind)([good, good, bad, good])
-    assert error.value.place == 2
-
-
-def test_a_lookup_finds_what_is_there() -> None:
-    random = np.random.default_rng(0)
-    numbers = random.permutation(10_000) - 5000
-    lookup = Lookup.of(pa.array(numbers), name="numbers")
-    np.testing.assert_array_equal(lookup.find(pa.array(numbers)), np.arange(10_000))
-    assert (lookup.find(pa.array([5000, 2**40, -(2**63)])) == -1).all()
-    assert len(lookup.find(pa.array([], pa.int64()))) == 0
-    text = Lookup.of(pa.array([f"item {number}" for number in numbers], pa.large_string()), name="text")
-    assert text.find(pa.array(["item 7", "item 07"], pa.large_string())).tolist() == [numbers.tolist().index(7), -1]
-    with pytest.raises(ValueError, match="numbers: 4 stands there twice"):
-        Lookup.of(pa.array([1, 4, 2, 4]), name="numbers")
 
 
 # --- what is wrong with requests ----------------------------------------------------------------------------------
@@ -639,6 +506,19 @@ def test_examples_are_answered_as_at_export(bundle: Bundle) -> None:
     other = Bundle(bundle.path, bundle.manifest, bundle.items, stages, bundle.examples())
     with pytest.raises(ValueError, match="answers its example 0 otherwise"):
         other.check()
+
+
+def test_other_items_with_the_same_scores_are_noticed(bundle: Bundle) -> None:
+    examples = bundle.examples()
+    swapped = [{**example, "ids": [example["ids"][1], example["ids"][0], *example["ids"][2:]]} for example in examples]
+    with pytest.raises(ValueError, match="answers its example 0 otherwise"):
+        Bundle(bundle.path, bundle.manifest, bundle.items, bundle.stages, swapped).check()
+    strangers = [{**example, "ids": [10**9, *example["ids"][1:]]} for example in examples]
+    with pytest.raises(ValueError, match="answers its example 0 otherwise"):
+        Bundle(bundle.path, bundle.manifest, bundle.items, bundle.stages, strangers).check()
+    # but of equal ones either may come first, and either may be the last
+    tied = [{**example, "ids": [*example["ids"][:-1], 10**9]} for example in examples]
+    Bundle(bundle.path, bundle.manifest, bundle.items, bundle.stages, tied).check()
 
 
 def replace_quota(stage: Any, quota: int) -> Any:

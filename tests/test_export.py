@@ -24,6 +24,7 @@ pytest.importorskip("faiss", reason="needs the extra serve")
 import faiss
 
 import rankfall.serving.export.graphs as graphs
+import rankfall.serving.export.run as running
 import rankfall.serving.export.write as writing
 from bundles import DAYS, platform_bundle, platform_log, platform_run, trained
 from cascades import content, liked_log
@@ -39,6 +40,8 @@ from rankfall.serving.export.check import DifferenceError, check
 from rankfall.serving.export.impressions import check_features, draw
 from rankfall.serving.export.index import exact_search, write_index
 from rankfall.serving.export.items import ItemTable, load_items
+from rankfall.serving.export.reading import check_reading
+from rankfall.serving.export.rules import feature_rule, request_rules, vocabularies_of
 from rankfall.serving.export.run import export_run, measured_notes
 from rankfall.serving.export.simulated import simulated_source
 from rankfall.serving.stages import Graph, Index
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.cascade import Stage
+    from rankfall.serving.export.rules import Rules
 
 # --- graphs -------------------------------------------------------------------------------------------------------
 
@@ -301,6 +305,61 @@ def test_items_come_from_logs_and_from_files(rows_log: ImpressionLog, tmp_path: 
     assert set(load_items(tmp_path / "new.parquet", rows_log, features, NAMES).features["item.sku"]) == {1}
 
 
+def test_items_of_another_preparation_are_refused(rows_log: ImpressionLog, tmp_path: Path) -> None:
+    """Their ids are places in another vocabulary, which no column tells."""
+    raw_rows().filter(pl.col("request") % 2 == 0).write_parquet(tmp_path / "rows.parquet")
+    other = prepare_rows([tmp_path / "rows.parquet"], tmp_path / "other", validate_spec(ROWS_SPEC))
+    for log in (rows_log, other):
+        shutil.copy(log.path / "items.arrow", tmp_path / f"{log.path.name}.arrow")
+    load_items(tmp_path / "log.arrow", rows_log, rows_log.features, NAMES)
+    with pytest.raises(ValueError, match=r"other\.arrow: item\.sku has other ids than .* so it was prepared otherwise"):
+        load_items(tmp_path / "other.arrow", rows_log, rows_log.features, NAMES)
+    # what is hashed has the same ids everywhere
+    load_items(tmp_path / "other.arrow", rows_log, rows_log.features, ["item.author"])
+
+
+def rules_of(log: ImpressionLog) -> Rules:
+    inputs = [f"{f.group}.{f.name}" for f in log.features.features]
+    return request_rules(log, log.features, [*inputs, "sequence.clicks.sku"])
+
+
+def test_logs_say_what_was_hashed(rows_log: ImpressionLog, tmp_path: Path) -> None:
+    assert rows_log.manifest["about"]["hashed"] == {"item.author": "text"}
+    assert rules_of(rows_log)["sequences"]["clicks"]["features"]["author"]["text"] is True
+    numbers = raw_rows().with_columns(author=pl.col("author").str.split(" ").list.last().cast(pl.Int16))
+    numbers.write_parquet(tmp_path / "rows.parquet")
+    log = prepare_rows([tmp_path / "rows.parquet"], tmp_path / "log", validate_spec(ROWS_SPEC))
+    assert rules_of(log)["sequences"]["clicks"]["features"]["author"]["text"] is False
+    del log.manifest["about"]["hashed"]  # as those of earlier releases
+    assert rules_of(log)["sequences"]["clicks"]["features"]["author"]["text"] is None
+
+
+@pytest.mark.parametrize(
+    ("feature", "change"),
+    [
+        ("hour", {"zone": "Asia/Tokyo"}),
+        ("hour", {"part": "minute"}),
+        ("age", {"missing": 31.0}),
+        ("price", {"log1p": False}),
+        ("price", {"mean": [0.0]}),
+        ("size", {"edges": [2.5]}),
+        ("sku", {"vocabulary": "user.user"}),
+    ],
+)
+def test_rules_that_read_otherwise_than_the_log_are_refused(
+    rows_log: ImpressionLog, feature: str, change: dict[str, Any]
+) -> None:
+    rules = rules_of(rows_log)
+    of_events = rules["sequences"]["clicks"]["features"]
+    of_events["price"] = feature_rule(rows_log, rows_log.features.item("price"))
+    vocabularies = vocabularies_of(rows_log, rules)
+    assert check_reading(rows_log, rules, vocabularies) > 100
+    rule = {**rules["user"], **rules["context"], **of_events}[feature]
+    rule.update(change)
+    with pytest.raises(ValueError, match=rf"\.{feature}: .* is not read as the log was"):
+        check_reading(rows_log, rules, vocabularies)
+
+
 def test_ids_that_the_model_does_not_know_count_as_never_seen(rows_log: ImpressionLog) -> None:
     smaller = [replace(f, rows=12) if f.name == "sku" else f for f in rows_log.features.features]
     features = Features(tuple(smaller), rows_log.features.sequences)
@@ -344,6 +403,7 @@ def test_days_without_impressions_are_named(rows_log: ImpressionLog, monkeypatch
         (lambda items: items.with_columns(price=pl.lit(None, pl.Float64)), "found nothing, expected numbers"),
         (lambda items: items.with_columns(sku=pl.lit(None, pl.String)), "has items without sku"),
         (lambda items: items.with_columns(author=pl.lit(1.5)), "found Float64, expected whole numbers or strings"),
+        (lambda items: items.with_columns(sku=pl.concat_list("sku")), "column 'sku': found .*list.*item.sku"),
         (lambda items: items[:0], "has no items"),
     ],
 )
@@ -587,6 +647,20 @@ def test_nothing_is_left_of_an_export_that_failed(monkeypatch: pytest.MonkeyPatc
     assert (tmp_path / "bundle/manifest.json").read_bytes() == before
 
 
+def test_requests_are_read_as_the_log_was_with_or_without_examples(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use_written_graphs(monkeypatch)
+
+    def an_hour_later(*args: Any, **options: Any) -> Any:
+        sample, logged = draw(*args, **options)
+        return sample._replace(times=sample.times + 3_600_000), logged
+
+    monkeypatch.setattr(running, "draw", an_hour_later)
+    with pytest.raises(DifferenceError, match=r"context\.\w+: requests are not read as the log was"):
+        export_run(platform_run(), tmp_path / "bundle", examples=0)
+
+
 def test_bundles_alone_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["export", str(platform_run()), "--out", str(tmp_path / "out")]
     (tmp_path / "out").mkdir()
@@ -628,6 +702,8 @@ def test_runs_that_cannot_be_exported(tmp_path: Path) -> None:
     other = simulate_log(Simulation(preset="tiny", days=3, requests_per_day=20, seed=4), tmp_path / "other")
     with pytest.raises(ValueError, match="is not read as the log of the training was"):
         export_run(platform_run(), tmp_path / "out", items=other.path)
+    with pytest.raises(ValueError, match="is not read as the log of the training was"):
+        export_run(platform_run(), tmp_path / "out", items=other.path / "items.arrow")
     log = liked_log(tmp_path / "log")
     train(validate_cascade(content(log, training={"epochs": 1})), tmp_path / "liked")
     with pytest.raises(ValueError, match=r"item\.price depends on the request"):

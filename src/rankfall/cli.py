@@ -26,6 +26,7 @@ from rankfall.commands import (
     prepare,
     report,
     reproduce,
+    serve,
     simulate,
     stream,
     train,
@@ -47,7 +48,7 @@ app = typer.Typer(
 )
 app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
 app.command("methods", epilog=methods.EXAMPLES)(methods.methods)
-app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
+app.add_typer(bench.app)
 app.command("simulate", epilog=simulate.EXAMPLES)(simulate.simulate)
 app.add_typer(prepare.app)
 app.command("data", epilog=data.EXAMPLES)(data.data)
@@ -56,6 +57,7 @@ app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
 app.command("stream", epilog=stream.EXAMPLES)(stream.stream)
 app.command("export", epilog=export.EXAMPLES)(export.export)
+app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
 app.command("tune", epilog=tune.EXAMPLES)(tune.tune)
 app.command("report", epilog=report.EXAMPLES)(report.report)
 app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from rankfall.commands import bench_serve
 from rankfall.commands.terminal import examples, progress, say, show, show_json
 
 if TYPE_CHECKING:
@@ -27,82 +27,52 @@ EXAMPLES = examples(
     "rankfall bench step --sizes 40,200",
     "rankfall bench prepare --rows 10000000",
     "rankfall bench scaling",
+    "rankfall bench serve --keep bundles",
+    "rankfall bench soak --minutes 10 --keep bundles",
     "rankfall bench ops --json > bench.json",
 )
 MIN_SIZE = 20
 T = TypeVar("T")
 
 
-class What(StrEnum):
-    """What to measure."""
+app = typer.Typer(name="bench", epilog=EXAMPLES)
 
-    OPS = "ops"
-    LOSSES = "losses"
-    LOADER = "loader"
-    STEP = "step"
-    PREPARE = "prepare"
-    SCALING = "scaling"
+Sizes = Annotated[
+    str | None,
+    typer.Option(help="List lengths, separated by commas.", show_default="50 to 100,000; of a step 40 to 5,000"),
+]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Little data, k = 10, one thread, no memory, no promises: seconds.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 
 
-def bench(
-    what: Annotated[
-        What,
-        typer.Argument(help="Operators, losses, loader of impressions, training step, sample building, processes."),
-    ],
-    sizes: Annotated[
-        str | None,
-        typer.Option(help="List lengths, separated by commas.", show_default="50 to 100,000; of a step 40 to 5,000"),
-    ] = None,
-    rows: Annotated[
-        int | None, typer.Option(min=1, help="Rows of the raw log, of sample building.", show_default="10 million")
-    ] = None,
-    quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Little data, k = 10, one thread, no memory, no promises: seconds."),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
-) -> None:
-    """Measure forward + backward of every operator or loss, the loading of impressions, a training step, or `prepare`.
+@app.callback()
+def bench() -> None:
+    """Measure operators, losses, the loading of impressions, a training step, sample building, processes, a service."""
+
+
+@app.command("ops")
+def ops(sizes: Sizes = None, quick: Quick = False, as_json: AsJson = False) -> None:
+    """Measure forward + backward of every operator.
 
     Each function runs in turns with its textbook form and with the floors torch.sigmoid, torch.topk and
     torch.sort. Times are medians of CPU time on one thread, and of wall time on all threads; memory is the
     peak of a fresh process. Lists come in batches of (128, n), longer ones in fewer.
-
-    The loader runs in turns with a loop over requests, which is how published code loads, and with a plain
-    copy of the same file, all on one thread.
-
-    The step is that of LCRON on two stages with each operator inside, in turns with binary cross entropy; first the
-    objective alone, then with a two-tower model and a DIN. Lists come in batches of (128, n), longer ones in fewer
-    where the cost grows with the square of n.
-
-    Sample building is `rankfall prepare rows` on a raw log that is written for it, by each engine that is installed:
-    seconds, seconds of the CPU and peak memory of all its processes.
-
-    Scaling is training by one and by two processes with the same batch each, in wall time: it needs two free cores.
     """
-    chosen = None if sizes is None else _parse_sizes(sizes)
-    if rows is not None and what is not What.PREPARE:
-        raise typer.BadParameter("belongs to prepare", param_hint="--rows")
-    if what in (What.LOADER, What.PREPARE, What.SCALING) and chosen is not None:
-        raise typer.BadParameter(
-            f"belongs to operators, losses and the step, not to {what.value}", param_hint="--sizes"
-        )
-    if what is What.LOADER:
-        _bench_loader(quick, as_json)
-        return
-    if what is What.PREPARE:
-        _bench_prepare(rows, quick, as_json)
-        return
-    if what is What.SCALING:
-        _bench_scaling(quick, as_json)
-        return
-    if what is What.STEP:
-        _bench_step(chosen, quick, as_json)
-        return
-    kind: Literal["ops", "losses"] = "ops" if what is What.OPS else "losses"
+    _bench_functions("ops", _parse_sizes(sizes), quick, as_json)
+
+
+@app.command("losses")
+def losses(sizes: Sizes = None, quick: Quick = False, as_json: AsJson = False) -> None:
+    """Measure forward + backward of every loss, as `ops` does for operators."""
+    _bench_functions("losses", _parse_sizes(sizes), quick, as_json)
+
+
+def _bench_functions(kind: Literal["ops", "losses"], sizes: Sequence[int] | None, quick: bool, as_json: bool) -> None:
     say(f"measuring {kind}, forward + backward")
     with progress() as bar:
-        settings, measured, claims = _measure(kind, chosen, quick, bar)
+        settings, measured, claims = _measure(kind, sizes, quick, bar)
     if as_json:
         show_json(_as_json(kind, settings, measured, claims))
         return
@@ -111,7 +81,9 @@ def bench(
         show(_claims_table(claims, "(128, 1000), k = 10, one thread, unless said otherwise"))
 
 
-def _parse_sizes(text: str) -> list[int]:
+def _parse_sizes(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
     try:
         found = sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -224,7 +196,13 @@ def _claims_table(claims: list[Claim], setting: str) -> Table:
 # --- the loader -------------------------------------------------------------------------------------------------
 
 
-def _bench_loader(quick: bool, as_json: bool) -> None:
+@app.command("loader")
+def bench_loader(quick: Quick = False, as_json: AsJson = False) -> None:
+    """Measure the loading of impressions.
+
+    The loader runs in turns with a loop over requests, which is how published code loads, and with a plain
+    copy of the same file, all on one thread.
+    """
     import torch
 
     from rankfall.benchmarks import loader
@@ -257,12 +235,19 @@ def _loader_table(rows: list[loader.Row]) -> Table:
 # --- the step ---------------------------------------------------------------------------------------------------
 
 
-def _bench_step(sizes: Sequence[int] | None, quick: bool, as_json: bool) -> None:
+@app.command("step")
+def bench_step(sizes: Sizes = None, quick: Quick = False, as_json: AsJson = False) -> None:
+    """Measure a training step.
+
+    The step is that of LCRON on two stages with each operator inside, in turns with binary cross entropy; first the
+    objective alone, then with a two-tower model and a DIN. Lists come in batches of (128, n), longer ones in fewer
+    where the cost grows with the square of n.
+    """
     import torch
 
     from rankfall.benchmarks import step
 
-    chosen = sizes or (step.QUICK_SIZES if quick else step.SIZES)
+    chosen = _parse_sizes(sizes) or (step.QUICK_SIZES if quick else step.SIZES)
     seconds = 0.02 if quick else 0.5
     say("measuring a training step of LCRON, forward + backward")
     with progress() as bar:
@@ -317,7 +302,17 @@ WHOLE_COLUMNS: dict[str, Callable[[step.Whole], str]] = {
 # --- sample building --------------------------------------------------------------------------------------------
 
 
-def _bench_prepare(rows: int | None, quick: bool, as_json: bool) -> None:
+@app.command("prepare")
+def bench_prepare(
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows of the raw log.", show_default="10 million")] = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure sample building.
+
+    It is `rankfall prepare rows` on a raw log that is written for it, by each engine that is installed: seconds,
+    seconds of the CPU and peak memory of all its processes.
+    """
     from importlib.util import find_spec
 
     from rankfall.benchmarks import prepare
@@ -350,7 +345,9 @@ PREPARE_COLUMNS: dict[str, Callable[[prepare.Row], str]] = {
 # --- processes --------------------------------------------------------------------------------------------------
 
 
-def _bench_scaling(quick: bool, as_json: bool) -> None:
+@app.command("scaling")
+def bench_scaling(quick: Quick = False, as_json: AsJson = False) -> None:
+    """Measure training by one and by two processes with the same batch each, in wall time: it needs two free cores."""
     from rankfall.benchmarks import scaling
 
     say(f"measuring training by {' and '.join(map(str, scaling.PROCESSES))} processes: {scaling.SETTING}")
@@ -375,3 +372,9 @@ SCALING_COLUMNS: dict[str, Callable[[scaling.Row], str]] = {
     "sparse MB": lambda row: _number(row.sparse_mb) if row.sparse_mb else "",
     "CPU": lambda row: f"{row.cpu:.0%}",
 }
+
+
+# --- the service ------------------------------------------------------------------------------------------------
+
+app.command("serve", epilog=bench_serve.SERVE_EXAMPLES)(bench_serve.serve)
+app.command("soak", epilog=bench_serve.SOAK_EXAMPLES)(bench_serve.soak)

@@ -45,10 +45,8 @@ def export(
     if not 0 < recall <= 1:
         raise typer.BadParameter(f"found {recall:g}, expected more than 0 and at most 1", param_hint="--recall")
     say("loading torch")
-    try:
-        from rankfall.serving.export.run import export_run
-    except ModuleNotFoundError as error:
-        raise ValueError(f"export needs {error.name}, which is not installed: pip install 'rankfall[serve]'") from None
+    check_installed("export")
+    from rankfall.serving.export.run import export_run
 
     with progress() as bar:
         task = bar.add_task("reading", total=None)
@@ -73,6 +71,14 @@ def export(
     show(_table(manifest))
     for line in _checked(manifest["checks"]):
         show(line)
+
+
+def check_installed(verb: str) -> None:
+    """Refuse to write bundles without the packages that this takes."""
+    try:
+        import rankfall.serving.export.run  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{verb} needs {error.name}, which is not installed: pip install 'rankfall[serve]'") from None
 
 
 _REPORTED = ("items", "stages", "checks", "files", "made_by", "source")

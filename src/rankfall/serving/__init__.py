@@ -10,6 +10,10 @@ Serving needs numpy, pyarrow, onnxruntime and faiss (``pip install 'rankfall[ser
 
 from __future__ import annotations
 
+import os
+
+# Releases of onnxruntime from 1.29 on tell their maker about every model, unless this is set before they are imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 try:
     import faiss  # noqa: F401
     import onnxruntime  # noqa: F401

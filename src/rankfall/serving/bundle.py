@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from rankfall.serving.features import BadValueError, shown
 from rankfall.serving.files import EXAMPLES, ITEMS, map_table, numbers, one_array, read_manifest, verify
 from rankfall.serving.items import Items
 from rankfall.serving.lookup import Lookup
@@ -19,6 +18,7 @@ from rankfall.serving.ranking import Answers, Ranking, StageTrace
 from rankfall.serving.requests import Batch, RequestEncoder, RequestError, padded
 from rankfall.serving.schema import request_schema
 from rankfall.serving.stages import NOBODY, NotFiniteError, at, by_row, load_stage
+from rankfall.serving.values import BadValueError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MOST_IDS = 100_000  # in `candidates`, and in `exclude`, of one request
 _TOGETHER = 2**20  # candidates of all requests that are ranked at once, with what pads the shorter lists
+_NO_ROWS = np.empty(0, np.int64)
 TOLERANCE = 1e-4  # of scores, relative to the larger of 1 and the score
 
 
@@ -158,15 +159,13 @@ class Bundle:
         return self._score(requests, _one_each("candidates", candidates, len(requests)), _one_of_many)
 
     def check(self) -> None:
-        """Answer the examples of the bundle, and refuse one that answers otherwise than at export."""
+        """Answer the examples of the bundle, and refuse one that answers otherwise than at export.
+
+        Items whose scores are equal within the tolerance may change places, or be another at the end of a ranking.
+        """
         examples = self.examples()
-        if not examples:
-            return
         for place, ranking in enumerate(self.rank([example["request"] for example in examples])):
-            expected = np.array(examples[place]["scores"])
-            if len(ranking.scores) != len(expected) or not np.all(
-                np.abs(np.array(ranking.scores) - expected) <= TOLERANCE * np.maximum(1, np.abs(expected))
-            ):
+            if not _is_same(ranking, examples[place]["ids"], examples[place]["scores"]):
                 raise ValueError(f"path: {self.path} answers its example {place} otherwise than when it was exported")
 
     # --- in two steps, for those who gather requests of several callers --------------------------------------------
@@ -223,7 +222,10 @@ class Bundle:
         name: Callable[[int], str],
     ) -> Batch:
         arrays = self._requests.encode(requests, name=name)
-        excluded = [np.unique(self._known(ids, f"{name(place)}.exclude", place)) for place, ids in enumerate(exclude)]
+        excluded = [
+            _NO_ROWS if ids is None else np.unique(self._known(ids, f"{name(place)}.exclude", place))
+            for place, ids in enumerate(exclude)
+        ]
         allowed: list[Rows | None] = []
         unknown: list[list[Id]] = []
         for place, ids in enumerate(candidates):
@@ -267,57 +269,48 @@ class Bundle:
         traces: list[list[StageTrace]] = [[] for _ in range(len(batch))]
         milliseconds: dict[str, float] = {}
         rows = None if batch.candidates[0] is None else padded(batch.candidates)
+        scores: Scores | None = None
         for stage in self.stages:
             begin = perf_counter()
-            rows, scores, order = self._pass(stage, batch, rows)
+            if rows is None:  # a search keeps all that it finds, and most of the time nobody needs its scores
+                rows, scores = kept = stage.search(batch, scored=explain or stage is self.stages[-1])
+            else:
+                scores = stage.score(batch, rows)
+                kept = _best_first(rows, scores, stage.quota)
             milliseconds[stage.name] = 1000 * (perf_counter() - begin)
-            if explain:
-                self._trace(stage, rows, scores, order, milliseconds[stage.name], traces)
-            kept = order[:, : stage.quota]
-            rows, scores = by_row(rows, kept), by_row(scores, kept)
-        assert rows is not None  # there is a stage
-        counts = np.minimum((rows != NOBODY).sum(axis=1), batch.k)
-        ids = self._ids(rows, counts)
-        return Answers(
-            [
-                Ranking(ids[place], scores[place, :count].tolist(), batch.unknown[place], of if explain else None)
-                for place, (count, of) in enumerate(zip(counts.tolist(), traces, strict=True))
-            ],
-            milliseconds,
-        )
+            if explain and scores is not None:
+                self._trace(stage, rows, scores, milliseconds[stage.name], traces)
+            rows, scores = kept
+        assert rows is not None  # there is a stage,
+        assert scores is not None  # and the last one has scores
+        rankings = self._rankings(batch, *_best_first(rows, scores), traces if explain else None)
+        return Answers(rankings, milliseconds)
 
-    def _pass(self, stage: Stage, batch: Batch, rows: Rows | None) -> tuple[Rows, Scores, Rows]:
-        """What a stage scores, and in which order it likes that: the best first, padding last."""
-        if rows is None:
-            rows, scores = stage.search(batch)
-            # of equal scores the first row is the first
-            return rows, scores, np.lexsort((rows, np.where(rows == NOBODY, np.inf, -scores)))
-        scores = stage.score(batch, rows)
-        # of equal scores the first in the list is the first
-        return rows, scores, np.argsort(np.where(rows == NOBODY, np.inf, -scores), axis=1, kind="stable")
+    def _rankings(
+        self, batch: Batch, rows: Rows, scores: Scores, traces: Sequence[list[StageTrace]] | None
+    ) -> list[Ranking]:
+        counts = np.minimum((rows != NOBODY).sum(axis=1), batch.k).tolist()
+        ids, lists = self._ids(rows, counts), scores.tolist()
+        return [
+            Ranking(ids[place], lists[place][:count], batch.unknown[place], traces[place] if traces else None)
+            for place, count in enumerate(counts)
+        ]
 
     def _trace(
-        self,
-        stage: Stage,
-        rows: Rows,
-        scores: Scores,
-        order: Rows,
-        milliseconds: float,
-        traces: list[list[StageTrace]],
+        self, stage: Stage, rows: Rows, scores: Scores, milliseconds: float, traces: list[list[StageTrace]]
     ) -> None:
-        rows, scores = by_row(rows, order), by_row(scores, order)
-        scored = (rows != NOBODY).sum(axis=1)
+        rows, scores = _best_first(rows, scores)
+        scored = (rows != NOBODY).sum(axis=1).tolist()
         for place, ids in enumerate(self._ids(rows, scored)):
             kept = min(len(ids), stage.quota)
             of_request = scores[place, : len(ids)].tolist()
             threshold = of_request[kept - 1] if kept else None
             traces[place].append(StageTrace(stage.name, ids, of_request, kept, threshold, milliseconds))
 
-    def _ids(self, rows: Rows, counts: Rows) -> list[list[Id]]:
+    def _ids(self, rows: Rows, counts: Sequence[int]) -> list[list[Id]]:
         """The source's ids of the first rows of each request, so many as `counts` says."""
-        flat = self.items.ids(rows[np.arange(rows.shape[1]) < counts[:, None]])
-        ends = np.cumsum(counts).tolist()
-        return [flat[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]
+        flat, width = self.items.ids(np.maximum(rows, 0).ravel()), rows.shape[1]
+        return [flat[place * width : place * width + count] for place, count in enumerate(counts)]
 
     # --- what else is checked -------------------------------------------------------------------------------------
 
@@ -333,8 +326,6 @@ class Bundle:
             raise RequestError(f"{where}[{error.place}]: {error}", place) from None
 
     def _known(self, ids: Any, where: str, place: int) -> Rows:
-        if ids is None:
-            return np.empty(0, np.int64)
         rows = self._rows(ids, where, place)
         known: Rows = rows[rows != NOBODY]
         return known
@@ -348,6 +339,25 @@ class Bundle:
                 f"{where}: found {shown(k)}, expected 1 to {last.quota}, which is what {last.name} keeps", place
             )
         return int(k)
+
+
+def _best_first(rows: Rows, scores: Scores, count: int | None = None) -> tuple[Rows, Scores]:
+    """The best items of each request and their scores; of equal ones the first is the first, and -1 comes last."""
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+    return by_row(rows, order), by_row(scores, order)
+
+
+def _is_same(ranking: Ranking, ids: Sequence[Id], scores: Sequence[float]) -> bool:
+    """Whether a ranking has the scores that were expected, of the same items but for equal ones."""
+    if len(ranking.ids) != len(ids):
+        return False
+    of_item = dict(zip(ids, scores, strict=True))
+    own = [of_item.get(one, scores[-1]) for one in ranking.ids]
+    found = np.array(ranking.scores)
+    return all(
+        np.all(np.abs(found - expected) <= TOLERANCE * np.maximum(1, np.abs(expected)))
+        for expected in (np.array(scores), np.array(own))
+    )
 
 
 def _the_only(place: int) -> str:

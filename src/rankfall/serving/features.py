@@ -6,6 +6,7 @@ values come from anybody, a few at a time: each is checked, and what is wrong is
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -14,12 +15,23 @@ from typing import TYPE_CHECKING, Any, Protocol
 from zoneinfo import ZoneInfo
 
 import numpy as np
-import pyarrow as pa
 
 from rankfall._ids import FIRST_KNOWN, MISSING, UNSEEN, hash_numbers, hash_strings
+from rankfall.serving.values import (
+    BadValueError,
+    as_text,
+    ids_like,
+    is_number,
+    is_number_type,
+    is_whole,
+    number,
+    overflows,
+    strings,
+    whole_numbers,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -27,18 +39,8 @@ if TYPE_CHECKING:
 
     Rule = Mapping[str, Any]  # of a feature, as manifests keep it
 
-_LONGEST = 512  # bits of a whole number that stands for text
-EXACT = 2**53  # whole numbers below this are exact as floats
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}  # microseconds
-
-
-class BadValueError(ValueError):
-    """A value that a feature cannot take, at a place among those that were given."""
-
-    def __init__(self, place: int, found: object, expected: str) -> None:
-        super().__init__(f"found {shown(found)}, expected {expected}")
-        self.place = place
 
 
 class Encoder(Protocol):
@@ -50,15 +52,6 @@ class Encoder(Protocol):
 
     def __call__(self, values: Sequence[object]) -> NDArray[Any]:
         """Ids (n,) int32, or numbers, (n,) or (n, size) float32."""
-
-
-def shown(value: object) -> str:
-    """A value as messages quote it."""
-    try:
-        text = "nothing" if value is None else repr(value)
-    except (ValueError, RecursionError):  # Python writes out neither numbers of 5,000 digits nor endless lists
-        text = f"{type(value).__name__} that is too long to write out"
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def make_encoder(rule: Rule, vocabularies: Mapping[str, Lookup]) -> Encoder:
@@ -74,8 +67,53 @@ def make_encoder(rule: Rule, vocabularies: Mapping[str, Lookup]) -> Encoder:
 def _known_values(rule: Rule, vocabularies: Mapping[str, Lookup]) -> Values:
     if rule["ids"] == "vocabulary":
         return Vocabulary(vocabularies[rule["vocabulary"]], rule["rows"] - FIRST_KNOWN)
-    made: Callable[[int], Values] = Hashed if rule["ids"] == "hash" else Numbered
-    return made(rule["rows"] - FIRST_KNOWN)
+    count = rule["rows"] - FIRST_KNOWN
+    return Hashed(count, rule.get("text")) if rule["ids"] == "hash" else Numbered(count)
+
+
+class Encoders:
+    """The encoders of several features, whose values come as columns of one length."""
+
+    def __init__(self, rules: Mapping[str, Rule], vocabularies: Mapping[str, Lookup]) -> None:
+        self._each = {name: make_encoder(rule, vocabularies) for name, rule in rules.items()}
+        counts = {name: rule["rows"] - FIRST_KNOWN for name, rule in rules.items() if rule.get("ids") == "numbers"}
+        self._numbered = list(counts)
+        self._counts = np.array(list(counts.values()), np.int64)[:, None]
+
+    @property
+    def names(self) -> Collection[str]:
+        """The features."""
+        return self._each.keys()
+
+    def __call__(
+        self, columns: Mapping[str, list[Any]], wrong: Callable[[str, BadValueError], Exception]
+    ) -> dict[str, NDArray[Any]]:
+        """The ids or numbers of all features; `wrong` makes the error of a value that cannot be taken."""
+        found = self._together([columns[name] for name in self._numbered])
+        for name, encode in self._each.items():
+            if name not in found:
+                try:
+                    found[name] = encode(columns[name])
+                except BadValueError as error:
+                    raise wrong(name, error) from None
+        return found
+
+    def _together(self, columns: Sequence[list[Any]]) -> dict[str, NDArray[Any]]:
+        """The ids of whole numbers, in a few steps for all features; nothing if there is anything else among them."""
+        if not columns:
+            return {}
+        try:
+            numbers = np.asarray(array("q", list(chain.from_iterable(columns)))).reshape(len(columns), -1)
+        except (TypeError, OverflowError):
+            return {}
+        known = numbers.view(np.uint64) < self._counts.view(np.uint64)  # as such, negative ones are the largest
+        if known.all():
+            ids = numbers + FIRST_KNOWN
+        elif (numbers >= 0).all():
+            ids = np.where(known, numbers + FIRST_KNOWN, UNSEEN)
+        else:
+            return {}
+        return dict(zip(self._numbered, ids.astype(np.int32), strict=True))
 
 
 # --- ids ----------------------------------------------------------------------------------------------------------
@@ -126,7 +164,7 @@ class IdEncoder:
 
     def _given(self, place: int, value: Mapping[Any, Any]) -> int:
         number: Any = value.get("id")
-        if set(value) != {"id"} or not _is_whole(number) or not 0 <= number < self._rows:
+        if set(value) != {"id"} or not is_whole(number) or not 0 <= number < self._rows:
             raise BadValueError(place, value, f'{self.expected}, or {{"id": 0 to {self._rows - 1}}}')
         return int(number)
 
@@ -163,28 +201,41 @@ class Numbered:
 
 @dataclass(frozen=True)
 class Hashed:
-    """Whole numbers or text, hashed into `count` ids."""
+    """Whole numbers or text, hashed into `count` ids.
+
+    7 and "7" have different hashes. If it is known which of them the log had, the other is taken for it.
+    """
 
     count: int
-    expected = "a whole number or text"
+    text: bool | None  # what the log had
     takes_nothing = False
+
+    @property
+    def expected(self) -> str:
+        """In words, what it takes."""
+        return "a whole number" if self.text is False else "a whole number or text"
 
     def __call__(self, values: Sequence[Any]) -> NDArray[np.int64]:
         """Different ones may share an id."""
+        if self.text is None:
+            hashes = self._as_they_are(values)
+        elif self.text:
+            hashes = hash_strings(as_text(values, self.expected))
+        else:
+            hashes = hash_numbers(whole_numbers([number(value) for value in values], self.expected))
+        return FIRST_KNOWN + (hashes % np.uint64(self.count)).astype(np.int64)
+
+    def _as_they_are(self, values: Sequence[Any]) -> NDArray[np.uint64]:
         hashes = np.empty(len(values), np.uint64)
         text = [place for place, value in enumerate(values) if isinstance(value, str)]
-        if len(text) == len(values):
-            hashes[:] = hash_strings(strings(values, self.expected))
-        else:
-            other = [place for place, value in enumerate(values) if not isinstance(value, str)]
+        other = [place for place, value in enumerate(values) if not isinstance(value, str)]
+        if other:
             hashes[other] = hash_numbers(
                 _at(other, lambda: whole_numbers([values[place] for place in other], self.expected))
             )
-            if text:
-                hashes[text] = _at(
-                    text, lambda: hash_strings(strings([values[place] for place in text], self.expected))
-                )
-        return FIRST_KNOWN + (hashes % np.uint64(self.count)).astype(np.int64)
+        if text:
+            hashes[text] = _at(text, lambda: hash_strings(strings([values[place] for place in text], self.expected)))
+        return hashes
 
 
 @dataclass(frozen=True)
@@ -244,7 +295,7 @@ class Times:
         try:
             if isinstance(value, str | datetime):
                 return _local(datetime.fromisoformat(value.strip()) if isinstance(value, str) else value, zone)
-            if self.unit is not None and _is_whole(value):
+            if self.unit is not None and is_whole(value):
                 return (_EPOCH + timedelta(microseconds=int(value) * _UNITS[self.unit])).astimezone(zone)
         except (ValueError, OverflowError):
             pass
@@ -323,13 +374,13 @@ class Numbers:
     def _singles(self, values: Sequence[Any]) -> NDArray[np.float64]:
         """One number each, NaN for nothing; NaN itself is refused."""
         kinds = set(map(type, values))
-        if not all(kind is type(None) or _is_number_type(kind) for kind in kinds):
-            place = next(i for i, value in enumerate(values) if value is not None and not _is_number(value))
+        if not all(kind is type(None) or is_number_type(kind) for kind in kinds):
+            place = next(i for i, value in enumerate(values) if value is not None and not is_number(value))
             raise BadValueError(place, values[place], self.expected)
         try:
             numbers = np.array(values, np.float64)
         except OverflowError:
-            place = next(i for i, value in enumerate(values) if _overflows(value))
+            place = next(i for i, value in enumerate(values) if overflows(value))
             raise BadValueError(place, values[place], self.expected) from None
         for place in np.flatnonzero(np.isnan(numbers)).tolist():
             if values[place] is not None:
@@ -351,72 +402,3 @@ class Numbers:
         if bad.any():
             place = int(bad.reshape(len(values), -1).any(axis=1).argmax())
             raise BadValueError(place, values[place], expected)
-
-
-# --- kinds of values ----------------------------------------------------------------------------------------------
-
-
-def ids_like(known: Lookup, values: Sequence[Any], expected: str) -> pa.Array:
-    """Values of the sort of known ones: text, for which whole numbers are written out, or whole numbers."""
-    if not known.is_text:
-        return pa.array(whole_numbers(values, expected))
-    if all(kind is str for kind in set(map(type, values))):
-        return strings(values, expected)
-    return strings([_written(place, value, expected) for place, value in enumerate(values)], expected)
-
-
-def _written(place: int, value: Any, expected: str) -> str:
-    """Text, or the text that a log makes of a boolean or a whole number."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool | np.bool_):
-        return "true" if value else "false"
-    if not _is_whole(value) or int(value).bit_length() > _LONGEST:
-        raise BadValueError(place, value, expected)
-    return str(int(value))
-
-
-def strings(values: Sequence[Any], expected: str) -> pa.Array:
-    """Text as Arrow keeps it."""
-    try:
-        return pa.array(values, pa.large_string())
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write
-        place = next(i for i, value in enumerate(values) if any("\ud800" <= sign <= "\udfff" for sign in value))
-        raise BadValueError(place, values[place], expected) from None
-
-
-def whole_numbers(values: Sequence[Any], expected: str) -> NDArray[np.int64]:
-    """Whole numbers below 2^63, of which some may be written as floats."""
-    if all(issubclass(kind, int) for kind in set(map(type, values))):
-        try:
-            return np.array(values, np.int64)
-        except OverflowError:
-            pass
-    for place, value in enumerate(values):
-        if not _is_whole(value) or not -(2**63) <= int(value) < 2**63:
-            raise BadValueError(place, value, expected)
-    return np.array([int(value) for value in values], np.int64)
-
-
-def _is_whole(value: Any) -> bool:
-    if isinstance(value, int | np.integer | np.bool_):
-        return True
-    return isinstance(value, float | np.floating) and abs(float(value)) < EXACT and float(value).is_integer()
-
-
-def _is_number_type(kind: type) -> bool:
-    return issubclass(kind, int | float | np.integer | np.floating | np.bool_)
-
-
-def _is_number(value: object) -> bool:
-    return _is_number_type(type(value))
-
-
-def _overflows(value: object) -> bool:
-    try:
-        float(value)  # type: ignore[arg-type]  # a number or nothing
-    except OverflowError:
-        return True
-    except TypeError:
-        return False
-    return False

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rankfall.serving.features import ids_like
 from rankfall.serving.files import map_table, numbers, one_array
 from rankfall.serving.lookup import Lookup
+from rankfall.serving.values import ids_like
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,22 +8,22 @@ missing, and the time is now. Events come oldest first, each with its values or,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rankfall._words import did_you_mean
-from rankfall.serving.features import BadValueError, Times, make_encoder, shown
+from rankfall.serving.features import Encoders, Times
+from rankfall.serving.values import BadValueError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
-    from rankfall.serving.features import Encoder
     from rankfall.serving.lookup import Lookup
 
     Request = Mapping[str, Any]
@@ -102,10 +102,15 @@ def padded(lists: Sequence[Rows | None]) -> Rows:
 
 
 def _concatenate(parts: Sequence[NDArray[Any]], name: str) -> NDArray[Any]:
-    if not name.startswith("sequence."):
+    if not name.startswith("sequence.") or len({part.shape[1] for part in parts}) == 1:
         return np.concatenate(parts)
     longest = max(part.shape[1] for part in parts)
-    return np.concatenate([np.pad(part, ((0, 0), (0, longest - part.shape[1]))) for part in parts])
+    joined = np.zeros((sum(map(len, parts)), longest), parts[0].dtype)
+    start = 0
+    for part in parts:
+        joined[start : start + len(part), : part.shape[1]] = part
+        start += len(part)
+    return joined
 
 
 class RequestEncoder:
@@ -139,8 +144,10 @@ class RequestEncoder:
         if self._time is None:
             return [now] * len(requests)
         given = [request.get("time") for request in requests]
-        with _naming(lambda place: (f"{name(place)}.time", place)):
+        try:
             return self._time.moments([now if time is None else time for time in given])
+        except BadValueError as error:
+            raise RequestError(f"{name(error.place)}.time: {error}", error.place) from None
 
 
 class _Group:
@@ -150,7 +157,7 @@ class _Group:
         self, where: str, rules: Mapping[str, Any], ignored: Iterable[str], vocabularies: Mapping[str, Lookup]
     ) -> None:
         self._where = where
-        self._encoders = {name: make_encoder(rule, vocabularies) for name, rule in rules.items()}
+        self._encode = Encoders(rules, vocabularies)
         self._of_request = {name for name, rule in rules.items() if rule["kind"] == "time" and rule["of_request"]}
         self._ignored = {name.partition(".")[2] for name in ignored if name.startswith(f"{where[1:]}.")}
 
@@ -159,24 +166,17 @@ class _Group:
     ) -> dict[str, NDArray[Any]]:
         given = [_or_nothing(group) for group in groups]
         for place, group in enumerate(given):
-            _check_keys(group, self._encoders, self._ignored, name(place) + self._where, place, "features")
-        return {
-            feature: self._column(feature, encode, given, times, name) for feature, encode in self._encoders.items()
-        }
+            _check_keys(group, self._encode.names, self._ignored, name(place) + self._where, place, "features")
+        columns = {feature: [group.get(feature) for group in given] for feature in self._encode.names}
+        for feature in self._of_request:
+            columns[feature] = [
+                time if value is None else value for value, time in zip(columns[feature], times, strict=True)
+            ]
 
-    def _column(
-        self,
-        feature: str,
-        encode: Encoder,
-        given: Sequence[Mapping[str, Any]],
-        times: Sequence[datetime],
-        name: Callable[[int], str],
-    ) -> NDArray[Any]:
-        values = [group.get(feature) for group in given]
-        if feature in self._of_request:
-            values = [time if value is None else value for value, time in zip(values, times, strict=True)]
-        with _naming(lambda place: (f"{name(place)}{self._where}.{feature}", place)):
-            return encode(values)
+        def wrong(feature: str, error: BadValueError) -> RequestError:
+            return RequestError(f"{name(error.place)}{self._where}.{feature}: {error}", error.place)
+
+        return self._encode(columns, wrong)
 
 
 class _Sequence:
@@ -185,55 +185,66 @@ class _Sequence:
     def __init__(self, name: str, rule: Mapping[str, Any], vocabularies: Mapping[str, Lookup]) -> None:
         self._name = name
         self._max_length: int = rule["max_length"]
-        self._encoders = {feature: make_encoder(of, vocabularies) for feature, of in rule["features"].items()}
+        self._encode = Encoders(rule["features"], vocabularies)
+        self._getters = [itemgetter(feature) for feature in self._encode.names]
         self._ignored: list[str] = rule["ignored"]
+        self._places = np.arange(max(1, self._max_length))
 
     def encode(self, sequences: Sequence[Any], name: Callable[[int], str]) -> dict[str, NDArray[Any]]:
         """Ids of the last events, and which of them are real."""
-        columns: dict[str, list[Any]] = {feature: [] for feature in self._encoders}
-        lengths = np.zeros(len(sequences), np.int64)
-        dropped = np.zeros(len(sequences), np.int64)  # events that are too old
+        columns: dict[str, list[Any]] = {feature: [] for feature in self._encode.names}
+        lengths = [0] * len(sequences)  # as they came
         for place, events in enumerate(sequences):
             if events is None:
                 continue
-            length, last = self._columns(events, f"{name(place)}.sequences.{self._name}", place)
-            lengths[place] = min(length, self._max_length)
-            dropped[place] = length - lengths[place]
-            for feature, values in last.items():
-                columns[feature] += values
-        mask = np.arange(max(1, lengths.max(initial=0))) < lengths[:, None]
-        starts = np.cumsum(lengths) - lengths
+            lengths[place], last = self._columns(events, f"{name(place)}.sequences.{self._name}", place)
+            for column, values in zip(columns.values(), last, strict=True):
+                column += values
+        kept = [min(length, self._max_length) for length in lengths]
 
-        def where_is(place: int, feature: str) -> tuple[str, int]:
-            request = int(np.searchsorted(starts, place, side="right")) - 1
-            event = place - starts[request] + dropped[request]
-            return f"{name(request)}.sequences.{self._name}[{event}].{feature}", request
+        def wrong(feature: str, error: BadValueError) -> RequestError:
+            where, request = self._where(error.place, lengths, kept)
+            return RequestError(f"{name(request)}.{where}.{feature}: {error}", request)
 
+        longest = max(1, *kept, 0)
+        mask = self._places[:longest] < np.array(kept)[:, None]
+        whole = sum(kept) == mask.size  # so that nothing has to be padded
         arrays: dict[str, NDArray[Any]] = {f"sequence.{self._name}.{MASK}": mask}
-        for feature, encode in self._encoders.items():
-            ids = np.zeros(mask.shape, np.int32)
-            with _naming(lambda place, feature=feature: where_is(place, feature)):  # type: ignore[misc]
-                ids[mask] = encode(columns[feature])
+        for feature, found in self._encode(columns, wrong).items():
+            ids = found.reshape(mask.shape) if whole else np.zeros(mask.shape, np.int32)
+            if not whole:
+                ids[mask] = found
             arrays[f"sequence.{self._name}.{feature}"] = ids
         return arrays
 
-    def _columns(self, events: Any, where: str, place: int) -> tuple[int, dict[str, list[Any]]]:
+    def _where(self, place: int, lengths: Sequence[int], kept: Sequence[int]) -> tuple[str, int]:
+        """The event at a place among those that count, and the number of its request."""
+        starts = np.cumsum(kept) - np.array(kept)
+        request = int(np.searchsorted(starts, place, side="right")) - 1
+        event = place - starts[request] + lengths[request] - kept[request]
+        return f"sequences.{self._name}[{event}]", request
+
+    def _columns(self, events: Any, where: str, place: int) -> tuple[int, list[list[Any]]]:
         """How many events there are, and of the last ones the values of each feature."""
         if isinstance(events, Mapping):
             return self._given_columns(events, where, place)
         if not isinstance(events, list | tuple):
             raise _wrong(where, events, "a list of events", place)
         last = events[-self._max_length :]
+        if set(map(type, last)) == {dict} and set(map(len, last)) == {len(self._getters)}:
+            try:  # most events have all features and nothing else
+                return len(events), [list(map(get, last)) for get in self._getters]
+            except KeyError:
+                pass
         if not all(isinstance(event, Mapping) for event in last):
             at = next(i for i, event in enumerate(last) if not isinstance(event, Mapping))
             raise _wrong(f"{where}[{len(events) - len(last) + at}]", last[at], "an event with features by name", place)
         keys: set[str] = set().union(*last)
-        if not keys <= self._encoders.keys():
-            _check_keys(dict.fromkeys(keys), self._encoders, self._ignored, where, place, "events")
-        return len(events), {feature: [event.get(feature) for event in last] for feature in self._encoders}
+        _check_keys(dict.fromkeys(keys), self._encode.names, self._ignored, where, place, "events")
+        return len(events), [[event.get(feature) for event in last] for feature in self._encode.names]
 
-    def _given_columns(self, columns: Mapping[str, Any], where: str, place: int) -> tuple[int, dict[str, list[Any]]]:
-        _check_keys(columns, self._encoders, self._ignored, where, place, "events")
+    def _given_columns(self, columns: Mapping[str, Any], where: str, place: int) -> tuple[int, list[list[Any]]]:
+        _check_keys(columns, self._encode.names, self._ignored, where, place, "events")
         lengths = set()
         for feature, values in columns.items():
             if not isinstance(values, list | tuple | np.ndarray):
@@ -243,10 +254,9 @@ class _Sequence:
             raise RequestError(f"{where}: found columns of {sorted(lengths)} events, expected one length", place)
         length = lengths.pop() if lengths else 0
         kept = min(length, self._max_length)
-        return length, {
-            feature: _as_list(columns[feature], kept) if feature in columns else [None] * kept
-            for feature in self._encoders
-        }
+        return length, [
+            _as_list(columns[feature], kept) if feature in columns else [None] * kept for feature in self._encode.names
+        ]
 
 
 def _or_nothing(part: Any) -> Any:
@@ -259,16 +269,6 @@ def _as_list(values: Any, kept: int) -> list[Any]:
 
 
 # --- what is wrong ------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _naming(where: Callable[[int], tuple[str, int]]) -> Iterator[None]:
-    """Say which value of which request is wrong; `where` gives the name of a place and the number of its request."""
-    try:
-        yield
-    except BadValueError as error:
-        name, request = where(error.place)
-        raise RequestError(f"{name}: {error}", request) from None
 
 
 def _check_keys(given: Any, known: Iterable[str], ignored: Iterable[str], where: str, place: int, what: str) -> None:

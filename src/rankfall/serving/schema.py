@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rankfall.serving.values import WRITTEN
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -11,6 +13,8 @@ _WHOLE = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
 _TEXT = {"type": "string"}
 _BOOLEAN = {"type": "boolean"}
 _NULL = {"type": "null"}
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000}
+_TIMES = -62_000_000_000, 253_000_000_000  # seconds since 1970, in the years 5 to 9987: they have a date in every zone
 
 
 def request_schema(rules: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,24 +54,37 @@ def _values(rule: Mapping[str, Any]) -> list[dict[str, Any]]:
         return _times(rule["unit"])
     if rule["ids"] == "numbers":
         return [{**_WHOLE, "minimum": 0}, _BOOLEAN]
+    if rule["ids"] == "hash" and rule.get("text") is False:
+        return [{**_TEXT, "pattern": f"^({WRITTEN.pattern})$"}, _WHOLE, _BOOLEAN]
     if rule["ids"] == "hash" or rule["text"]:
         return [_TEXT, _WHOLE, _BOOLEAN]
     return [_WHOLE, _BOOLEAN]
 
 
 def _times(unit: str | None) -> list[dict[str, Any]]:
-    numbers = [] if unit is None else [{"type": "integer", "description": f"{unit} since 1970"}]
+    numbers = []
+    if unit is not None:
+        first, last = (_PER_SECOND[unit] * seconds for seconds in _TIMES)
+        numbers = [{"type": "integer", "minimum": first, "maximum": last, "description": f"{unit} since 1970"}]
     return [{"type": "string", "format": "date-time"}, *numbers]
 
 
 def _sequence(rule: Mapping[str, Any]) -> dict[str, Any]:
     features = {name: feature_schema(of) for name, of in rule["features"].items()}
-    columns = {name: {"type": "array", "items": of} for name, of in features.items()}
+    needed = [name for name, of in rule["features"].items() if _is_needed(of)]
+    lists = {name: {"type": "array", "items": features.get(name, {})} for name in (*features, *rule["ignored"])}
+    columns = _object(lists, [], [])
+    if needed:  # no columns at all are no events
+        columns["dependentRequired"] = dict.fromkeys(lists, needed)
     kept = f"the last {rule['max_length']} count"
     return {
         "anyOf": [
-            {"type": "array", "items": _object(features, rule["ignored"], []), "description": f"oldest first; {kept}"},
-            {**_object(columns, [], []), "description": f"a column a feature, all of one length; {kept}"},
+            {
+                "type": "array",
+                "items": _object(features, rule["ignored"], needed),
+                "description": f"oldest first; {kept}",
+            },
+            {**columns, "description": f"a column a feature, all of one length; {kept}"},
             _NULL,
         ]
     }

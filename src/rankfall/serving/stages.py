@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 
 NOBODY = -1  # in rows of items: there is none
 # Numbers of the largest tensor inside a graph, which bounds the memory of a call; larger blocks were not faster.
-BLOCK = 2**20
+BLOCK = 2**21
 _REQUESTS_AT_ONCE = 1024
 _VECTORS_AT_ONCE = 2**18
+_GATHERED_AT_ONCE = 2**16  # candidates whose features are looked up
+_LARGE = 1e15  # the square of what is smaller is finite, and so are sums of as many of them as vectors have numbers
 
 
 class NotFiniteError(ArithmeticError):
@@ -57,16 +59,21 @@ class Stage(Protocol):
     name: str
     quota: int
 
-    def search(self, batch: Batch) -> tuple[Rows, Scores]:
-        """The best items of all for each request (B, quota), in any order, and their scores; -1 where there is none."""
+    def search(self, batch: Batch, *, scored: bool) -> tuple[Rows, Scores | None]:
+        """The best items of all for each request (B, quota), rows that rise and then -1, and their scores if asked."""
 
     def score(self, batch: Batch, rows: Rows) -> Scores:
-        """The scores (B, N) of these items; those of -1 mean nothing."""
+        """The scores (B, N) of these items, which are finite; those of -1 are -inf."""
 
 
 def by_row(array: NDArray[Any], places: Rows) -> NDArray[Any]:
     """What stands at places of each row."""
     return array[np.arange(len(array))[:, None], places]
+
+
+def rising(rows: Rows) -> Rows:
+    """Each row sorted, -1 behind everything else."""
+    return np.sort(rows.view(np.uint64), axis=1).view(np.int64)
 
 
 def load_stage(about: Mapping[str, Any], directory: Path, items: Items, threads: int) -> Stage:
@@ -83,6 +90,7 @@ class Graph:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # others need the cores between calls
         options.log_severity_level = 3
         try:
             self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -110,23 +118,27 @@ class TwoTowerStage:
         if len(self._index) != len(items):
             raise ValueError(f"path: {directory / INDEX} has {len(self._index):,} items, expected {len(items):,}")
 
-    def search(self, batch: Batch) -> tuple[Rows, Scores]:
-        """The best items by the index."""
+    def search(self, batch: Batch, *, scored: bool) -> tuple[Rows, Scores | None]:
+        """The best items by the index, whose own distances are rounded otherwise than scores."""
         vectors = self._vectors(batch)
-        rows = self._index.search(vectors, self.quota, batch.exclude)
-        return rows, self._products(vectors, rows)
+        rows = rising(self._index.search(vectors, self.quota, batch.exclude))
+        return rows, self._products(vectors, rows) if scored else None
 
     def score(self, batch: Batch, rows: Rows) -> Scores:
         """The dot products of vectors."""
         return self._products(self._vectors(batch), rows)
 
     def _vectors(self, batch: Batch) -> NDArray[np.float32]:
-        starts = range(0, len(batch), _REQUESTS_AT_ONCE)
-        vectors = np.concatenate([self._tower(batch.part(start, start + _REQUESTS_AT_ONCE)) for start in starts])
-        with np.errstate(over="ignore"):
-            lengths = (vectors * vectors).sum(axis=1)
-        if not np.isfinite(lengths).all():  # no search would ever find anything
-            raise NotFiniteError(int((~np.isfinite(lengths)).argmax()))
+        if len(batch) <= _REQUESTS_AT_ONCE:
+            vectors = self._tower(batch.arrays)
+        else:
+            starts = range(0, len(batch), _REQUESTS_AT_ONCE)
+            vectors = np.concatenate([self._tower(batch.part(start, start + _REQUESTS_AT_ONCE)) for start in starts])
+        if not np.abs(vectors).max() < _LARGE:  # nor if it is NaN
+            with np.errstate(over="ignore"):
+                lengths = (vectors * vectors).sum(axis=1)
+            if not np.isfinite(lengths).all():  # no search would ever find anything
+                raise NotFiniteError(int((~np.isfinite(lengths)).argmax()))
         return vectors
 
     def _products(self, vectors: NDArray[np.float32], rows: Rows) -> Scores:
@@ -155,6 +167,7 @@ class Index:
         self._lists: int = about.get("lists", 1)
         self._probed: int = about.get("nprobe", 1)
         self._threads = threads
+        self._usual = self._parameters(self._probed)
 
     def __len__(self) -> int:
         """The number of vectors."""
@@ -169,17 +182,24 @@ class Index:
     def search(self, queries: NDArray[np.float32], count: int, exclude: Sequence[Rows]) -> Rows:
         """The rows of the largest dot products with each query (n, count), without what is excluded."""
         if self._index.d > self._size:
-            queries = np.hstack([queries, np.zeros((len(queries), 1), np.float32)])
-        rows = np.full((len(queries), count), NOBODY, np.int64)
-        excluded = np.array([len(of) for of in exclude])
-        wanted = np.minimum(count, len(self) - excluded)
-        plain = np.flatnonzero(excluded == 0)
-        if len(plain):
-            found = self._find(queries[plain], min(count, len(self)), self._probed)
-            rows[plain, : found.shape[1]] = found
+            longer = np.zeros((len(queries), self._index.d), np.float32)
+            longer[:, : self._size] = queries
+            queries = longer
+        most = min(count, len(self))
+        plain = [place for place, of in enumerate(exclude) if not len(of)]
+        if len(plain) == len(queries):
+            rows = self._find(queries, most, self._usual)
+            if most == count and rows.min() != NOBODY:
+                return rows
+            rows = np.pad(rows, ((0, 0), (0, count - most)), constant_values=NOBODY)
+        else:
+            rows = np.full((len(queries), count), NOBODY, np.int64)
+            if plain:
+                rows[plain, :most] = self._find(queries[plain], most, self._usual)
+        wanted = np.minimum(count, len(self) - np.array([len(of) for of in exclude]))
         for place in np.flatnonzero((rows != NOBODY).sum(axis=1) < wanted).tolist():
             with at([place]):
-                found = self._search_further(queries[place], min(count, len(self)), int(wanted[place]), exclude[place])
+                found = self._search_further(queries[place], most, int(wanted[place]), exclude[place])
             rows[place, : len(found)] = found
         return rows
 
@@ -187,7 +207,7 @@ class Index:
         """The best for one query, in as many lists more as what is excluded may fill, and until there is enough."""
         probed = min(self._lists, -(-self._probed * (count + len(exclude)) // count))
         while True:
-            (found,) = self._find(query[None], count, probed, exclude)
+            (found,) = self._find(query[None], count, self._parameters(probed, exclude))
             if (found != NOBODY).sum() >= wanted:
                 best: Rows = found
                 return best
@@ -195,10 +215,7 @@ class Index:
                 raise NotFiniteError(0)  # there is more, but its distance is no number
             probed = min(2 * probed, self._lists)
 
-    def _find(self, queries: NDArray[np.float32], count: int, probed: int, exclude: Rows | None = None) -> Rows:
-        parameters = probing(probed) if self._lists > 1 else faiss.SearchParameters()
-        if exclude is not None and len(exclude):
-            parameters.sel = faiss.IDSelectorNot(faiss.IDSelectorBatch(exclude))
+    def _find(self, queries: NDArray[np.float32], count: int, parameters: Any) -> Rows:
         # The number of threads is one of the calling thread's own.
         before = faiss.omp_get_max_threads()
         faiss.omp_set_num_threads(self._threads)
@@ -208,6 +225,12 @@ class Index:
             faiss.omp_set_num_threads(before)
         rows: Rows = found
         return rows
+
+    def _parameters(self, probed: int, exclude: Rows | None = None) -> Any:
+        parameters = probing(probed) if self._lists > 1 else faiss.SearchParameters()
+        if exclude is not None and len(exclude):
+            parameters.sel = faiss.IDSelectorNot(faiss.IDSelectorBatch(exclude))
+        return parameters
 
 
 def probing(count: int) -> Any:
@@ -231,20 +254,31 @@ class ScorerStage:
         self._graph = Graph(directory / SCORER_GRAPH, threads)
         self._items = items
         self._of_items = [name for name in self._graph.inputs if name.startswith("item.")]
+        self._of_requests = [name for name in self._graph.inputs if not name.startswith("item.")]
 
     def score(self, batch: Batch, rows: Rows) -> Scores:
         """The scores of these items, some requests and candidates at a time."""
         scores = np.empty(rows.shape, np.float32)
-        width, requests = self._at_once(batch, rows.shape[1])
-        for start in range(0, len(rows), requests):
-            inputs = batch.part(start, start + requests)
-            for first in range(0, rows.shape[1], width):
-                place = slice(start, start + requests), slice(first, first + width)
-                here = np.maximum(rows[place], 0)
-                scores[place] = self._graph(inputs | {name: self._items.gather(name, here) for name in self._of_items})
+        step = max(1, _GATHERED_AT_ONCE // rows.shape[1])
+        for start in range(0, len(rows), step):
+            part = slice(start, start + step)
+            self._score(batch, part, rows[part], scores[part])
         return _finite(scores, rows)
 
-    def search(self, batch: Batch) -> tuple[Rows, Scores]:
+    def _score(self, batch: Batch, part: slice, rows: Rows, scores: Scores) -> None:
+        """Fill in the scores of items for some of the requests."""
+        of_requests = {name: batch.arrays[name][part] for name in self._of_requests}
+        here = np.maximum(rows, 0)
+        of_items = {name: self._items.gather(name, here) for name in self._of_items}
+        width, requests = self._at_once(batch, rows.shape[1])
+        for start in range(0, len(rows), requests):
+            some = slice(start, start + requests)
+            inputs = {name: array[some] for name, array in of_requests.items()}
+            for first in range(0, rows.shape[1], width):
+                place = some, slice(first, first + width)
+                scores[place] = self._graph(inputs | {name: array[place] for name, array in of_items.items()})
+
+    def search(self, batch: Batch, *, scored: bool) -> tuple[Rows, Scores | None]:
         """The best of all items, all of which are scored."""
         width, requests = self._at_once(batch, len(self._items))
         found = []
@@ -268,7 +302,9 @@ class ScorerStage:
             joined, joined_scores = np.hstack([best, rows]), np.hstack([best_scores, scores])
             order = np.argsort(-joined_scores, axis=1, kind="stable")[:, : self.quota]
             best, best_scores = by_row(joined, order), by_row(joined_scores, order)
-        return np.where(best_scores == -np.inf, NOBODY, best), best_scores
+        best = np.where(best_scores == -np.inf, NOBODY, best)
+        order = np.argsort(best.view(np.uint64), axis=1)
+        return by_row(best, order), by_row(best_scores, order)
 
     def _at_once(self, batch: Batch, candidates: int) -> tuple[int, int]:
         """How many candidates, and of how many requests, fit into a block."""
@@ -281,9 +317,9 @@ class ScorerStage:
 
 
 def _finite(scores: Scores, rows: Rows) -> Scores:
-    """Scores, if all those of items are numbers; those of -1 become 0."""
-    scores = np.where(rows == NOBODY, np.float32(0), scores)
+    """Scores, if all those of items are numbers; those of -1 become -inf."""
     good = np.isfinite(scores)
-    if not good.all():
-        raise NotFiniteError(int((~good).any(axis=1).argmax()))
-    return scores
+    nobody = rows == NOBODY
+    if not good.all() and (bad := ~(good | nobody)).any():
+        raise NotFiniteError(int(bad.any(axis=1).argmax()))
+    return np.where(nobody, np.float32(-np.inf), scores) if nobody.any() else scores

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import polars as pl
 
 from rankfall._files import about_file
+from rankfall.data.assemble import column_of
+from rankfall.data.spec import Categorical
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,6 +59,7 @@ def about_rows(
             for key, (mean, deviation) in encoding.scalings.items()
         },
         "edges": dict(encoding.edges),
+        "hashed": _hashed(raw),
         "counts": counts.to_json(),
         "dropped": {"beyond the sample": {name: counts.logged[name] - counts.kept[name] for name in counts.logged}},
         "unseen_shares": {name: unseen / counts.values[name] for name, unseen in counts.unseen.items() if unseen},
@@ -64,6 +67,17 @@ def about_rows(
         "unused_requests": requests.unused,
         "empty_days": [] if raw.spec.day is not None else _gaps(requests.days),
     }
+
+
+def _hashed(raw: RawLog) -> dict[str, str]:
+    """What hashes were made of: 7 and "7" have different ones, so whoever makes more of them has to know."""
+    found = {}
+    for group, name, feature in raw.spec.features:
+        if isinstance(feature, Categorical) and feature.hash_bucket_size is not None:
+            column = column_of(raw.spec, name, feature)
+            is_text = raw.types[raw.places[column], column] == pl.String()
+            found[f"{group}.{name}"] = "text" if is_text else "numbers"
+    return found
 
 
 def _file(source: Source, report: Report) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankfall._ids import FIRST_KNOWN, MISSING
-from rankfall.serving.features import make_encoder
 from rankfall.serving.requests import MASK
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ def raw_requests(
 def _request(sample: Sample, place: int, rules: Rules, vocabularies: Mapping[str, pa.Array]) -> dict[str, Any]:
     arrays = sample.batch.arrays
     request: dict[str, Any] = {}
-    moment = None
     if rules["time"] is not None:
         moment = datetime.fromtimestamp(int(sample.times[place]) / 1000, UTC)
         request["time"] = moment.isoformat(timespec="milliseconds")
@@ -39,7 +37,7 @@ def _request(sample: Sample, place: int, rules: Rules, vocabularies: Mapping[str
         values = {
             name: raw_value(rule, arrays[f"{group}.{name}"][place], vocabularies)
             for name, rule in rules[group].items()
-            if not (moment and _tells(rule, moment, arrays[f"{group}.{name}"][place]))
+            if not rule.get("of_request")  # which follows from the time
         }
         if values:
             request[group] = values
@@ -53,13 +51,6 @@ def _request(sample: Sample, place: int, rules: Rules, vocabularies: Mapping[str
             for event in range(length)
         ]
     return request
-
-
-def _tells(rule: Mapping[str, Any], moment: datetime, number: Any) -> bool:
-    """Whether the time of the request gives this id."""
-    if rule["kind"] != "time" or not rule["of_request"]:
-        return False
-    return bool(make_encoder(rule, {})([moment])[0] == number)
 
 
 def raw_value(rule: Mapping[str, Any], value: Any, vocabularies: Mapping[str, pa.Array]) -> Any:

@@ -10,22 +10,24 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rankfall._ids import UNSEEN
+from rankfall._ids import FIRST_KNOWN, UNSEEN
 from rankfall._words import did_you_mean
 from rankfall.data.encoding import BadValueError, Encoding
 from rankfall.data.log import ImpressionLog, is_log
+from rankfall.data.spec import Categorical
 from rankfall.serving.export.rules import plain_values, raw_column
 from rankfall.serving.files import numbers
-from rankfall.serving.lookup import Lookup
+from rankfall.serving.lookup import NOWHERE, Lookup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from rankfall.data.spec import Feature, Features
 
+_CHANGED = 0.5  # share of items of which a feature is another than before, from which on it is no change of theirs
 ENDINGS = (".arrow", ".feather", ".ipc", ".parquet")
 
 
@@ -47,14 +49,25 @@ class ItemTable:
         return pa.table({"id": self.lookup.values, **columns, **self.lookup.columns()})
 
 
-def load_items(path: Path, log: ImpressionLog, features: Features, names: Iterable[str]) -> ItemTable:
-    """The items of a prepared log, or of a file with their features.
+def load_items(
+    path: Path | None,
+    log: ImpressionLog,
+    features: Features,
+    names: Iterable[str],
+    *,
+    without: NDArray[np.int32] | None = None,
+) -> ItemTable:
+    """The items of a prepared log, by default `log`, that of the training, or of a file with their features.
 
-    A file has the columns of a log's ``items.arrow``, or raw ones under the names that the description of `log`, that
-    of the training, gives them. `names` are the features that are kept, such as ``item.author``.
+    A file has the columns of a log's ``items.arrow``, or raw ones under the names that the description of `log` gives
+    them. `names` are the features that are kept, such as ``item.author``. Items of `log` may be left out (`without`).
     """
     wanted = [features.item(name.removeprefix("item.")) for name in names]
-    if path.is_dir():
+    if path is None:
+        source, where = log.items(), log.path / "items.arrow"
+        if without is not None:
+            source = source.filter(pa.array(~np.isin(source["item"].to_numpy(), without)))
+    elif path.is_dir():
         if not is_log(path):
             raise ValueError(f"items: {path} is neither a prepared log nor a file of items")
         source, where = ImpressionLog.load(path).items(), path / "items.arrow"
@@ -69,8 +82,32 @@ def load_items(path: Path, log: ImpressionLog, features: Features, names: Iterab
     else:
         ids, found = _encoded(source, log, wanted, where)
     lookup = Lookup.of(plain_values(_one(ids)), name=f"items: {where}")
+    if path is not None:
+        _check_preparation(lookup, found, log, wanted, where)
     notes = [note for feature in wanted if (note := _fit_into(found, feature, where))]
     return ItemTable(lookup, found, notes)
+
+
+def _check_preparation(
+    lookup: Lookup, found: Mapping[str, NDArray[Any]], log: ImpressionLog, wanted: Iterable[Feature], where: Path
+) -> None:
+    """Refuse ids that are others than the log's for items that both have: a file does not say what they mean."""
+    _, ids = ids_of(log)
+    rows = lookup.find(ids) if lookup.values.type == ids.type else np.full(len(ids), NOWHERE)
+    both = rows != NOWHERE
+    for feature in wanted:
+        if not both.any() or not isinstance(log.spec.features.item[feature.name], Categorical):
+            continue  # numbers may be newer ones
+        name = f"item.{feature.name}"
+        here, there = found[name][rows[both]], log.items()[name].to_numpy()[both]
+        other = (here != there) & (np.minimum(here, there) >= FIRST_KNOWN)
+        # nothing but the ids of the items themselves cannot have changed for some of them
+        allowed = 0 if raw_column(log, feature.name) == log.spec.item else _CHANGED
+        if other.mean() > allowed:
+            raise ValueError(
+                f"items: {where}: {name} has other ids than the log of the training for {other.mean():.0%} of the "
+                "items that both have, so it was prepared otherwise. Give a file with raw columns"
+            )
 
 
 def ids_of(log: ImpressionLog) -> tuple[NDArray[np.int32], pa.Array]:
@@ -113,6 +150,10 @@ def _encoded(
             raise ValueError(f"items: {where}: {error} (item {source[log.spec.item][error.position]})") from None
         except ValueError as error:
             raise ValueError(f"items: {where}: {error}") from None
+        except pl.exceptions.PolarsError:
+            raise ValueError(
+                f"items: {where}: column {column!r}: found {source[column].type}, which cannot be read as item.{name}"
+            ) from None
     return source[log.spec.item], found
 
 

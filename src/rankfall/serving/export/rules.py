@@ -92,7 +92,8 @@ def _categories(log: ImpressionLog, feature: Feature, config: Categorical) -> di
     if config.num_buckets is not None:
         return {"ids": "numbers"}
     if config.hash_bucket_size is not None:
-        return {"ids": "hash"}
+        hashed = log.manifest["about"].get("hashed", {}).get(f"{feature.group}.{feature.name}")
+        return {"ids": "hash", "text": None if hashed is None else hashed == "text"}  # older logs do not say
     table = table_of(feature.group, feature.name, config)
     return {"ids": "vocabulary", "vocabulary": table, "text": is_text(plain_values(log.vocabulary(table)))}
 

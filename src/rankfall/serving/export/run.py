@@ -13,6 +13,7 @@ from rankfall.data.meaning import check_meaning
 from rankfall.serving.export.graphs import inputs_of
 from rankfall.serving.export.impressions import check_features, draw
 from rankfall.serving.export.items import load_items
+from rankfall.serving.export.reading import check_reading
 from rankfall.serving.export.rules import request_rules, vocabularies_of
 from rankfall.serving.export.write import QUERIES, Source, has_index, scorer_of, write_bundle
 from rankfall.training.cascade_config import CascadeConfig
@@ -21,6 +22,9 @@ from rankfall.training.run import CHECKPOINTS, LOG, is_finished, read_config
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from rankfall.cascade import Stage
     from rankfall.serving.export.write import OnStep
@@ -35,6 +39,18 @@ class Exported:
 
     manifest: dict[str, Any]
     notes: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Weights, and what has to be known of them to serve them."""
+
+    run: Path  # the directory, in which stands what the ids and numbers of the training mean
+    config: CascadeConfig
+    checkpoint: Path
+    log: ImpressionLog
+    days: Sequence[str]  # of the log, whose requests everything is checked on
+    metrics: Mapping[str, Any]  # what was measured of them
 
 
 def export_run(
@@ -56,33 +72,66 @@ def export_run(
     recall: share of the best items that the index of a first stage has to find. examples: how many of these
     requests the bundle keeps. `on_step` hears what is done, how much of it, and of how much.
     """
+    config = _cascade_config(run)
+    log = ImpressionLog.load(data or config.data.path)
+    days = config.data.days("test") or config.data.days("valid")
+    trained = Trained(run, config, run / CHECKPOINTS / "best.safetensors", log, days, _metrics(run))
+    exported = export_trained(
+        trained, out, items=items, stage=stage, recall=recall, examples=examples, force=force, on_step=on_step
+    )
+    if not is_finished(run):
+        exported.notes.insert(0, f"the training of {run} did not finish; these are its best weights so far")
+    return exported
+
+
+def export_trained(
+    trained: Trained,
+    out: Path,
+    *,
+    items: Path | None = None,
+    without: NDArray[np.int32] | None = None,
+    stage: str | None = None,
+    recall: float = 0.99,
+    examples: int = 16,
+    force: bool = False,
+    on_step: OnStep = lambda step, done, total: None,
+) -> Exported:
+    """Write weights as a bundle, or one `stage` of them, with the options of :func:`export_run`.
+
+    Of the items of the log some may be left out, by their numbers there (`without`).
+    """
     if not 0 < recall <= 1:
         raise ValueError(f"recall: found {recall:g}, expected more than 0 and at most 1")
     if examples < 0:
         raise ValueError(f"examples: found {examples}, expected 0 or more")
-    config = read_config(run)
-    if not isinstance(config, CascadeConfig):
-        raise ValueError(f"{run} is the run of a ranker, expected that of a cascade")
-    notes = [] if is_finished(run) else [f"the training of {run} did not finish; these are its best weights so far"]
-    checkpoint = run / CHECKPOINTS / "best.safetensors"
+    log = trained.log
     on_step("reading the checkpoint", 0, None)
-    stages = _stages(checkpoint, stage)
-    log = ImpressionLog.load(data or config.data.path)
+    stages = _stages(trained.checkpoint, stage)
     seen = list(dict.fromkeys(name for one in stages for name in inputs_of(scorer_of(one))))
-    notes += _check_logs(run, seen, [log.path, *([items] if items is not None else [])])
+    notes = _check_logs(trained.run, seen, [log, *_log_of(items)])
     features = scorer_of(stages[0]).features
-    table = load_items(items or log.path, log, features, [name for name in seen if name.startswith("item.")])
+    names = [name for name in seen if name.startswith("item.")]
+    table = load_items(items, log, features, names, without=without)
     inputs = [name for name in seen if not name.startswith("item.")]
     on_step("reading impressions", 0, None)
-    days = config.data.days("test") or config.data.days("valid")
-    sample, logged = draw(log, days, table, features, inputs, count=QUERIES, k=stages[-1].quota)
+    sample, logged = draw(log, trained.days, table, features, inputs, count=QUERIES, k=stages[-1].quota)
     per_request = log.manifest["about"].get("item_features") == "per request"
     notes += [*table.notes, *check_features(logged, table, per_request=per_request)]
     rules = request_rules(log, features, inputs)
-    source = Source(stages, table, rules, vocabularies_of(log, rules), sample, _about(run, checkpoint, log, config))
+    vocabularies = vocabularies_of(log, rules)
+    check_reading(log, rules, vocabularies)
+    source = Source(stages, table, rules, vocabularies, sample, _about(trained))
     notes += _slow(stages, len(table))
     manifest = write_bundle(source, out, recall=recall, examples=examples, force=force, on_step=on_step)
     return Exported(manifest, notes + measured_notes(manifest["stages"][0]))
+
+
+def _cascade_config(run: Path) -> CascadeConfig:
+    """The configuration of a run, if it is that of a cascade."""
+    config = read_config(run)
+    if not isinstance(config, CascadeConfig):
+        raise ValueError(f"{run} is the run of a ranker, expected that of a cascade")
+    return config
 
 
 def _stages(checkpoint: Path, name: str | None) -> list[Stage]:
@@ -93,7 +142,15 @@ def _stages(checkpoint: Path, name: str | None) -> list[Stage]:
     return Cascade.load(checkpoint).eval().stages
 
 
-def _check_logs(run: Path, inputs: Sequence[str], paths: Sequence[Path]) -> list[str]:
+def _log_of(items: Path | None) -> list[ImpressionLog]:
+    """The prepared log whose items are served, if they come from one."""
+    if items is None:
+        return []
+    path = items.parent if items.name == "items.arrow" else items
+    return [ImpressionLog.load(path)] if is_log(path) else []
+
+
+def _check_logs(run: Path, inputs: Sequence[str], logs: Sequence[ImpressionLog]) -> list[str]:
     """Refuse logs whose ids or numbers mean something else than those of the training; what is worth a warning."""
     try:
         trained = json.loads((run / LOG).read_text())
@@ -102,7 +159,6 @@ def _check_logs(run: Path, inputs: Sequence[str], paths: Sequence[Path]) -> list
     except ValueError:
         raise ValueError(f"{run / LOG} is damaged: it is no JSON") from None
     used = {address for name in inputs for address in _addresses(name)}
-    logs = [ImpressionLog.load(path) for path in dict.fromkeys(paths) if is_log(path)]
     return list(dict.fromkeys(note for log in logs for note in check_meaning(trained, log, used=used)))
 
 
@@ -112,17 +168,19 @@ def _addresses(name: str) -> list[str]:
     return [f"{group}.{first}", *(f"item.{one}" for one in feature)]
 
 
-def _about(run: Path, checkpoint: Path, log: ImpressionLog, config: CascadeConfig) -> dict[str, Any]:
-    metrics = {}
-    for name, file in (("test", "evaluation.json"), ("valid", "evaluation-valid.json"), ("training", "result.json")):
-        if (run / file).is_file():
-            metrics[name] = json.loads((run / file).read_text())
+def _metrics(run: Path) -> dict[str, Any]:
+    """What was measured of the best weights of a run."""
+    files = (("test", "evaluation.json"), ("valid", "evaluation-valid.json"), ("training", "result.json"))
+    return {name: json.loads((run / file).read_text()) for name, file in files if (run / file).is_file()}
+
+
+def _about(trained: Trained) -> dict[str, Any]:
     return {
-        "run": run.resolve().name,
-        "checkpoint": checksum(checkpoint),
-        "log": log.checksum,
-        "objective": config.objective.name,
-        "metrics": metrics,
+        "run": trained.run.resolve().name,
+        "checkpoint": checksum(trained.checkpoint),
+        "log": trained.log.checksum,
+        "objective": trained.config.objective.name,
+        "metrics": dict(trained.metrics),
     }
 
 

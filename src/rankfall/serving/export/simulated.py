@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 CATEGORIES, ITEMS_OF_AUTHOR, CANDIDATES = 64, 50, 40
-_NOON = 1_705_118_400_000  # of 2024-01-13 in UTC, in ms
+_NOON = 1_705_147_200_000  # of 2024-01-13 in UTC, in ms
 _IDS = ("item_id", "author_id", "category_id")
 
 

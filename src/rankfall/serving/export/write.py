@@ -146,11 +146,13 @@ class _Writer:
         self._put(manifest)
         bundle = Bundle.load(self._directory)
         manifest["checks"] = self._check(bundle)
-        requests = raw_requests(self._source.sample, self._source.rules, self._source.vocabularies, examples)
+        source = self._source
+        requests = raw_requests(source.sample, source.rules, source.vocabularies, max(CHECKED, examples))
         self._check_requests(bundle, requests)
+        kept = requests[:examples]
         answered = [
             {"request": request, "ids": ranking.ids, "scores": ranking.scores}
-            for request, ranking in zip(requests, bundle.rank(requests), strict=True)
+            for request, ranking in zip(kept, bundle.rank(kept), strict=True)
         ]
         write_file(self._directory / EXAMPLES, json.dumps(answered, indent=1) + "\n")
         self._put(manifest)
@@ -211,7 +213,9 @@ class _Writer:
             with torch.no_grad():
                 vectors[block] = model.item_vectors(values).numpy()
             self._on_step(f"{stage.name}: item vectors", min(count, start + _BLOCK), count)
-        if not all(np.isfinite(vectors[start : start + _BLOCK]).all() for start in range(0, count, _BLOCK)):
+        with np.errstate(over="ignore"):  # the products of what has a finite length are finite
+            lengths = [(part * part).sum(axis=1) for part in np.array_split(vectors, range(_BLOCK, count, _BLOCK))]
+        if not all(np.isfinite(some).all() for some in lengths):
             raise DifferenceError(f"{stage.name}: vectors of items are not finite")
         return vectors
 
@@ -245,8 +249,6 @@ class _Writer:
 
     def _check_requests(self, bundle: Bundle, requests: Sequence[Mapping[str, Any]]) -> None:
         """Raw values become what the log made of them."""
-        if not requests:
-            return
         arrays = bundle.encode(list(requests)).arrays
         for name, expected in self._source.sample.batch.take(range(len(requests))).arrays.items():
             found = arrays[name]

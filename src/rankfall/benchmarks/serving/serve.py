@@ -1,0 +1,327 @@
+"""A service beside the bare calls of faiss and onnxruntime that it makes, in turns on one machine.
+
+The service runs as users run it, and is asked by another process over HTTP. Turns of the service and of the bare calls
+follow one another, so that a busy moment of the machine hits both; ratios are medians of the turns. The CPU time of a
+request does not count the neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankfall.benchmarks.serving.bare import PARTS, BareCalls
+from rankfall.benchmarks.serving.bundles import requests_like_examples
+from rankfall.benchmarks.serving.load import Job, drive, write_bodies
+from rankfall.benchmarks.serving.service import running
+from rankfall.serving import Bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from rankfall.benchmarks.serving.load import Outcome
+    from rankfall.benchmarks.serving.service import Service
+
+TURNS = 5
+SETTINGS = ((1, 1), (8, 1), (32, 1), (1, 32), (8, 32))  # clients, and the requests of a call
+BATCHES = (1, 8, 32)
+POOL = 2048  # different requests
+DEADLINE = 10_000  # milliseconds: what is slow is measured, too
+WARM_UP = 0.2  # share of a turn that does not count
+HALF = 0.5  # of the largest rate
+MOST_OVERHEAD, MOST_TAIL = 0.25, 3.0  # what is promised
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Half of the times are below the one, and all but one in a hundred below the other, in milliseconds."""
+
+    p50: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class Bare:
+    """The bare calls for so many requests at once."""
+
+    batch: int
+    call_ms: Spread
+    requests_per_second: float
+    cpu_ms: float  # of a request
+    cpu: float  # share of the wall's time: how far other work was in the way
+    parts_ms: dict[str, float]  # of a call, on average
+
+
+@dataclass(frozen=True)
+class Row:
+    """The service with so many clients."""
+
+    clients: int
+    requests_in_call: int
+    requests_per_second: float
+    call_ms: Spread
+    parts_ms: dict[str, Spread]  # as the service itself has them
+    cpu_ms: float | None  # of a request, all processes of the service; Linux alone tells
+    batch: int  # of the bare calls beside it
+    overhead: float | None  # of p50 over theirs; None if the service had more to do at once
+    cpu_overhead: float | None
+    not_answered: dict[int, int]  # how many calls, by code
+
+
+@dataclass(frozen=True)
+class HalfRate:
+    """Requests at random times, half as many as the service can answer."""
+
+    requests_per_second: float
+    call_ms: Spread
+    tail: float  # p99 over p50
+    late_ms: float  # by which the 99th of 100 requests was sent too late
+    not_answered: dict[int, int]
+
+
+@dataclass(frozen=True)
+class ScoreAll:
+    """The ranker on all items, for one request."""
+
+    items: int
+    seconds: float
+    cpu_seconds: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that was measured."""
+
+    bundle: str
+    items: int
+    stages: list[dict[str, Any]]
+    turns: int
+    seconds: float  # of a turn
+    bare: list[Bare]
+    rows: list[Row]
+    half_rate: HalfRate
+    score_all: ScoreAll | None  # None: the bundle has no stage that scores
+
+
+@dataclass
+class _Turns:
+    """What came of the turns of one setting."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+
+    def latency(self) -> list[float]:
+        return [one for outcome in self.outcomes for one in outcome.latency.get(200, [])]
+
+
+@dataclass
+class _BareTurns:
+    """The times of the bare calls of one size, turn by turn, in milliseconds."""
+
+    walls: list[list[float]] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)  # of a request
+    parts_ms: list[dict[str, float]] = field(default_factory=list)
+
+
+def steps(turns: int = TURNS) -> int:
+    """How often a measurement reports."""
+    return 4 + turns * (len(SETTINGS) + len(BATCHES))
+
+
+def measure(path: Path, *, seconds: float, report: Callable[[str], None], turns: int = TURNS) -> Report:
+    """Measure the service of a bundle; `seconds` is the length of a turn."""
+    bundle = Bundle.load(path)
+    bare = BareCalls(bundle)
+    requests = requests_like_examples(bundle, POOL)
+    batches = {size: _encoded(bundle, requests, size) for size in BATCHES}
+    report("bundle loaded")
+    score_all = _score_all(bundle, bare, batches[1][0])
+    report("all items scored")
+    with tempfile.TemporaryDirectory() as scratch, running(path, ["--deadline", str(DEADLINE)]) as service:
+        asking = _Asking(service, Path(scratch), requests, seconds)
+        report("service started")
+        served = {setting: _Turns() for setting in SETTINGS}
+        alone = {size: _BareTurns() for size in BATCHES}
+        for _ in range(turns):
+            for size in BATCHES:
+                _bare_turn(bare, batches[size], size, seconds, alone[size])
+                report(f"bare calls of {size}")
+                for clients, in_call in (one for one in SETTINGS if _beside(one) == size):
+                    asking.turn(clients, in_call, served[clients, in_call])
+                    report(f"{clients} clients, {in_call} in a call")
+        rows = [_row(setting, served[setting], alone[_beside(setting)]) for setting in SETTINGS]
+        half_rate = asking.half_rate(max(row.requests_per_second for row in rows if row.requests_in_call == 1), turns)
+        report("half of the rate")
+    stages = [{"name": name, "quota": quota} for name, quota in zip(bundle.names, bundle.quotas, strict=True)]
+    bare_rows = [_bare_row(size, turns_of) for size, turns_of in alone.items()]
+    return Report(path.name, len(bundle.items), stages, turns, seconds, bare_rows, rows, half_rate, score_all)
+
+
+def promises(report: Report) -> list[tuple[str, str, str, bool]]:
+    """What is promised, the target, what was measured, and whether that is met."""
+    found = []
+    for row in report.rows:
+        if row.batch == max(BATCHES) and row.overhead is not None:
+            what = f"p50 over the bare calls, {row.clients} x {row.requests_in_call}"
+            found.append((what, f"< {MOST_OVERHEAD:.0%}", f"{row.overhead:+.0%}", row.overhead < MOST_OVERHEAD))
+    tail = report.half_rate.tail
+    found.append(("p99 / p50 at half of the largest rate", f"< {MOST_TAIL:g}", f"{tail:.2f}", tail < MOST_TAIL))
+    failed = sum(sum(of.values()) for of in (*(row.not_answered for row in report.rows), report.half_rate.not_answered))
+    found.append(("calls that were not answered", "0", f"{failed:,}", not failed))
+    return found
+
+
+def _beside(setting: tuple[int, int]) -> int:
+    """The size of the bare calls that a setting is compared with: what the service can have in a batch."""
+    return min(setting[0] * setting[1], max(BATCHES))
+
+
+# --- the bare calls -----------------------------------------------------------------------------------------------
+
+
+def _encoded(bundle: Bundle, requests: Sequence[dict[str, Any]], size: int) -> list[dict[str, NDArray[Any]]]:
+    count = max(1, min(256, len(requests) // size))
+    return [bundle.encode(requests[start : start + size]).arrays for start in range(0, count * size, size)]
+
+
+def _bare_turn(
+    bare: BareCalls, batches: Sequence[dict[str, NDArray[Any]]], size: int, seconds: float, turns: _BareTurns
+) -> None:
+    _calls(bare, batches, WARM_UP * seconds)
+    bare.seconds = dict.fromkeys(PARTS, 0.0)
+    cpu = time.process_time()
+    walls = _calls(bare, batches, seconds)
+    turns.cpu_ms.append((time.process_time() - cpu) * 1e3 / (len(walls) * size))
+    turns.walls.append(walls)
+    turns.parts_ms.append({part: took * 1e3 / len(walls) for part, took in bare.seconds.items()})
+
+
+def _calls(bare: BareCalls, batches: Sequence[dict[str, NDArray[Any]]], seconds: float) -> list[float]:
+    """The milliseconds of calls, one after the other, for so long."""
+    ends = time.perf_counter() + seconds
+    walls: list[float] = []
+    for arrays in cycle(batches):
+        begin = time.perf_counter()
+        bare(arrays)
+        end = time.perf_counter()
+        walls.append((end - begin) * 1e3)
+        if end >= ends:
+            break
+    return walls
+
+
+def _bare_row(size: int, turns: _BareTurns) -> Bare:
+    walls = [one for turn in turns.walls for one in turn]
+    parts = {part: statistics.median(turn[part] for turn in turns.parts_ms) for part in PARTS}
+    cpu_ms, rate = statistics.median(turns.cpu_ms), size * 1e3 / statistics.mean(walls)
+    return Bare(size, spread(walls), rate, cpu_ms, cpu_ms * rate / 1e3, parts)
+
+
+def _score_all(bundle: Bundle, bare: BareCalls, arrays: dict[str, NDArray[Any]]) -> ScoreAll | None:
+    if not bare.has_ranker:
+        return None
+    begin, cpu = time.perf_counter(), time.process_time()
+    bare.score_all(arrays, len(bundle.items))
+    return ScoreAll(len(bundle.items), time.perf_counter() - begin, time.process_time() - cpu)
+
+
+# --- the service --------------------------------------------------------------------------------------------------
+
+
+class _Asking:
+    """A service, and the calls that it is asked."""
+
+    def __init__(self, service: Service, scratch: Path, requests: Sequence[dict[str, Any]], seconds: float) -> None:
+        self._service = service
+        self._seconds = seconds
+        self._files = {}
+        for in_call in sorted({in_call for _, in_call in SETTINGS}):
+            self._files[in_call] = scratch / f"{in_call}.jsonl"
+            starts = range(0, len(requests) - in_call + 1, in_call)
+            calls = [{"requests": requests[start : start + in_call]} for start in starts]
+            write_bodies(self._files[in_call], list(requests) if in_call == 1 else calls)
+
+    def turn(self, clients: int, in_call: int, turns: _Turns) -> None:
+        job = self._job(in_call, self._seconds, clients=clients)
+        before = self._service.cpu_seconds()
+        outcome = drive(job)
+        after = self._service.cpu_seconds()
+        turns.outcomes.append(outcome)
+        if before is not None and after is not None:  # Linux alone tells, but then of every turn
+            turns.cpu_ms.append((after - before) * 1e3 / (outcome.asked * in_call))
+
+    def half_rate(self, largest: float, turns: int) -> HalfRate:
+        rate = HALF * largest
+        outcome = drive(self._job(1, self._seconds * turns, rate=rate))
+        times = spread(outcome.latency.get(200, []))
+        return HalfRate(rate, times, times.p99 / times.p50, spread(outcome.late).p99, _not_answered([outcome]))
+
+    def _job(self, in_call: int, seconds: float, **how: Any) -> Job:
+        bodies = str(self._files[in_call])
+        return Job(self._service.port, bodies, seconds, warm_up=WARM_UP * self._seconds, **how)
+
+
+def _row(setting: tuple[int, int], turns: _Turns, bare: _BareTurns) -> Row:
+    clients, in_call = setting
+    latency = turns.latency()
+    if not latency:
+        raise OSError(
+            f"no call of {clients} clients with {in_call} requests each was answered: {turns.outcomes[0].quoted}"
+        )
+    names = {name: None for outcome in turns.outcomes for name in outcome.parts}
+    parts = {name: spread([one for outcome in turns.outcomes for one in outcome.parts.get(name, [])]) for name in names}
+    batch = _beside(setting)
+    answered = [outcome.in_time * in_call / outcome.seconds for outcome in turns.outcomes]
+    cpu = _ratios(turns.cpu_ms, bare.cpu_ms) if turns.cpu_ms else None
+    return Row(
+        clients=clients,
+        requests_in_call=in_call,
+        requests_per_second=statistics.median(answered),
+        call_ms=spread(latency),
+        parts_ms=parts,
+        cpu_ms=statistics.median(turns.cpu_ms) if turns.cpu_ms else None,
+        batch=batch,
+        overhead=_overhead(turns, bare) if clients * in_call == batch else None,
+        cpu_overhead=cpu,
+        not_answered=_not_answered(turns.outcomes),
+    )
+
+
+def _overhead(turns: _Turns, bare: _BareTurns) -> float:
+    """By how much half of the calls of a turn take longer than half of the bare ones beside it."""
+    served = [spread(outcome.latency.get(200, [])).p50 for outcome in turns.outcomes]
+    return _ratios(served, [spread(walls).p50 for walls in bare.walls])
+
+
+def _ratios(of: Sequence[float], over: Sequence[float]) -> float:
+    """The median by how much the one is larger than the other, over the turns in which anything was answered."""
+    return statistics.median(a / b for a, b in zip(of, over, strict=True) if not math.isnan(a)) - 1
+
+
+def _not_answered(outcomes: Sequence[Outcome]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for outcome in outcomes:
+        for code, count in outcome.codes().items():
+            if code != 200:
+                found[code] = found.get(code, 0) + count
+    return found
+
+
+def spread(times: Sequence[float]) -> Spread:
+    """The median and the 99th of 100 times.
+
+    >>> spread([float(time) for time in range(101)])
+    Spread(p50=50.0, p99=99.0)
+    """
+    if len(times) < 2:
+        return Spread(*(times[0] if times else float("nan"),) * 2)
+    found = statistics.quantiles(times, n=100, method="inclusive")
+    return Spread(found[49], found[98])

@@ -1,0 +1,158 @@
+"""`rankfall serve` as a process of its own, and what that process needs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+STARTING = 120.0  # seconds until it has to be ready
+ENDING = 30.0
+MB = 2**20
+
+
+class Service:
+    """A service on this machine."""
+
+    def __init__(self, process: subprocess.Popen[str], port: int, token: str) -> None:
+        self.port = port
+        self._process = process
+        self._token = token
+
+    def ask(self, method: str, path: str, body: Any = None, *, timeout: float = 60.0) -> tuple[int, Any]:
+        """The code and the content of an answer; admins' questions are allowed."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"}
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        finally:
+            connection.close()
+        is_json = (answer.getheader("content-type") or "").startswith("application/json")
+        return answer.status, json.loads(content) if is_json else content.decode()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is no more."""
+        return self._process.poll() is not None
+
+    def cpu_seconds(self) -> float | None:
+        """What all its processes have used so far; Linux alone tells."""
+        try:
+            ticks = sum(sum(map(int, _stat(process)[11:13])) for process in self._processes())
+        except OSError:
+            return None
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def memory(self) -> tuple[float, float] | None:
+        """Megabytes of its processes in memory: all of it, and without the files that are mapped."""
+        try:
+            found = [_status(process) for process in self._processes()]
+        except OSError:
+            return None
+        return sum(one["VmRSS"] for one in found) / 1024, sum(one["RssAnon"] for one in found) / 1024
+
+    def _processes(self) -> list[int]:
+        """The process and those that it started."""
+        found = [self._process.pid]
+        for process in found:  # which grows meanwhile
+            for children in Path(f"/proc/{process}/task").glob("*/children"):
+                found += map(int, children.read_text().split())
+        return found
+
+
+def _stat(process: int) -> list[str]:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()  # the name may hold anything
+
+
+def _status(process: int) -> dict[str, int]:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return {key: int(value.split()[0]) for key, _, value in (line.partition(":") for line in lines) if " kB" in value}
+
+
+@contextmanager
+def running(bundle: Path, options: Sequence[str] = ()) -> Iterator[Service]:
+    """A service of a bundle on a free port, ready to be asked, and ended afterwards."""
+    port, token = _free_port(), secrets.token_hex(16)
+    command = [sys.executable, "-m", "rankfall", "serve", str(bundle), "--port", str(port), *options]
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            command, stdout=said, stderr=said, text=True, env=os.environ | {"RANKFALL_TOKEN": token}
+        )
+        try:
+            service = Service(process, port, token)
+            _wait_until_ready(service, said)
+            yield service
+        finally:
+            _end(process)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _wait_until_ready(service: Service, said: IO[str]) -> None:
+    ends = time.monotonic() + STARTING
+    while not service.ended and time.monotonic() < ends:
+        try:
+            if service.ask("GET", "/ready")[0] == 200:
+                return
+        except OSError:  # nobody listens yet
+            pass
+        time.sleep(0.1)
+    said.seek(0)
+    raise OSError(f"rankfall serve was not ready within {STARTING:.0f} s; it said: {said.read()[-2000:].strip()}")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(ENDING)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+class Watch:
+    """Looks at the memory of a service every second, in a thread."""
+
+    def __init__(self, service: Service, interval: float = 1.0) -> None:
+        self._service = service
+        self._interval = interval
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self.samples: list[tuple[float, float, float]] = []  # seconds since the start, megabytes, without files
+
+    def __enter__(self) -> Watch:
+        self._begin = time.perf_counter()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while True:
+            memory = self._service.memory()
+            if memory is not None:
+                self.samples.append((time.perf_counter() - self._begin, *memory))
+            if self._done.wait(self._interval):
+                return

@@ -1,0 +1,310 @@
+"""A service under load for minutes, while bundles are swapped and bad ones offered, and then under far too much.
+
+Requests arrive at random times at a share of the largest rate. Every answer is held against that of the bundle whose
+name it bears, which was asked beforehand without a service. At the end three times the largest rate arrives: then
+every request has to be answered or refused by its deadline, and the service has to be well right after.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankfall.benchmarks.serving.answers import expected_answers, model_name
+from rankfall.benchmarks.serving.bundles import bad_bundles, requests_like_examples
+from rankfall.benchmarks.serving.load import Job, drive, started, write_bodies
+from rankfall.benchmarks.serving.serve import Spread, spread
+from rankfall.benchmarks.serving.service import Watch, running
+from rankfall.serving import Bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rankfall.benchmarks.serving.load import Outcome
+    from rankfall.benchmarks.serving.service import Service
+
+    OnStep = Callable[[str, int, int | None], None]  # what is done, how much of it, and of how much
+
+POOL = 2048  # different requests
+CLIENTS = 32  # with whom the largest rate is found
+OVERLOAD = 3.0  # times the largest rate
+DEADLINE = 1000.0  # milliseconds, of the service
+SLACK = 250.0  # milliseconds beyond it within which an answer has to be there
+REFUSED = (503, 504)
+GROWTH = 0.1  # of memory, from the first minute to the last, that passes as flat
+_MINUTE = 60.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long, and how hard."""
+
+    minutes: float = 10.0
+    every: float = 20.0  # seconds between two swaps
+    rate: float = 0.8  # of the largest
+    finding: float = 5.0  # seconds in which that is found
+    overload: float = 10.0  # seconds of too many requests
+
+
+@dataclass
+class Swaps:
+    """What was offered to the service, and what came of it."""
+
+    taken: int = 0
+    seconds: list[float] = field(default_factory=list)  # of those taken
+    refused: dict[str, int] = field(default_factory=dict)  # bad bundles, by what is wrong with them
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Megabytes of the service, medians; the first minute is that after both bundles were loaded once."""
+
+    first_minute: float
+    last_minute: float
+    growth_per_minute: float  # of the line through all samples
+    first_without_files: float
+    last_without_files: float
+    flat: bool | None  # None: it was too short to tell
+
+
+@dataclass(frozen=True)
+class Overload:
+    """Far more requests than the service can answer."""
+
+    requests_per_second: float
+    unsent: int  # requests that found no free connection, whose number has a limit
+    codes: dict[int, int]
+    slowest_ms: float  # until a request that was sent had any answer
+    answered_ms: Spread
+    late_ms: float  # by which the 99th of 100 requests was sent too late
+    verdicts: dict[str, int]  # of the answers
+    well_after: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that happened."""
+
+    bundles: list[str]
+    largest_rate: float
+    requests_per_second: float
+    minutes: float
+    asked: int
+    answered: int
+    refused: int  # with 503 or 504
+    failed: int  # any other code, lost connections, and what could not be sent
+    verdicts: dict[str, int]  # of the answers
+    by_model: dict[str, int]
+    call_ms: Spread
+    slowest_ms: float  # until a request that was sent had any answer
+    late_ms: float  # by which the 99th of 100 requests was sent too late
+    swaps: Swaps
+    memory: Memory | None  # None: this system does not tell
+    overload: Overload
+    problems: list[str]  # what must not be
+
+
+def soak(first: Path, second: Path, settings: Settings, *, on_step: OnStep) -> Report:
+    """Put a service of two bundles under load, and find out whether all was right."""
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch)
+        models = _expect(first, second, directory, on_step)
+        bad = bad_bundles(second, directory)
+        with running(first, ["--deadline", str(round(DEADLINE))]) as service:
+            plan = _Plan(service, {models[0]: first, models[1]: second}, bad, settings, directory)
+            return plan.run(on_step)
+
+
+def _expect(first: Path, second: Path, directory: Path, on_step: OnStep) -> list[str]:
+    """Write requests and what both bundles answer to them; gives the names of the bundles."""
+    bundles = [Bundle.load(first), Bundle.load(second)]
+    requests = requests_like_examples(bundles[0], POOL)
+    write_bodies(directory / "bodies.jsonl", requests)
+    expected: dict[str, Any] = {}
+    done = 0
+
+    def on_requests(count: int) -> None:
+        nonlocal done
+        on_step("asking the bundles themselves", done := done + count, 2 * POOL)
+
+    for bundle in bundles:
+        name = model_name(bundle.manifest)
+        if name in expected:
+            raise ValueError(f"bundle: {second} is the same as {first}, expected two different ones")
+        expected[name] = expected_answers(bundle, requests, on_requests)
+    (directory / "expected.json").write_text(json.dumps(expected))
+    return list(expected)
+
+
+class _Plan:
+    """What is done to a service, in order."""
+
+    def __init__(
+        self, service: Service, models: dict[str, Path], bad: dict[str, Path], settings: Settings, directory: Path
+    ) -> None:
+        self._service = service
+        self._models = models  # paths by name; the first is served
+        self._bad = cycle(bad.items())
+        self._settings = settings
+        self._bodies, self._expected = str(directory / "bodies.jsonl"), str(directory / "expected.json")
+        self.swaps = Swaps()
+
+    def run(self, on_step: OnStep) -> Report:
+        settings = self._settings
+        on_step("finding the largest rate", 0, None)
+        found = drive(self._job(settings.finding, clients=CLIENTS, warm_up=settings.finding / 4))
+        largest = found.in_time / found.seconds
+        if not largest:
+            raise OSError(f"the service answered nothing: {found.quoted}")
+        with Watch(self._service) as watch:
+            outcome = self._under_load(settings.rate * largest, on_step)
+        on_step("overload", 0, None)
+        overload = self._overload(largest)
+        return _report(
+            settings, list(self._models), largest, outcome, self.swaps, _memory(watch.samples, settings), overload
+        )
+
+    def _under_load(self, rate: float, on_step: OnStep) -> Outcome:
+        """Ask at a rate, swap bundles and offer bad ones in between."""
+        seconds = self._settings.minutes * _MINUTE
+        job = self._job(seconds, rate=rate, expected=self._expected)
+        begin = time.perf_counter()
+        with started(job) as wait:
+            for due, act in self._acts(seconds):
+                on_step(f"{rate:,.0f} requests/s, {self.swaps.taken} swaps", round(due), round(seconds))
+                if (outcome := wait(max(0.0, begin + due - time.perf_counter()))) is not None:
+                    break
+                act()
+            else:
+                outcome = wait(None)
+        assert outcome is not None  # the end has come
+        return outcome
+
+    def _acts(self, seconds: float) -> Iterator[tuple[float, Callable[[], None]]]:
+        """When to do what: a swap at every interval, a bad bundle in the middle of it."""
+        half = self._settings.every / 2
+        for number in range(1, int(seconds / half)):
+            yield number * half, self._offer_bad if number % 2 else self._swap
+
+    def _swap(self) -> None:
+        before, after = self._models
+        begin = time.perf_counter()
+        code, answer = self._service.ask("POST", "/reload", {"path": str(self._models[after].resolve())})
+        if code == 200 and (answer["model"], answer["before"]) == (after, before):
+            self.swaps.taken += 1
+            self.swaps.seconds.append(time.perf_counter() - begin)
+            self._models = {after: self._models[after], before: self._models[before]}
+        else:
+            self.swaps.problems.append(f"a swap from {before} to {after} was answered {code}: {answer}")
+
+    def _offer_bad(self) -> None:
+        what, path = next(self._bad)
+        code, answer = self._service.ask("POST", "/reload", {"path": str(path.resolve())})
+        served = self._service.ask("GET", "/model")[1]["bundles"]["main"]["model"]
+        if code == 409 and served == next(iter(self._models)):
+            self.swaps.refused[what] = self.swaps.refused.get(what, 0) + 1
+        else:
+            self.swaps.problems.append(f"a bundle with {what} was answered {code}: {answer}; {served} is served")
+
+    def _overload(self, largest: float) -> Overload:
+        rate = OVERLOAD * largest
+        outcome = drive(self._job(self._settings.overload, rate=rate, expected=self._expected))
+        answered, late = spread(outcome.latency.get(200, [])), spread(outcome.late)
+        return Overload(
+            requests_per_second=rate,
+            unsent=outcome.unsent,
+            codes=outcome.codes(),
+            slowest_ms=outcome.slowest,
+            answered_ms=answered,
+            late_ms=late.p99,
+            verdicts=outcome.verdicts,
+            well_after=self._is_well(),
+        )
+
+    def _is_well(self) -> bool:
+        """Whether a request is answered as if nothing had been."""
+        asked = drive(self._job(0.5, clients=1))
+        codes = [self._service.ask("GET", path)[0] for path in ("/health", "/ready")]
+        return codes == [200, 200] and set(asked.codes()) == {200}
+
+    def _job(self, seconds: float, **how: Any) -> Job:
+        return Job(self._service.port, self._bodies, seconds, **how)
+
+
+# --- what came of it ----------------------------------------------------------------------------------------------
+
+
+def _report(
+    settings: Settings,
+    models: list[str],
+    largest: float,
+    outcome: Outcome,
+    swaps: Swaps,
+    memory: Memory | None,
+    overload: Overload,
+) -> Report:
+    codes = Counter(outcome.codes())
+    refused = sum(codes[code] for code in REFUSED)
+    report = Report(
+        bundles=models,
+        largest_rate=largest,
+        requests_per_second=settings.rate * largest,
+        minutes=settings.minutes,
+        asked=outcome.asked,
+        answered=codes[200],
+        refused=refused,
+        failed=codes.total() - codes[200] - refused + outcome.unsent,
+        verdicts=outcome.verdicts,
+        by_model=outcome.models,
+        call_ms=spread(outcome.latency.get(200, [])),
+        slowest_ms=outcome.slowest,
+        late_ms=spread(outcome.late).p99,
+        swaps=swaps,
+        memory=memory,
+        overload=overload,
+        problems=[],
+    )
+    report.problems.extend([*_problems(report), *(f"such as {text}" for text in outcome.quoted)])
+    return report
+
+
+def _problems(report: Report) -> list[str]:
+    """What must not be, in sentences."""
+    overload, memory = report.overload, report.memory
+    allowed = {200, *REFUSED}
+    others = {code: count for code, count in overload.codes.items() if code not in allowed}
+    wrong = report.verdicts.get("wrong", 0) + overload.verdicts.get("wrong", 0)
+    found = {
+        f"{report.failed:,} requests failed": report.failed,
+        f"{report.refused:,} requests were refused": report.refused,
+        f"{wrong:,} answers were wrong": wrong,
+        "no request was answered": not report.answered,
+        "memory grew": memory is not None and memory.flat is False,
+        f"under overload requests had the codes {others}": others,
+        f"under overload an answer took {overload.slowest_ms:,.0f} ms": overload.slowest_ms > DEADLINE + SLACK,
+        "after the overload the service was not well": not overload.well_after,
+    }
+    return [text for text, is_one in found.items() if is_one] + report.swaps.problems
+
+
+def _memory(samples: Sequence[tuple[float, float, float]], settings: Settings) -> Memory | None:
+    """What the samples say once both bundles have been loaded."""
+    settled = [sample for sample in samples if sample[0] >= 2 * settings.every] or list(samples)
+    if len(settled) < 2:
+        return None
+    first = [sample for sample in settled if sample[0] < settled[0][0] + _MINUTE]
+    last = [sample for sample in settled if sample[0] > settled[-1][0] - _MINUTE]
+    whole = statistics.median(one[1] for one in first), statistics.median(one[1] for one in last)
+    without = statistics.median(one[2] for one in first), statistics.median(one[2] for one in last)
+    slope = statistics.linear_regression([one[0] for one in settled], [one[1] for one in settled]).slope
+    long_enough = settled[-1][0] - settled[0][0] >= 3 * _MINUTE
+    flat = whole[1] <= (1 + GROWTH) * whole[0] and without[1] <= (1 + GROWTH) * without[0]
+    return Memory(*whole, slope * _MINUTE, *without, flat=flat if long_enough else None)

@@ -1,0 +1,242 @@
+"""``rankfall bench serve`` and ``rankfall bench soak``: what a service costs, and whether it stays right under load."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from rankfall.commands.terminal import examples, fail, progress, say, show, show_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rankfall.benchmarks.serving.serve import Report, Row, Spread
+    from rankfall.benchmarks.serving.soak import Report as SoakReport
+
+    OnStep = Callable[[str, int, int | None], None]
+
+SERVE_EXAMPLES = examples("rankfall bench serve --keep bundles", "rankfall bench serve bundle --seconds 5 --json")
+SOAK_EXAMPLES = examples("rankfall bench soak --keep bundles", "rankfall bench soak bundle newer-bundle --minutes 2")
+
+ITEMS = 1_000_000
+Items = Annotated[int, typer.Option(min=1000, help="Items of a simulated bundle.")]
+Keep = Annotated[
+    Path | None,
+    typer.Option(help="Directory for simulated bundles, which are made once.", show_default="made anew, then deleted"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+
+
+def serve(
+    bundle: Annotated[
+        Path | None, typer.Argument(metavar="BUNDLE", help="A bundle.", show_default="a simulated one")
+    ] = None,
+    items: Items = ITEMS,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of each turn.")] = 3.0,
+    keep: Keep = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a service beside the bare calls of faiss and onnxruntime that it makes.
+
+    `rankfall serve` runs as a process of its own on one thread and is asked by another: by 1, 8 and 32 clients that
+    wait for their answers, with one request or 32 of them in a call, in turns with the bare calls on the same requests.
+    Then requests arrive at random times at half of the largest rate. The simulated bundle has two stages, which keep
+    200 and 20 items, and sequences of up to 50 events; making it takes a minute.
+    """
+    _need_serving()
+    from rankfall.benchmarks.serving.serve import measure, promises, steps
+
+    with _bundles([bundle], items, keep) as (path,):
+        say(f"measuring a service of {path}")
+        with progress() as bar:
+            task = bar.add_task("loading", total=steps())
+            found = measure(path, seconds=seconds, report=lambda done: bar.update(task, advance=1, description=done))
+    checked = promises(found)
+    if as_json:
+        kept = [dict(zip(("promise", "target", "measured", "met"), one, strict=True)) for one in checked]
+        show_json({"what": "serve", **asdict(found), "must_show": kept})
+        return
+    _show_serve(found)
+    table = Table(title="\npromises", title_justify="left")
+    for column in ("promise", "target", "measured", ""):
+        table.add_column(column)
+    for what, target, measured, met in checked:
+        table.add_row(what, target, measured, "[green]met[/]" if met else "[red]not met[/]")
+    show(table)
+
+
+def soak(
+    bundle: Annotated[
+        Path | None, typer.Argument(metavar="BUNDLE", help="A bundle.", show_default="a simulated one")
+    ] = None,
+    other: Annotated[
+        Path | None, typer.Argument(metavar="OTHER", help="The one to swap it with.", show_default="a simulated one")
+    ] = None,
+    minutes: Annotated[float, typer.Option(min=0.01, help="Minutes under load.")] = 10.0,
+    every: Annotated[float, typer.Option(min=0.5, help="Seconds between two swaps.")] = 20.0,
+    rate: Annotated[float, typer.Option(min=0.01, max=1.0, help="Share of the largest rate.")] = 0.8,
+    items: Items = ITEMS,
+    keep: Keep = None,
+    as_json: AsJson = False,
+) -> None:
+    """Keep a service under load while bundles are swapped and bad ones offered; then ask three times too much.
+
+    Every answer is compared with that of the bundle it names. The exit code is 1 if a request failed or was refused, an
+    answer was wrong, a good bundle was refused or a bad one taken, memory grew, or if under overload a request was
+    neither answered nor refused by its deadline.
+    """
+    if (bundle is None) != (other is None):
+        raise typer.BadParameter("expected two bundles, or none", param_hint="OTHER")
+    _need_serving()
+    from rankfall.benchmarks.serving import soak as soaking
+
+    settings = soaking.Settings(minutes=minutes, every=every, rate=rate)
+    with _bundles([bundle, other], items, keep) as (first, second), progress() as bar:
+        task = bar.add_task("loading", total=None)
+        found = soaking.soak(
+            first,
+            second,
+            settings,
+            on_step=lambda step, done, total: bar.update(task, description=step, completed=done, total=total),
+        )
+    if as_json:
+        show_json({"what": "soak", **asdict(found)})
+    else:
+        _show_soak(found)
+    for problem in found.problems:
+        fail(problem)
+    if found.problems:
+        raise typer.Exit(1)
+
+
+def _need_serving() -> None:
+    try:
+        import rankfall.serving  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ValueError(str(error)) from None
+
+
+@contextmanager
+def _bundles(given: list[Path | None], items: int, keep: Path | None) -> Iterator[list[Path]]:
+    """The bundles that were named, or as many simulated ones, which are gone afterwards unless they are kept."""
+    if all(path is not None for path in given):
+        yield [path for path in given if path is not None]
+        return
+    from rankfall.benchmarks.serving.bundles import simulated_bundle
+
+    with tempfile.TemporaryDirectory() as scratch:
+        with progress() as bar:
+            task = bar.add_task("simulating", total=None)
+
+            def on_step(step: str, done: int, total: int | None) -> None:
+                bar.update(task, description=step, completed=done, total=total)
+
+            directory = keep or Path(scratch)
+            made = [simulated_bundle(directory, items, seed=seed, on_step=on_step) for seed in range(len(given))]
+        yield made
+
+
+# --- tables -------------------------------------------------------------------------------------------------------
+
+
+def _table(first: str, *headings: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column(first, no_wrap=True, header_style="dim")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True, header_style="dim")
+    return table
+
+
+def _show_serve(report: Report) -> None:
+    funnel = " -> ".join(f"{stage['name']} {stage['quota']}" for stage in report.stages)
+    show(f"{report.bundle}: {report.items:,} items -> {funnel}; times in ms, p50 / p99\n")
+    rows = _table("clients x requests", "requests/s", "a call", "over bare", "CPU a request", "over bare")
+    for row in report.rows:
+        wall = f"{row.requests_per_second:,.0f}", _spread(row.call_ms), _share(row.overhead)
+        rows.add_row(_setting(row), *wall, _number(row.cpu_ms), _share(row.cpu_overhead))
+    show(rows)
+    names = list(report.rows[0].parts_ms)
+    parts = _table("\nas the service says", *(f"\n{name}" for name in names))
+    for row in report.rows:
+        parts.add_row(_setting(row), *(_spread(row.parts_ms[name]) for name in names))
+    show(parts)
+    parts_of_bare = list(report.bare[0].parts_ms)
+    headings = "requests/s", "a call", "CPU a request", "CPU", *parts_of_bare
+    bare = _table("\nbare calls of", *(f"\n{heading}" for heading in headings))
+    for one in report.bare:
+        cells = f"{one.requests_per_second:,.0f}", _spread(one.call_ms), _number(one.cpu_ms), f"{one.cpu:.0%}"
+        bare.add_row(str(one.batch), *cells, *(_number(one.parts_ms[part]) for part in parts_of_bare))
+    show(bare)
+    half = report.half_rate
+    rate = f"{half.requests_per_second:,.0f} requests/s, half of the most"
+    show(f"\nat {rate}: {_spread(half.call_ms)}; {_late(half.late_ms)}")
+    if report.score_all is not None:
+        whole = report.score_all
+        took = f"{whole.seconds:,.2f} s, {whole.cpu_seconds:,.2f} of the CPU"
+        show(f"the ranker on all {whole.items:,} items: {took}, for one request")
+
+
+def _setting(row: Row) -> str:
+    return f"{row.clients} x {row.requests_in_call}"
+
+
+def _show_soak(report: SoakReport) -> None:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for what, value in _soak_lines(report).items():
+        table.add_row(what, value)
+    show(table)
+
+
+def _soak_lines(report: SoakReport) -> dict[str, str]:
+    swaps, memory, overload = report.swaps, report.memory, report.overload
+    same, tied, wrong = (f"{report.verdicts.get(verdict, 0):,}" for verdict in ("same", "tied", "wrong"))
+    bad = ", ".join(f"{what} {count}" for what, count in swaps.refused.items())
+    lines = {
+        "largest rate": f"{report.largest_rate:,.0f} requests/s",
+        "load": f"{report.requests_per_second:,.0f} requests/s for {report.minutes:g} minutes",
+        "requests": f"{report.answered:,} answered, {report.refused:,} refused, {report.failed:,} failed",
+        "answers": f"{same} the same, {tied} with other items of equal scores, {wrong} wrong",
+        "a call": f"{_spread(report.call_ms)} ms, at most {report.slowest_ms:,.0f}; {_late(report.late_ms)}",
+        "swaps": f"{swaps.taken}, each in at most {max(swaps.seconds, default=0.0):.1f} s",
+        "bad bundles refused": bad or "none was offered",
+        "memory": "not known",
+    }
+    if memory is not None:
+        growth = f"{memory.growth_per_minute:+.1f} MB a minute"
+        flat = {True: f"{growth}: flat", False: f"{growth}: not flat", None: "too short to tell"}[memory.flat]
+        lines["memory"] = (
+            f"{memory.first_minute:,.0f} MB in the first minute, {memory.last_minute:,.0f} in the last "
+            f"({memory.first_without_files:,.0f} and {memory.last_without_files:,.0f} without mapped files), {flat}"
+        )
+    codes = ", ".join(f"{code}: {count:,}" for code, count in overload.codes.items())
+    codes += f", not sent: {overload.unsent:,}" if overload.unsent else ""
+    took = f"at most {overload.slowest_ms:,.0f} ms; {_late(overload.late_ms)}"
+    lines["overload"] = f"{overload.requests_per_second:,.0f} requests/s: {codes}; {took}"
+    lines["after it"] = "well" if overload.well_after else "not well"
+    return lines
+
+
+def _late(milliseconds: float) -> str:
+    """How far the load itself was behind, which is nothing that the service does."""
+    return f"sent up to {_number(milliseconds)} ms late"
+
+
+def _spread(times: Spread) -> str:
+    return f"{_number(times.p50)} / {_number(times.p99)}"
+
+
+def _number(value: float | None) -> str:
+    """Three digits, never an exponent."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:+.0%}"

@@ -1,0 +1,142 @@
+"""The ASGI application: paths, and the life of what stands behind them."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import asynccontextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Route
+
+from rankfall import __version__
+from rankfall.serving.service.admin import Admin
+from rankfall.serving.service.batching import Batcher
+from rankfall.serving.service.board import Board
+from rankfall.serving.service.follow import Follower
+from rankfall.serving.service.information import HERE, File, Information, page_files
+from rankfall.serving.service.metrics import Metrics
+from rankfall.serving.service.ranking import Rankers
+from rankfall.serving.service.slots import Slots
+from rankfall.serving.service.wire import ALWAYS, JSON, Bodies, GoneError, RefusedError, Reply, error_reply
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+    from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
+
+    from rankfall.serving.service.settings import Settings
+    from rankfall.serving.service.slots import Served
+
+    Handler = Callable[[Scope, Receive], Awaitable[Reply]]
+
+_log = logging.getLogger(__name__)
+_HUNG_UP = 499  # in the metrics, as others have it: nobody is there to be told
+_REASONS = {408: "slow body", 413: "large body", 503: "queue", 504: "deadline"}
+
+
+class Endpoint:
+    """A path: its handler, what errors become, and the metrics."""
+
+    def __init__(self, path: str, handle: Handler, metrics: Metrics) -> None:
+        self._path = path
+        self._handle = handle
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        begin = perf_counter()
+        try:
+            reply = await self._handle(scope, receive)
+        except RefusedError as error:
+            if error.code in _REASONS:
+                self._metrics.refused(_REASONS[error.code])
+            reply = error_reply(error)
+        except GoneError:
+            self._metrics.call(self._path, _HUNG_UP, perf_counter() - begin)
+            return
+        except Exception:
+            _log.exception("%s failed", self._path)
+            reply = error_reply(RefusedError(500, "the service failed to answer, which its log explains"))
+        self._metrics.call(self._path, reply.code, perf_counter() - begin)
+        await reply.send(send)
+
+
+class Service(FastAPI):
+    """Everything that one worker has."""
+
+    def __init__(
+        self, settings: Settings, board: Board | None = None, loaded: Mapping[str, Served] | None = None
+    ) -> None:
+        super().__init__(
+            title="rankfall",
+            version=__version__,
+            openapi_url=None,  # the document follows from the bundles
+            redirect_slashes=False,
+            lifespan=_life,
+            exception_handlers={HTTPException: self._no_such_path},
+        )
+        self.settings = settings
+        self.slots = Slots()
+        for slot, served in (loaded or {}).items():
+            self.slots.put(slot, served)
+        self._board = board or Board(settings.shared)
+        self.batcher = Batcher(batch=settings.batch, queue=settings.queue, on_batch=self._count)
+        self.metrics = Metrics(self.slots, lambda: self.batcher.waiting, settings.shared)
+        bodies = Bodies(settings.max_body, seconds=settings.body_seconds)
+        self.rankers = Rankers(settings, self.slots, self.batcher, bodies)
+        self.follower = Follower(settings, self.slots, self._board, self.metrics)
+        self._add(bodies)
+
+    def _add(self, bodies: Bodies) -> None:
+        about = Information(self.settings, self.slots, self.metrics, lambda: self.batcher.is_working)
+        admin = Admin(self.settings.token, self.follower, bodies)
+        posted: dict[str, Handler] = {"/rank": self.rankers.rank, "/reload": admin.reload}
+        asked: dict[str, Handler] = {
+            "/health": about.health,
+            "/ready": about.ready,
+            "/metrics": about.metrics,
+            "/model": about.model,
+            "/openapi.json": about.openapi,
+            "/docs": about.docs,
+            "/docs.css": File(HERE / "docs.css"),
+        }
+        if self.settings.page:
+            posted["/score"] = self.rankers.score
+            asked |= {"/examples": about.examples, **{path: File(file) for path, file in page_files().items()}}
+        for method, handlers in (("POST", posted), ("GET", asked)):
+            for path, handle in handlers.items():
+                route = Route(path, Endpoint(path, handle, self.metrics), methods=[method])
+                self.router.routes.append(route)
+
+    def _count(self, requests: int, milliseconds: dict[str, float]) -> None:
+        self.metrics.batch(requests, milliseconds)
+
+    async def _no_such_path(self, request: Request, error: Exception) -> Response:
+        """Neither the path nor, for a path that there is, the method."""
+        assert isinstance(error, HTTPException)
+        self.metrics.call("other", error.status_code, 0.0)
+        allowed = (error.headers or {}).get("Allow")
+        message = "path: there is no such one, /docs lists all"
+        if allowed is not None:
+            message = f"method: found {request.method[:20]}, expected {allowed}"
+        response = Response(error_reply(RefusedError(error.status_code, message)).body, error.status_code)
+        response.raw_headers += [(b"content-type", JSON), *ALWAYS]
+        if allowed is not None:
+            response.headers["allow"] = allowed
+        return response
+
+
+@asynccontextmanager
+async def _life(app: FastAPI) -> AsyncIterator[None]:
+    assert isinstance(app, Service)
+    app.batcher.start()
+    await app.follower.start()
+    yield
+    await app.follower.stop()
+    app.batcher.stop()
+    app.rankers.stop()

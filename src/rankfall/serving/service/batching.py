@@ -1,0 +1,258 @@
+"""Requests of many callers, answered together by one thread.
+
+There is no waiting for a batch to fill: whatever came while the thread was at work is its next batch. The line of those
+who wait is bounded, and nobody waits beyond a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from rankfall.serving.requests import Batch, RequestError
+from rankfall.serving.service.wire import RETRY, RefusedError, named
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rankfall.serving.ranking import Ranking
+    from rankfall.serving.service.slots import Served
+
+_log = logging.getLogger(__name__)
+_RECENT = 0.3  # weight of the last batch in what is expected of the next
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The rankings of one caller, or what else was asked, and how long everything took."""
+
+    content: Any
+    milliseconds: dict[str, float]
+
+
+@dataclass(eq=False, slots=True)
+class Pending:
+    """A caller who waits. It keeps the bundle that it came to, whatever is served meanwhile."""
+
+    served: Served
+    count: int  # requests
+    deadline: float
+    answer: asyncio.Future[Answered]
+    batch: Batch | None = None
+    explain: bool = False
+    work: Callable[[], Any] | None = None  # something else than a ranking, which is done alone
+    arrived: float = field(default_factory=monotonic)
+
+    def goes_with(self, other: Pending) -> bool:
+        """Whether both can be answered by one call."""
+        return (
+            self.batch is not None
+            and other.batch is not None
+            and self.served is other.served
+            and self.explain == other.explain
+        )
+
+
+class Batcher:
+    """The line, and the thread that works on it."""
+
+    def __init__(self, *, batch: int, queue: int, on_batch: Callable[[int, dict[str, float]], None]) -> None:
+        self._batch = batch
+        self._queue = queue
+        self._on_batch = on_batch  # hears the requests of a batch and the milliseconds of every stage
+        self._line: deque[Pending] = deque()
+        self._waiting = 0  # requests in the line
+        self._lock = threading.Lock()  # of the line
+        self._bell = SimpleQueue[None]()  # rung for the thread when it sleeps; faster than a condition
+        self._is_asleep = False
+        self._stopping = False
+        self._usual = 0.0  # seconds that a batch takes
+        self._thread = threading.Thread(target=self._work, name="rankfall-batches", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Begin to work, for callers of the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def stop(self, seconds: float = 5.0) -> None:
+        """End when the batch at work is done."""
+        self._stopping = True
+        self._bell.put(None)
+        self._thread.join(seconds)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait."""
+        return self._waiting
+
+    @property
+    def is_working(self) -> bool:
+        """Whether there is somebody to answer."""
+        return self._thread.is_alive() and not self._stopping
+
+    def check_room(self, seconds: float, count: int = 1) -> None:
+        """Refuse if the line is too long for so many more requests, or takes longer than so many seconds."""
+        waiting = self._waiting
+        if waiting + count > self._queue:
+            message = f"{waiting:,} requests are waiting, expected at most {self._queue:,}; try again"
+            raise RefusedError(503, message, headers=[RETRY])
+        # whoever finds nobody waiting is let in, or else one slow batch would keep everybody out for ever
+        if waiting and (waiting / self._batch + 1) * self._usual > seconds:
+            message = f"{waiting:,} requests are waiting, which takes longer than until the deadline; try again"
+            raise RefusedError(503, message, headers=[RETRY])
+
+    async def answer(self, pending: Pending) -> Answered:
+        """Wait for an answer, at most until the deadline."""
+        loop = asyncio.get_running_loop()
+        left = pending.deadline - monotonic()
+        if left <= 0:
+            raise late()
+        timer = loop.call_later(left, self.drop, pending, late())
+        try:
+            self._put(pending, left)
+            return await pending.answer
+        finally:
+            timer.cancel()
+
+    def drop(self, pending: Pending, error: Exception) -> None:
+        """Tell a caller that there will be no answer, and forget the request if nobody works on it yet."""
+        if not pending.answer.done():
+            pending.answer.set_exception(error)
+        with self._lock:
+            if pending in self._line:
+                self._line.remove(pending)
+                self._waiting -= pending.count
+
+    def _put(self, pending: Pending, seconds: float) -> None:
+        with self._lock:
+            self.check_room(seconds, pending.count)
+            self._line.append(pending)
+            self._waiting += pending.count
+            is_asleep, self._is_asleep = self._is_asleep, False
+        if is_asleep:  # after everybody who came in the same moment
+            asyncio.get_running_loop().call_soon(self._bell.put, None)
+
+    # --- the thread ---------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while self._answer_some():
+            pass
+
+    def _answer_some(self) -> bool:
+        """Answer what is waiting. Nothing of it may outlive this call: a bundle that was replaced would stay."""
+        taken = self._take()
+        if not taken:
+            return False
+        begin = monotonic()
+        results = self._results(taken, begin)
+        if sum(pending.count for pending in taken) <= self._batch:
+            self._usual += _RECENT * (monotonic() - begin - self._usual)
+        return self._tell(_deliver, taken, results)
+
+    def _take(self) -> list[Pending]:
+        """The first in the line and those who can be answered with it; none if the work is over."""
+        while True:
+            with self._lock:
+                taken = self._first_batch() if self._line else []
+                if taken or self._stopping:
+                    return taken
+                self._is_asleep = not self._line
+            if self._is_asleep:
+                self._bell.get()
+
+    def _first_batch(self) -> list[Pending]:
+        soon = monotonic() + self._usual
+        wanted = [pending for pending in self._line if not pending.answer.done()]
+        in_time = [pending for pending in wanted if pending.deadline >= soon]
+        too_late = [pending for pending in wanted if pending.deadline < soon]
+        if too_late and not in_time:  # what a batch takes is known from batches alone, so that one is always tried
+            in_time.append(too_late.pop())
+        for pending in too_late:  # its answer would come too late, and others would wait for it
+            self._tell(_fail, pending, late())
+        taken, rest, count = in_time[:1], deque[Pending](), sum(pending.count for pending in in_time[:1])
+        for pending in in_time[1:]:
+            if count + pending.count <= self._batch and pending.goes_with(taken[0]):
+                taken.append(pending)
+                count += pending.count
+            else:
+                rest.append(pending)
+        self._line = rest
+        self._waiting = sum(pending.count for pending in rest)
+        return taken
+
+    def _tell(self, what: Callable[..., None], *arguments: object) -> bool:
+        """Do something in the event loop; whether it still runs."""
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(what, *arguments)
+        except RuntimeError:  # it is closed: nobody waits any more
+            return False
+        return True
+
+    def _results(self, taken: Sequence[Pending], begin: float) -> list[Answered | Exception]:
+        if len(taken) > 1:
+            try:
+                return self._together(taken, begin)
+            except RequestError:
+                pass  # one of them is wrong, which is no fault of the others
+            except Exception:
+                _log.exception("a batch of %d calls failed, each is answered alone", len(taken))
+        return [self._alone(pending, begin) for pending in taken]
+
+    def _together(self, taken: Sequence[Pending], begin: float) -> list[Answered | Exception]:
+        first = taken[0]
+        joined = Batch.join([pending.batch for pending in taken if pending.batch is not None])
+        answers = first.served.bundle.run(joined, explain=first.explain)
+        self._on_batch(len(joined), answers.milliseconds)
+        results: list[Answered | Exception] = []
+        start = 0
+        for pending in taken:
+            part = answers.rankings[start : start + pending.count]
+            results.append(_answered(pending, part, answers.milliseconds, begin))
+            start += pending.count
+        return results
+
+    def _alone(self, pending: Pending, begin: float) -> Answered | Exception:
+        if pending.answer.done():
+            return late()
+        try:
+            if pending.work is not None:
+                return Answered(pending.work(), {})
+            assert pending.batch is not None
+            answers = pending.served.bundle.run(pending.batch, explain=pending.explain)
+            self._on_batch(pending.count, answers.milliseconds)
+            return _answered(pending, answers.rankings, answers.milliseconds, begin)
+        except RequestError as error:
+            return named(str(error))
+        except Exception:
+            _log.exception("a call failed")
+            return RefusedError(500, "the service failed to answer, which its log explains")
+
+
+def late() -> RefusedError:
+    """What is said at a deadline."""
+    return RefusedError(504, "deadline: it is over, and there is no answer yet", "deadline")
+
+
+def _answered(pending: Pending, part: list[Ranking], milliseconds: dict[str, float], begin: float) -> Answered:
+    return Answered(part, {"queue": 1000 * (begin - pending.arrived), **milliseconds})
+
+
+def _deliver(taken: Sequence[Pending], results: Sequence[Answered | Exception]) -> None:
+    for pending, result in zip(taken, results, strict=True):
+        if isinstance(result, Exception):
+            _fail(pending, result)
+        elif not pending.answer.done():
+            pending.answer.set_result(result)
+
+
+def _fail(pending: Pending, error: Exception) -> None:
+    if not pending.answer.done():
+        pending.answer.set_exception(error)

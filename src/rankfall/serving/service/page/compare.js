@@ -1,0 +1,96 @@
+// Two funnels of one request: what they share, and what only one of them keeps.
+
+import { el, keyOf, number, percent, plural, svg, whole } from "./dom.js";
+import { ranks } from "./list.js";
+
+const FIRST = 40; // answers that are drawn
+const ROW = 30; // their height
+
+/** What two lists of ids have in common. */
+export function overlap(ours, theirs) {
+  const [one, other] = [ranks(ours), ranks(theirs)];
+  const shared = [...one.keys()].filter((key) => other.has(key));
+  const moves = shared.map((key) => Math.abs(one.get(key) - other.get(key)));
+  return {
+    shared: shared.length,
+    onlyOurs: one.size - shared.length,
+    onlyTheirs: other.size - shared.length,
+    same: moves.filter((move) => move === 0).length,
+    meanMove: moves.length ? moves.reduce((sum, move) => sum + move, 0) / moves.length : 0,
+  };
+}
+
+const keptOf = (trace) => trace.ids.slice(0, trace.kept);
+
+/** What to say beside an item of a stage that the other bundle's stage did not keep. */
+export function onlyHere(trace) {
+  const theirs = new Set(trace ? keptOf(trace).map(keyOf) : []);
+  return (key, kept) => (kept && !theirs.has(key) ? "only here" : null);
+}
+
+export function comparison(ours, theirs) {
+  const answers = overlap(ours.ids, theirs.ids);
+  const most = Math.max(ours.ids.length, theirs.ids.length);
+  return el("section", { class: "comparison", "aria-label": "Comparison" },
+    el("div", { class: "figures" },
+      figure(`${answers.shared} of ${most}`, "answers shared"),
+      figure(whole(answers.same), "at the same rank"),
+      figure(answers.shared ? answers.meanMove.toFixed(1) : "none", "ranks moved on average"),
+      figure(`${answers.onlyOurs} | ${answers.onlyTheirs}`, "only main | only other")),
+    slopes(ours, theirs),
+    el("p", { class: "legend" }, el("span", { class: "only" }), " kept by this bundle only"),
+    stagesTable(ours, theirs));
+}
+
+const figure = (value, words) => el("div", {}, el("strong", {}, value), el("span", { class: "soft small" }, words));
+
+/** Both answers with a line between the places of every item that they share. */
+function slopes(ours, theirs) {
+  const [one, other] = [ours.ids.slice(0, FIRST), theirs.ids.slice(0, FIRST)];
+  const [placeOne, placeOther] = [ranks(one), ranks(other)];
+  const height = ROW * Math.max(one.length, other.length, 1);
+  const lines = [...placeOne].filter(([key]) => placeOther.has(key)).map(([key, rank]) => {
+    const [from, to] = [rank, placeOther.get(key)].map((at) => ROW * (at - 0.5));
+    return svg("path", {
+      class: `slope ${from > to ? "up" : from < to ? "down" : "same"}`, "data-key": key,
+      d: `M0,${from} C50,${from} 50,${to} 100,${to}`,
+    });
+  });
+  const shape = { viewBox: `0 0 100 ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" };
+  const picture = svg("svg", shape, lines);
+  picture.style.height = `${height}px`;
+  const title = (name) => el("h3", {}, name, el("span", { class: "soft small" }, " answers"));
+  return el("div", { class: "slopes" }, title("main"), el("span"), title("other"),
+    answerList("main", ours, one, placeOther), picture, answerList("other", theirs, other, placeOne));
+}
+
+function answerList(title, answer, ids, elsewhere) {
+  const name = `Answers of ${title}: ${plural(ids.length, "item")}`;
+  return el("ol", { class: "items", role: "listbox", "aria-label": name }, ids.map((id, place) => {
+    const key = keyOf(id), only = !elsewhere.has(key);
+    const there = only ? `only in ${title}` : `rank ${elsewhere.get(key)} in the other`;
+    return el("li", {
+      role: "option", class: "item", tabindex: place ? "-1" : "0", "data-key": key, "aria-selected": "false",
+      "aria-label": `rank ${place + 1}, item ${key}, score ${number(answer.scores[place])}, ${there}`,
+    }, el("span", { class: "rank" }, whole(place + 1)), el("span", { class: "id", title: key }, key),
+    only ? el("span", { class: "only", title: there }) : null);
+  }));
+}
+
+function stagesTable(ours, theirs) {
+  const count = Math.max(ours.stages.length, theirs.stages.length);
+  const lines = Array.from({ length: count }, (_, place) => stageLine(ours.stages[place], theirs.stages[place]));
+  const heads = ["stage", "main keeps", "other keeps", "shared", "share"];
+  return el("div", { class: "scroll", tabindex: "0" }, el("table", {},
+    el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))),
+    el("tbody", {}, lines)));
+}
+
+function stageLine(mine, yours) {
+  const name = mine && yours && mine.name !== yours.name ? `${mine.name} | ${yours.name}` : (mine ?? yours).name;
+  const both = mine && yours ? overlap(keptOf(mine), keptOf(yours)) : null;
+  const union = both ? both.shared + both.onlyOurs + both.onlyTheirs : 0;
+  const counts = [mine?.kept, yours?.kept, both?.shared].map((count) => (count === undefined ? "none" : whole(count)));
+  const cells = [...counts, both ? percent(both.shared, union) : "none"];
+  return el("tr", {}, el("th", { scope: "row" }, name), cells.map((cell) => el("td", {}, cell)));
+}

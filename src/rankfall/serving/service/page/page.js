@@ -1,0 +1,393 @@
+// The funnel explorer: asks the service for the funnel of a request, and shows it.
+
+import { ServiceError, ask, fromJson, toJson } from "./api.js";
+import { comparison, onlyHere } from "./compare.js";
+import { byId, el, keyOf, plural, whole } from "./dom.js";
+import { RequestForm, labelOf } from "./form.js";
+import { flow, overview, stageCard, times } from "./funnel.js";
+import { outcomeOf, pathView, verdicts } from "./item.js";
+import { moveTo, ranks } from "./list.js";
+
+const RETRIES = 3; // of a busy service, before one has to ask for more
+
+const form = new RequestForm(() => { byId("example").value = ""; });
+let bundles = { main: null, other: null };
+let view = "main"; // or other, or compare
+let examples = [];
+let runs = []; // what was answered: {bundle, answer, about, request, took}
+let lists = []; // of items, one for each stage
+let asking = new AbortController();
+let waiting = null; // the timer of a retry
+
+const inView = () => (view === "compare" ? ["main", "other"] : [view]);
+const titleOf = (bundle) => (view === "compare" ? bundle : null);
+
+// --- what is loaded --------------------------------------------------------------------------------------------------
+
+async function load() {
+  try {
+    await loadModels();
+    await loadExamples();
+    await follow();
+  } catch (error) {
+    report(error, load);
+  }
+}
+
+async function loadModels() {
+  ({ bundles } = await ask("model"));
+  byId("models").replaceChildren(...Object.entries(bundles).filter(([, about]) => about).map(modelLine));
+  byId("views").hidden = !bundles.other;
+  if (!bundles.other && view !== "main") setView("main");
+  form.build(bundles[inView()[0]]);
+}
+
+function modelLine([bundle, about]) {
+  const funnel = about.stages.map((stage) => ` → ${stage.name} ${whole(stage.quota)}`).join("");
+  return el("span", { class: "model" }, bundles.other ? el("strong", {}, `${bundle} `) : null,
+    el("code", { title: `bundle ${about.path}` }, about.model), ` ${plural(about.items, "item")}${funnel}`);
+}
+
+async function loadExamples() {
+  ({ examples } = await ask(`examples?bundle=${inView()[0]}`));
+  byId("example").replaceChildren(
+    el("option", { value: "", disabled: examples.length > 0 }, "typed by hand"),
+    ...examples.map((request, place) => el("option", { value: place }, labelOf(request))));
+}
+
+function pick(place) {
+  const { k } = form.request;
+  form.set({ ...structuredClone(examples[place] ?? {}), ...(k === undefined ? {} : { k }) });
+  byId("example").value = examples[place] ? place : "";
+}
+
+function setView(name) {
+  view = name;
+  document.querySelector(`input[name=view][value=${name}]`).checked = true;
+}
+
+// --- asking ----------------------------------------------------------------------------------------------------------
+
+async function rank(tries = 0) {
+  if (form.broken) return form.fail(null, form.broken).focus();
+  startOver();
+  const { signal } = asking;
+  try {
+    const found = await Promise.all(inView().map((bundle) => runOf(bundle, signal)));
+    await catchUp(found);
+    runs = found;
+    showRuns();
+    remember();
+    return true;
+  } catch (error) {
+    if (error.name !== "AbortError") report(error, rank, tries);
+    return false;
+  } finally {
+    if (signal === asking.signal) byId("results").removeAttribute("aria-busy");
+  }
+}
+
+/** Forget what was asked before, and what went wrong with it. */
+function startOver() {
+  asking.abort();
+  asking = new AbortController();
+  clearTimeout(waiting);
+  form.clearErrors();
+  byId("item-error").textContent = "";
+  byId("banner").replaceChildren();
+  byId("results").setAttribute("aria-busy", "true");
+}
+
+async function runOf(bundle, signal) {
+  const request = structuredClone(form.request);
+  request.time ??= new Date().toISOString(); // now, which it still has to be when an item is explained later
+  const begin = performance.now();
+  const answer = await ask("rank", { ...request, explain: true, bundle }, signal);
+  return { bundle, answer, request, about: bundles[bundle], took: performance.now() - begin };
+}
+
+/** Learn what there is to know of a bundle that has come since the page was loaded. */
+async function catchUp(found) {
+  const isNew = (run) => run.answer.model !== bundles[run.bundle]?.model;
+  if (!found.some(isNew)) return;
+  await loadModels();
+  if (found.some(isNew)) throw new ServiceError("The service is changing its bundle", { status: 503, retry: 1 });
+  for (const run of found) run.about = bundles[run.bundle];
+}
+
+async function explain(text, mayRank = true) {
+  if (!runs.length && !(await rank())) return;
+  const field = byId("item"), error = byId("item-error");
+  error.textContent = "";
+  field.removeAttribute("aria-invalid");
+  field.value = text;
+  try {
+    const id = idOf(text);
+    const answers = await Promise.all(runs.map((run) => scoresOf(id, run)));
+    if (mayRank && answers.some(({ model }, place) => model !== runs[place].answer.model)) {
+      runs = []; // these scores belong to another bundle
+      await explain(text, false);
+      return;
+    }
+    showPath(id, runs.map((run, place) => verdicts(id, run, answers[place].scores)));
+    remember();
+  } catch (problem) {
+    if (problem.name === "AbortError") return;
+    byId("path").replaceChildren();
+    error.textContent = problem.message;
+    field.setAttribute("aria-invalid", "true");
+  }
+}
+
+/** Ids are whole numbers, or text, as those that were answered. */
+function idOf(text) {
+  const known = runs.flatMap((run) => run.answer.stages[0].ids)[0];
+  const isNumber = /^-?\d+$/.test(text);
+  if (typeof known === "string") return text;
+  if (known !== undefined && !isNumber) {
+    throw new ServiceError(`found ${text || "nothing"}, expected an id of an item, a whole number`);
+  }
+  return isNumber ? fromJson(text) : text;
+}
+
+async function scoresOf(id, run) {
+  const { k, candidates, exclude, ...rest } = run.request;
+  const { model, scores } = await ask("score", { ...rest, candidates: [id], bundle: run.bundle }, asking.signal);
+  return { model, scores: Object.fromEntries(Object.entries(scores).map(([stage, [score]]) => [stage, score])) };
+}
+
+// --- showing ---------------------------------------------------------------------------------------------------------
+
+function showIdle() {
+  if (!bundles.main) return;
+  runs = [];
+  lists = [];
+  byId("path").replaceChildren();
+  const hint = "Pick a user or type one, then press Rank to see what every stage keeps and drops.";
+  const pictures = inView().map((bundle) => overview(flow(bundles[bundle])));
+  byId("funnel").replaceChildren(...pictures, el("p", { class: "idle soft" }, hint));
+}
+
+function showRuns() {
+  const parts = runs.map((run) => ({ ...run, steps: flow(run.about, run.answer, run.request) }));
+  lists = [];
+  lit = undefined;
+  byId("path").replaceChildren();
+  byId("funnel").replaceChildren(...(view === "compare" ? pairs(parts) : [
+    runView(parts[0]),
+    el("div", { class: "cards" }, parts[0].steps.map((_, place) => cardOf(parts[0], place))),
+  ]));
+  tell(parts.map(({ bundle, steps }) =>
+    [titleOf(bundle), steps.map((step) => `${step.name} kept ${step.kept} of ${step.came}`).join(", ")]));
+}
+
+/** Both bundles, stage beside stage. */
+function pairs(parts) {
+  const [ours, theirs] = parts;
+  const count = Math.max(...parts.map((run) => run.steps.length));
+  const cards = Array.from({ length: count }, (_, place) =>
+    el("div", { class: "cards pair" }, cardOf(ours, place, theirs), cardOf(theirs, place, ours)));
+  return [el("div", { class: "pair" }, parts.map(runView)), comparison(ours.answer, theirs.answer), ...cards];
+}
+
+function runView({ bundle, answer, steps, took }) {
+  const title = titleOf(bundle) && el("h2", {}, `${bundle} `, el("code", {}, answer.model));
+  return el("div", {}, title, overview(steps), times(answer, took), unknownNote(answer));
+}
+
+function cardOf(run, place, than = null) {
+  const { stages, ids } = run.answer;
+  if (!stages[place]) return el("div");
+  const { element, list } = stageCard(run.steps[place], stages[place], titleOf(run.bundle), {
+    before: place ? ranks(stages[place - 1].ids) : null,
+    answered: place === stages.length - 1 ? ids.length : null,
+    marked: than && onlyHere(than.answer.stages[place]),
+  });
+  lists.push(list);
+  return element;
+}
+
+function unknownNote({ unknown }) {
+  if (!unknown.length) return null;
+  const some = unknown.slice(0, 5).map(keyOf).join(", ") + (unknown.length > 5 ? ", …" : "");
+  return el("p", { class: "notice" }, `The bundle does not have ${plural(unknown.length, "candidate")}: ${some}`);
+}
+
+function showPath(id, found) {
+  const views = found.map((one, place) => pathView(id, one, titleOf(runs[place].bundle)));
+  byId("path").replaceChildren(el("div", { class: views.length > 1 ? "pair" : null }, views));
+  for (const list of lists) list.choose(keyOf(id));
+  tell(found.map((one, place) => [titleOf(runs[place].bundle), `item ${keyOf(id)}: ${outcomeOf(one).text}`]));
+  byId("path").scrollIntoView({ block: "nearest" });
+}
+
+/** What readers of the screen hear. */
+function tell(parts) {
+  byId("said").textContent = parts.map((words) => words.filter(Boolean).join(": ")).join("; ");
+}
+
+// --- what goes wrong -------------------------------------------------------------------------------------------------
+
+function report(error, again, tries = 0) {
+  if (!(error instanceof ServiceError)) throw error;
+  showIdle();
+  if (error.status === 422 || error.status === 400) {
+    form.fail(error.field, withoutPath(error)).focus();
+    return notice("The request has a wrong value", error.message);
+  }
+  if (error.status === 503) return busy(error, again, tries);
+  if (error.status === 504) {
+    const longer = 'A request may say "deadline": 5000 in its JSON, in milliseconds.';
+    return notice("The answer took too long", `${error.message}. ${longer}`, again);
+  }
+  return notice(error.status ? "The service refused" : "No answer", error.message, again);
+}
+
+/** What is wrong, without the name of the field it is shown at. */
+function withoutPath({ message, field }) {
+  return field && message.startsWith(`${field}: `) ? message.slice(field.length + 2) : message;
+}
+
+function busy(error, again, tries) {
+  const seconds = error.retry ?? 1;
+  if (tries >= RETRIES) return notice("The service is busy", `It was asked ${tries + 1} times.`, again);
+  waiting = setTimeout(() => again(tries + 1), 1000 * seconds);
+  return notice("The service is busy", `Asking again in ${seconds} s (${tries + 1} of ${RETRIES}).`, again);
+}
+
+function notice(title, text, again = null) {
+  const button = again && el("button", { type: "button" }, "Try now");
+  button?.addEventListener("click", () => {
+    clearTimeout(waiting);
+    byId("banner").replaceChildren();
+    again();
+  });
+  const words = [el("strong", {}, title), el("p", {}, text), button];
+  byId("banner").replaceChildren(el("div", { class: "notice bad" }, words));
+}
+
+// --- links -----------------------------------------------------------------------------------------------------------
+
+/** Put what is shown into the address, so that it can be sent to somebody. */
+function remember() {
+  const words = new URLSearchParams();
+  const place = byId("example").value;
+  if (place !== "") words.set("example", place);
+  else words.set("request", toJson(form.request));
+  if (place !== "" && form.request.k !== undefined) words.set("k", form.request.k);
+  if (view !== "main") words.set("view", view);
+  if (byId("path").firstChild) words.set("item", byId("item").value);
+  history.replaceState(null, "", `#${words}`);
+}
+
+/** Show what the address says. */
+async function follow() {
+  const words = new URLSearchParams(location.hash.slice(1));
+  const wanted = words.get("view");
+  if (bundles.other && ["main", "other", "compare"].includes(wanted) && wanted !== view) await switchView(wanted);
+  const asked = words.has("example") || words.has("request");
+  pick(Number(words.get("example") ?? 0));
+  if (words.has("request")) {
+    form.json.value = words.get("request");
+    form.readJson();
+    if (form.broken) return;
+    form.show();
+  } else if (words.has("k")) form.set({ ...form.request, k: fromJsonOrText(words.get("k")) });
+  if (!asked) showIdle();
+  else if (words.has("item")) await explain(words.get("item"));
+  else await rank();
+}
+
+function fromJsonOrText(text) {
+  return /^\d+$/.test(text) ? Number(text) : text;
+}
+
+async function switchView(name) {
+  const [before] = inView();
+  setView(name);
+  if (inView()[0] === before) return;
+  form.build(bundles[inView()[0]]);
+  await loadExamples();
+}
+
+// --- events ----------------------------------------------------------------------------------------------------------
+
+byId("request").addEventListener("submit", (event) => { event.preventDefault(); rank(); });
+byId("find").addEventListener("submit", (event) => { event.preventDefault(); explain(byId("item").value.trim()); });
+byId("example").addEventListener("change", (event) => { pick(Number(event.target.value)); rank(); });
+byId("views").addEventListener("change", async (event) => {
+  const place = byId("example").value;
+  try {
+    await switchView(event.target.value);
+    if (place !== "") pick(Number(place));
+    await rank();
+  } catch (error) {
+    report(error, load);
+  }
+});
+addEventListener("hashchange", () => follow().catch((error) => report(error, load)));
+
+addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    rank();
+  } else if (event.key === "/" && !event.target.closest("input, textarea, select")) {
+    event.preventDefault();
+    byId("item").select();
+  } else if (event.target.matches("[role=option]")) onItemKey(event);
+});
+
+function onItemKey(event) {
+  const item = event.target;
+  const near = {
+    ArrowDown: () => nextOption(item, "nextElementSibling"),
+    ArrowUp: () => nextOption(item, "previousElementSibling"),
+    Home: () => item.parentElement.querySelector("[role=option]"),
+    End: () => [...item.parentElement.querySelectorAll("[role=option]")].at(-1),
+    ArrowRight: () => sameItem(item, 1),
+    ArrowLeft: () => sameItem(item, -1),
+  }[event.key];
+  if (near) {
+    event.preventDefault();
+    const target = near();
+    if (target) moveTo(target);
+  } else if (event.key === "Enter" || event.key === " ") {
+    event.preventDefault();
+    explain(item.dataset.key);
+  }
+}
+
+/** The next one in the list, past the lines between. */
+function nextOption(item, way) {
+  let next = item[way];
+  while (next && next.getAttribute("role") !== "option") next = next[way];
+  return next;
+}
+
+function sameItem(item, by) {
+  const all = [...byId("funnel").querySelectorAll("[role=option]")];
+  const same = all.filter((one) => one.dataset.key === item.dataset.key);
+  return same[same.indexOf(item) + by];
+}
+
+let lit; // the item under the mouse or with the focus
+
+/** Light an item up wherever it is. */
+function light(event) {
+  const key = event.target.closest?.("[data-key]")?.dataset.key;
+  if (key === lit) return;
+  lit = key;
+  for (const one of byId("funnel").querySelectorAll(".lit")) one.classList.remove("lit");
+  if (key === undefined) return;
+  for (const one of byId("funnel").querySelectorAll("[data-key]")) one.classList.toggle("lit", one.dataset.key === key);
+}
+
+for (const kind of ["mouseover", "focusin"]) byId("funnel").addEventListener(kind, light);
+byId("funnel").addEventListener("mouseleave", light);
+byId("funnel").addEventListener("click", (event) => {
+  const item = event.target.closest("[role=option]");
+  if (item) explain(item.dataset.key);
+});
+
+byId("features").open = matchMedia("(min-width: 60rem)").matches; // on a telephone the funnel comes first
+load();

@@ -1,0 +1,359 @@
+"""The service under overload, with clients that hang up, and while bundles are replaced."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+import weakref
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bundles import platform_bundle
+from rankfall.serving import RequestError
+from rankfall.serving.service import protocol
+from services import (
+    HEADERS,
+    Answer,
+    Running,
+    eventually,
+    loaded,
+    model_of,
+    ranking_bundle,
+    requests,
+    running,
+    spoiled,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from rankfall.serving import Answers, Batch
+
+
+class Gate:
+    """Lets the bundle of a service compute nothing until it is opened, and sees what it computes."""
+
+    def __init__(self, service: Running) -> None:
+        served = service.service.slots["main"]
+        assert served is not None
+        self.opened = threading.Event()
+        self.batches: list[Batch] = []
+        self.refuse: Callable[[Batch], Exception | None] = lambda batch: None
+        run = served.bundle.run
+
+        def gated(batch: Batch, *, explain: bool = False) -> Answers:
+            self.batches.append(batch)
+            assert self.opened.wait(60)
+            error = self.refuse(batch)
+            if error is not None:
+                raise error
+            return run(batch, explain=explain)
+
+        served.bundle.run = gated  # type: ignore[method-assign]
+
+
+@contextmanager
+def gated(**changes: Any) -> Iterator[tuple[Running, Gate, Callable[..., Future[Answer]]]]:
+    """A service that waits, and a way to ask it from elsewhere."""
+    with running(platform_bundle(), **changes) as service, ThreadPoolExecutor(64) as pool:
+        gate = Gate(service)
+
+        def ask(**content: Any) -> Answer:
+            with service.client() as client:
+                return client.post("/rank", content)
+
+        try:
+            yield service, gate, lambda **content: pool.submit(ask, **content)
+        finally:
+            gate.opened.set()
+
+
+def spoken(port: int, data: bytes) -> bytes:
+    """What is answered to bytes, on a connection that is left open meanwhile."""
+    answer = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(data)
+        while not answer.endswith(b"}") and (more := connection.recv(65536)):
+            answer += more
+    return answer
+
+
+# --- the line -----------------------------------------------------------------------------------------------------
+
+
+def test_a_full_line_refuses_at_once_and_before_the_body_has_come() -> None:
+    with gated(queue=2, batch=1) as (service, gate, ask):
+        waiting = [ask(k=1)]
+        eventually(lambda: gate.batches)
+        waiting += [ask(k=2), ask(k=3)]
+        eventually(lambda: service.service.batcher.waiting == 2)
+        answer = spoken(service.port, HEADERS)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1\r\n" in answer
+        assert b"2 requests are waiting, expected at most 2" in answer
+        with service.client() as client:
+            assert client.get("/health").code == 200
+            assert client.metric("rankfall_queue_requests") == 2
+            assert client.metric('rankfall_refused_total{reason="queue"}') == 1
+        gate.opened.set()
+        assert [len(answer.result().json["ids"]) for answer in waiting] == [1, 2, 3]
+
+
+def test_a_call_with_more_requests_than_can_wait_is_refused() -> None:
+    with gated(queue=3, batch=2) as (service, gate, ask), service.client() as client:
+        assert client.post("/rank", {"requests": [{}] * 4}).json["field"] == "requests"
+        first = ask(k=1)
+        eventually(lambda: gate.batches)
+        second = ask(requests=[{}, {}])
+        eventually(lambda: service.service.batcher.waiting == 2)
+        assert client.post("/rank", {"requests": [{}, {}]}).code == 503
+        gate.opened.set()
+        assert first.result().code == second.result().code == 200
+
+
+def test_who_would_wait_beyond_the_deadline_is_refused_at_once() -> None:
+    with gated(batch=1) as (service, gate, ask):
+        gate.opened.set()
+        gate.refuse = lambda batch: time.sleep(0.5)  # what a batch usually takes
+        for _ in range(3):
+            assert ask(deadline=60_000).result().code == 200
+        gate.opened.clear()
+        waiting = [ask(deadline=60_000), ask(deadline=60_000)]
+        eventually(lambda: service.service.batcher.waiting == 1)
+        refused = ask(deadline=500).result()  # and the gate is still closed
+        assert refused.code == 503
+        assert "1 requests are waiting, which takes longer than until the deadline" in refused.json["error"]
+        gate.opened.set()
+        assert [answer.result().code for answer in waiting] == [200, 200]
+
+
+def test_nobody_waits_beyond_the_deadline() -> None:
+    with gated(batch=1) as (service, gate, ask):
+        running_late, waiting_late = ask(k=1, deadline=300), ask(k=2, deadline=300)
+        assert running_late.result().code == waiting_late.result().code == 504  # and the gate is still closed
+        assert running_late.result().json["field"] == "deadline"
+        assert service.service.batcher.waiting == 0
+        gate.opened.set()
+        assert ask(k=3).result().code == 200
+        assert len(gate.batches) == 2  # who was late in the line was not computed
+        with service.client() as client:
+            assert client.metric('rankfall_refused_total{reason="deadline"}') == 2
+
+
+def test_what_would_be_late_is_not_computed() -> None:
+    with gated(batch=1) as (service, gate, ask):
+        first = ask(k=1)
+        eventually(lambda: gate.batches)
+        hasty = ask(k=2, deadline=5000)
+        eventually(lambda: service.service.batcher.waiting == 1)
+        patient = ask(k=3)
+        eventually(lambda: service.service.batcher.waiting == 2)
+        service.service.batcher._usual = 100.0  # as if batches took that long
+        gate.opened.set()
+        assert hasty.result().code == 504
+        assert first.result().code == patient.result().code == 200  # somebody is always tried
+
+
+def test_the_deadline_of_the_service_holds_for_those_who_give_none() -> None:
+    with gated(deadline=200) as (_, _, ask):
+        assert ask().result().code == 504
+
+
+def test_who_hangs_up_is_not_computed() -> None:
+    with gated(batch=1) as (service, gate, ask):
+        first = ask(k=1)
+        eventually(lambda: gate.batches)
+        body = json.dumps({"k": 2}).encode()
+        with socket.create_connection(("127.0.0.1", service.port)) as connection:
+            connection.sendall(HEADERS.replace(b"100", str(len(body)).encode()) + body)
+            eventually(lambda: service.service.batcher.waiting == 1)
+        eventually(lambda: service.service.batcher.waiting == 0)
+        gate.opened.set()
+        assert first.result().code == 200
+        assert len(gate.batches) == 1
+
+
+def test_what_waits_is_computed_together_if_it_can_be() -> None:
+    with gated(batch=4) as (service, gate, ask):
+        first = ask(k=1)
+        eventually(lambda: gate.batches)
+        plain = [ask(k=2) for _ in range(5)]
+        explained = [ask(k=3, explain=True) for _ in range(2)]
+        eventually(lambda: service.service.batcher.waiting == 7)
+        gate.opened.set()
+        assert {answer.result().code for answer in [first, *plain, *explained]} == {200}
+        sizes = Counter((len(batch), int(batch.k[0])) for batch in gate.batches)
+        assert sizes == {(1, 1): 1, (4, 2): 1, (1, 2): 1, (2, 3): 1}
+
+
+def too_large(batch: Batch) -> Exception | None:
+    return RequestError("request: found numbers so large", 0) if 7 in batch.k else None
+
+
+def broken(batch: Batch) -> Exception | None:
+    return RuntimeError("broken") if 7 in batch.k else None
+
+
+@pytest.mark.parametrize(("refuse", "code"), [(too_large, 422), (broken, 500)])
+def test_a_bad_request_fails_nobody_else(refuse: Callable[[Batch], Exception | None], code: int) -> None:
+    with gated() as (service, gate, ask):
+        gate.refuse = refuse
+        first = ask(k=1)
+        eventually(lambda: gate.batches)
+        counts = [2, 7, 3, 4]
+        others = [ask(k=count) for count in counts]
+        eventually(lambda: service.service.batcher.waiting == 4)
+        gate.opened.set()
+        assert first.result().code == 200
+        for count, answer in zip(counts, others, strict=True):
+            assert answer.result().code == (code if count == 7 else 200)
+            assert count == 7 or len(answer.result().json["ids"]) == count
+        assert ask(k=5).result().code == 200  # the thread goes on
+
+
+def test_overload_refuses_and_answers_but_never_fails() -> None:
+    bundle = loaded(platform_bundle())
+    right = bundle.rank(requests()[0]).ids
+    with running(platform_bundle(), queue=4, batch=2, deadline=2000) as service:
+
+        def ask(number: int) -> list[int]:
+            codes = []
+            with service.client() as client:
+                for _ in range(15):
+                    answer = client.post("/rank", requests()[0])
+                    assert answer.code != 200 or answer.json["ids"] == right
+                    assert answer.code != 503 or answer.headers["retry-after"] == "1"
+                    codes.append(answer.code)
+            return codes
+
+        with ThreadPoolExecutor(24) as pool:
+            codes = Counter(code for of_one in pool.map(ask, range(24)) for code in of_one)
+        assert set(codes) <= {200, 503, 504}
+        assert codes[200]
+        with service.client() as client:
+            for code, count in codes.items():
+                assert client.metric(f'rankfall_requests_total{{code="{code}",endpoint="/rank"}}') == count
+
+
+# --- slow clients -------------------------------------------------------------------------------------------------
+
+
+def test_a_slow_body_takes_no_place_and_is_given_up() -> None:
+    with (
+        running(platform_bundle(), queue=2, body_seconds=0.5) as service,  # one place for us, one for who comes then
+        ThreadPoolExecutor(4) as pool,
+        service.client() as client,
+    ):
+        slow = [pool.submit(spoken, service.port, HEADERS + b"{") for _ in range(4)]
+        assert client.post("/rank", {}).code == 200
+        assert all(answer.result().startswith(b"HTTP/1.1 408 ") for answer in slow)
+        assert client.metric('rankfall_refused_total{reason="slow body"}') == 4
+
+
+def test_endless_headers_are_refused() -> None:
+    with running(platform_bundle()) as service:
+        many = b"".join(b"X-%d: %s\r\n" % (number, b"a" * 1000) for number in range(100))
+        assert spoken(service.port, b"GET /health HTTP/1.1\r\nHost: x\r\n" + many).startswith(b"HTTP/1.1 400 ")
+        assert spoken(service.port, b"GET /" + b"a" * 100_000).startswith(b"HTTP/1.1 400 ")
+        with service.client() as client:
+            assert client.get("/health").code == 200
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nHo", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /h"])
+def test_who_does_not_finish_the_headers_is_hung_up_on(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_SECONDS", 0.3)
+    with (
+        running(platform_bundle()) as service,
+        socket.create_connection(("127.0.0.1", service.port), timeout=60) as connection,
+    ):
+        connection.sendall(said)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+        assert answer.count(b"HTTP/1.1 200 OK") == said.count(b"\r\n\r\n")
+
+
+# --- swaps --------------------------------------------------------------------------------------------------------
+
+
+def test_swaps_under_load_lose_and_mix_nothing(tmp_path: Path) -> None:
+    paths = [platform_bundle(), ranking_bundle()]
+    bad = spoiled(platform_bundle(), tmp_path / "bad")
+    expected = {model_of(path): [ranking.ids for ranking in loaded(path).rank(requests())] for path in paths}
+    done = threading.Event()
+
+    def ask(number: int) -> Counter[str]:
+        seen: Counter[str] = Counter()
+        with service.client() as client:
+            while not done.is_set():
+                answer = client.post("/rank", requests()[number])
+                assert answer.code == 200
+                assert answer.json["ids"] == expected[answer.json["model"]][number]
+                seen[answer.json["model"]] += 1
+        return seen
+
+    with running(platform_bundle()) as service, ThreadPoolExecutor(4) as pool, service.client() as admin:
+        clients = [pool.submit(ask, number) for number in range(4)]
+        try:
+            for number in range(12):
+                answer = admin.reload(paths[(number + 1) % 2])
+                assert answer.code == 200
+                assert answer.json == {
+                    "model": model_of(paths[(number + 1) % 2]),
+                    "before": model_of(paths[number % 2]),
+                }
+                refused = admin.reload(bad)
+                assert refused.code == 409
+                assert "answers its example 0 otherwise" in refused.json["error"]
+        finally:
+            done.set()
+        seen = sum((client.result() for client in clients), Counter[str]())
+        assert set(seen) == set(expected)
+        assert admin.metric('rankfall_swaps_total{result="taken"}') == 12
+        assert admin.metric('rankfall_swaps_total{result="refused"}') == 12
+
+
+def test_requests_under_way_finish_on_the_old_bundle() -> None:
+    with gated() as (service, gate, ask), service.client() as admin:
+        old = ask(**requests()[0])
+        eventually(lambda: gate.batches)
+        assert admin.reload(ranking_bundle()).code == 200
+        new = ask(**requests()[0])
+        gate.opened.set()
+        for answer, path in ((old, platform_bundle()), (new, ranking_bundle())):
+            assert answer.result().json["model"] == model_of(path)
+            assert answer.result().json["ids"] == loaded(path).rank(requests()[0]).ids
+
+
+def test_bundles_that_were_replaced_are_gone() -> None:
+    with running(platform_bundle()) as service, service.client() as client:
+        old = []
+        for number in range(20):
+            served = service.service.slots["main"]
+            assert served is not None
+            old.append(weakref.ref(served.bundle))
+            del served
+            assert client.post("/rank", {**requests()[0], "explain": True}).code == 200
+            client.post("/rank", {"k": 0})
+            client.get("/model")
+            assert client.reload([ranking_bundle(), platform_bundle()][number % 2]).code == 200
+        eventually(lambda: not any(bundle() for bundle in old))
+
+
+def test_the_documents_follow_the_bundle() -> None:
+    with running(platform_bundle()) as service, service.client() as client:
+        quotas = []
+        for path in (platform_bundle(), ranking_bundle()):
+            assert client.reload(path).code == 200
+            assert client.get("/model").json["bundles"]["main"]["model"] == model_of(path)
+            document = client.get("/openapi.json").json
+            quotas.append(document["components"]["schemas"]["Request"]["properties"]["k"]["maximum"])
+        assert quotas == [loaded(path).quotas[-1] for path in (platform_bundle(), ranking_bundle())]

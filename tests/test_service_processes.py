@@ -1,0 +1,191 @@
+"""A service that watches for new bundles, and one of several processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import time
+from http.client import HTTPException
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bundles import platform_bundle
+from rankfall.serving.service.app import Service
+from rankfall.serving.service.board import Board, load_first
+from rankfall.serving.service.settings import Settings
+from services import (
+    HEADERS,
+    TOKEN,
+    Program,
+    eventually,
+    loaded,
+    model_of,
+    ranking_bundle,
+    requests,
+    running,
+    serving,
+    spoiled,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+# --- a watched place ----------------------------------------------------------------------------------------------
+
+
+def placed(source: Path, out: Path, age: int) -> Path:
+    """A copy of a bundle whose manifest was written at some time."""
+    shutil.copytree(source, out)
+    os.utime(out / "manifest.json", (age, age))
+    return out
+
+
+def test_the_newest_bundle_of_a_directory_is_taken(tmp_path: Path) -> None:
+    place = tmp_path / "bundles"
+    placed(ranking_bundle(), place / "older", 1000)
+    placed(platform_bundle(), place / "newer", 2000)
+    with running(place, watch=True) as service, service.client() as client:
+        assert client.get("/ready").json["model"] == model_of(platform_bundle())
+        spoiled(platform_bundle(), tmp_path / "bad").rename(place / "bad")
+        os.utime(place / "bad" / "manifest.json", (3000, 3000))
+        eventually(lambda: client.metric('rankfall_swaps_total{result="refused"}') == 1)
+        assert client.post("/rank", {}).json["model"] == model_of(platform_bundle())
+        # What is not finished is not even tried.
+        placed(ranking_bundle(), place / ".new.x.unfinished", 5000)
+        (placed(ranking_bundle(), place / "half", 5000) / "manifest.json").unlink()
+        placed(ranking_bundle(), place / "newest", 4000)
+        eventually(lambda: client.get("/ready").json["model"] == model_of(ranking_bundle()))
+        assert client.metric('rankfall_swaps_total{result="refused"}') == 1
+        assert client.metric('rankfall_swaps_total{result="taken"}') == 1
+
+
+def test_a_bundle_that_is_replaced_is_taken(tmp_path: Path) -> None:
+    place = tmp_path / "bundle"
+    shutil.copytree(platform_bundle(), place)
+    shutil.copytree(ranking_bundle(), tmp_path / "next")
+    with running(place, watch=True) as service, service.client() as client:
+        assert client.get("/ready").json["model"] == model_of(platform_bundle())
+        place.rename(tmp_path / "before")
+        (tmp_path / "next").rename(place)
+        eventually(lambda: client.get("/ready").json["model"] == model_of(ranking_bundle()))
+        assert client.post("/rank", requests()[0]).json["ids"] == loaded(ranking_bundle()).rank(requests()[0]).ids
+
+
+def test_a_refused_bundle_is_tried_again_when_it_changes(tmp_path: Path) -> None:
+    place = tmp_path / "bundle"
+    shutil.copytree(platform_bundle(), place)
+    with running(place, watch=True) as service, service.client() as client:
+        place.rename(tmp_path / "before")
+        shutil.copytree(ranking_bundle(), tmp_path / "next")
+        scorer = tmp_path / "next" / "stages" / "ranking" / "scorer.onnx"
+        content = scorer.read_bytes()
+        scorer.write_bytes(content[:100])  # as if the copy were not complete
+        (tmp_path / "next").rename(place)
+        eventually(lambda: client.metric('rankfall_swaps_total{result="refused"}') == 1)
+        assert client.get("/ready").json["model"] == model_of(platform_bundle())
+        (place / "stages" / "ranking" / "scorer.onnx").write_bytes(content)
+        eventually(lambda: client.get("/ready").json["model"] == model_of(ranking_bundle()))
+
+
+def test_a_worker_without_a_good_bundle_waits_for_one(tmp_path: Path) -> None:
+    settings = Settings(tmp_path / "bundle", shared=tmp_path)
+    shutil.copytree(platform_bundle(), tmp_path / "bundle")
+    load_first(settings, Board(tmp_path))
+    (tmp_path / "bundle").rename(tmp_path / "away")
+    with serving(Service(settings)) as service, service.client() as client:
+        assert client.get("/health").code == 200
+        for answer in (client.get("/ready"), client.post("/rank", {})):
+            assert (answer.code, answer.headers["retry-after"]) == (503, "1")
+        (tmp_path / "away").rename(tmp_path / "bundle")
+        eventually(lambda: client.get("/ready").code == 200)
+        assert client.post("/rank", {}).json["model"] == model_of(platform_bundle())
+
+
+# --- processes ----------------------------------------------------------------------------------------------------
+
+
+def models(program: Program, count: int = 8) -> set[str]:
+    """Which models answer on fresh connections; none if one fails."""
+    found = set()
+    for _ in range(count):
+        try:
+            with program.client() as client:
+                found.add(client.post("/rank", {}).json["model"])
+        except (OSError, HTTPException):  # a worker was killed with the connection in its hands
+            return set()
+    return found
+
+
+def test_workers_agree_add_up_and_are_replaced(tmp_path: Path) -> None:
+    with Program(platform_bundle(), "--workers", "2", TMPDIR=str(tmp_path)) as program:
+        eventually(lambda: models(program) == {model_of(platform_bundle())})
+        with program.client() as client:
+            calls = 'rankfall_requests_total{code="200",endpoint="/rank"}'
+            before = client.metric(calls)
+            models(program, 20)
+            assert client.metric(calls) == before + 20
+            assert client.reload(ranking_bundle()).code == 200
+            eventually(lambda: client.metric('rankfall_swaps_total{result="taken"}') == 2)
+        assert models(program) == {model_of(ranking_bundle())}
+        for worker in program.workers():
+            os.kill(worker, signal.SIGKILL)
+            eventually(lambda gone=worker: gone not in program.workers() and len(program.workers()) == 2)  # type: ignore[misc]
+        # Those who came in their place serve what was reloaded, not what the service was started with.
+        eventually(lambda: models(program) == {model_of(ranking_bundle())})
+        with program.client() as client:
+            assert client.metric(calls) >= before + 28  # what the dead have counted is not lost
+        code, said = program.end()
+        assert code == 0, said
+        assert "Traceback" not in said
+    assert not list(tmp_path.iterdir())  # neither of ours nor of anything that we call
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    with Program(platform_bundle(), "--workers", "2", TMPDIR=str(tmp_path)) as program:
+        eventually(lambda: models(program))
+        workers = program.workers()
+        assert len(workers) == 2
+        program.process.kill()
+        program.process.wait()
+        eventually(lambda: not any(is_alive(worker) for worker in workers))
+    assert not list(tmp_path.iterdir())
+
+
+def is_alive(process: int) -> bool:
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_is_under_way_is_answered_at_the_end(number: int) -> None:
+    body = json.dumps({"requests": requests() * 16, "deadline": 60_000}).encode()
+    head = HEADERS.replace(b"100", str(len(body)).encode()).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n")
+    with (
+        Program(platform_bundle(), "--max-body", "100000000") as program,
+        socket.create_connection(("127.0.0.1", program.port), timeout=60) as connection,
+    ):
+        connection.sendall(head)
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 ")  # it waits for the body
+        program.process.send_signal(number)
+        time.sleep(0.3)  # so that the end has begun
+        connection.sendall(body)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert len(json.loads(answer.partition(b"\r\n\r\n")[2])["rankings"]) == 256
+        assert program.process.wait(60) == 0
+
+
+def test_the_token_of_administrators_is_not_shown() -> None:
+    with running(platform_bundle()) as service, service.client() as client:
+        assert TOKEN not in repr(service.service.settings)
+        assert all(TOKEN.encode() not in client.get(path).body for path in ("/model", "/metrics", "/docs"))
