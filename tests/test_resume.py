@@ -6,6 +6,8 @@ import json
 import os
 import random
 import shutil
+import threading
+import time
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from command_line import run as command
 from interrupted import cascade_content, outcome, ranker_content, train
 from logs import DAYS, random_log
 from planted import plant
@@ -28,13 +31,14 @@ from rankfall.evaluation.runs import Run
 from rankfall.training import ranker
 from rankfall.training.checkpoint import Checkpoints, DamagedError, join, split
 from rankfall.training.config import set_option, validate
+from rankfall.training.distributed import Group
 from rankfall.training.run import Step, Stopped, TrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from rankfall.training.loop import Position, Taken
+    from rankfall.training.learner import Position, Taken
 
     Content = dict[str, Any]
 
@@ -446,6 +450,97 @@ def test_one_training_works_in_a_directory(contents: dict[str, Content], tmp_pat
     with locked(tmp_path), pytest.raises(ValueError, match="another training is working in"):
         train(contents["ranker"], tmp_path, resume=True)
     train(contents["ranker"], tmp_path, resume=True)
+
+
+# --- processes that are started again -------------------------------------------------------------------------------
+
+
+def again() -> Group:
+    group = Group()
+    group.restarted = True
+    return group
+
+
+def test_who_is_started_again_waits_for_the_lock_of_the_dead(contents: dict[str, Content], tmp_path: Path) -> None:
+    interrupt(contents["ranker"], tmp_path, 3)
+    released = threading.Event()
+
+    def hold() -> None:
+        with locked(tmp_path):
+            held.set()
+            time.sleep(0.5)
+            released.set()
+
+    held, dead = threading.Event(), threading.Thread(target=hold)
+    dead.start()
+    held.wait()
+    train(contents["ranker"], tmp_path, group=again())
+    assert released.is_set()
+    dead.join()
+
+
+def test_who_is_started_again_goes_on(contents: dict[str, Content], whole: dict[str, Path], tmp_path: Path) -> None:
+    steps: list[Step] = []
+    interrupt(contents["ranker"], tmp_path / "run", 8)
+    train(contents["ranker"], tmp_path / "run", force=True, group=again(), progress=steps.append)
+    assert (steps[0].epoch, steps[0].batch) == (2, 3)
+    assert outcome(tmp_path / "run") == outcome(whole["ranker"])
+
+
+def test_a_run_is_replaced_though_the_first_attempt_died(
+    contents: dict[str, Content], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, config = tmp_path / "run", tmp_path / "config.yaml"
+    config.write_text(json.dumps(contents["ranker"]))
+    train(contents["ranker"], run)
+    before = (run / "result.json").read_text(), json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("RANK", "0")
+    with monkeypatch.context() as patch:
+
+        def die(path: Path) -> None:
+            raise Interrupted
+
+        patch.setattr(ranker, "load_data", die)
+        with pytest.raises(Interrupted):
+            command("train", str(config), "--out", str(run), "--force")
+    assert (run / "result.json").read_text() == before[0]
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert command("train", str(config), "--out", str(run), "--force") == 0
+    after = (run / "result.json").read_text(), json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    assert after[0] != before[0]
+    assert after[1]["seconds"] != before[1]["seconds"]
+    assert after[1]["loss"] == before[1]["loss"]
+    # once it has begun, the same start again goes on with it
+    assert command("train", str(config), "--out", str(run), "--force") == 0
+    assert (run / "result.json").read_text() == after[0]
+
+
+def test_the_best_weights_are_of_the_run_that_went_on(
+    contents: dict[str, Content], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, content = tmp_path / "run", set_option(contents["ranker"], "training.checkpoint_every", 1e9)
+    content = set_option(content, "training.epochs", 3)
+    worth = iter([0.5, 0.9])  # the second epoch is the best, but its checkpoint is not written any more
+    monkeypatch.setattr(ranker._Learner, "validate", lambda self: {self.metric: next(worth)})
+    save = Checkpoints.save
+
+    def die(self: Checkpoints, step: int, state: Any) -> None:
+        if step == 10:
+            raise Interrupted
+        save(self, step, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", die)
+        with pytest.raises(Interrupted):
+            train(content, run)
+    worth = iter([0.4, 0.3])  # as it may be with another number of processes, though not by so much
+    result = train(content, run, resume=True)
+    _, about = read_checkpoint(run / "checkpoints" / "best.safetensors")
+    assert (about["epoch"], about["value"]) == (result.best_epoch, result.best_metric) == (2, 0.4)
+
+
+# --- comparisons ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("damaged", [False, True])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from interrupted import cascade_content, train
 from logs import DAYS
@@ -22,10 +23,10 @@ from rankfall.training.build_cascade import with_depths
 from rankfall.training.cascade import LogLearner
 from rankfall.training.cascade_config import validate_cascade
 from rankfall.training.distributed import Group, joined
-from rankfall.training.loop import Position
+from rankfall.training.learner import Position
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from rankfall.data.loader import Impressions
 
@@ -45,6 +46,7 @@ def main(directory: Path) -> None:
         for path in sorted(directory.glob("train-*.json")):
             content = json.loads(path.read_text())
             train(content, directory / "together" / path.stem.removeprefix("train-"), group=group)
+        found["statistics"] = group.gather(statistics(directory, group))
         found["noise"] = group.gather(noise(group))
         if group.first:
             (directory / "found.json").write_text(json.dumps(found))
@@ -97,6 +99,25 @@ def doubled(batch: Impressions) -> Impressions:
 def gradient(parameter: nn.Parameter) -> Tensor:
     assert parameter.grad is not None
     return parameter.grad.to_dense()
+
+
+# --- batch norm -----------------------------------------------------------------------------------------------------
+
+
+def statistics(directory: Path, group: Group) -> dict[str, list[float]]:
+    """What batch norm knows after batches of which this process has had its shares, some of them empty."""
+    log = ImpressionLog.load(directory / "log")
+    config = with_depths(
+        validate_cascade(json.loads((directory / "train-normed.json").read_text())), log.spec.stage_names
+    )
+    torch.manual_seed(0)
+    learner = LogLearner(config, directory, log, group)
+    learner.network = group.wrap(learner.network)
+    assert isinstance(learner.network, nn.parallel.DistributedDataParallel)
+    assert not learner.network.broadcast_buffers  # or they would be the same, whatever they are
+    for batch in learner.loader:
+        learner.step(batch, Position())
+    return {name: value.flatten().tolist() for name, value in learner.cascade.named_buffers()}
 
 
 # --- agreement ------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from rankfall.training.build_cascade import with_depths
 from rankfall.training.cascade import LogLearner
 from rankfall.training.cascade_config import validate_cascade
 from rankfall.training.distributed import ALONE, Group, joined
-from rankfall.training.loop import Position
+from rankfall.training.learner import Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

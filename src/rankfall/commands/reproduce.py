@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rankfall._files import write_file
+from rankfall.commands.pictures import draw
 from rankfall.commands.terminal import (
     Folded,
     examples,
-    fail,
     fail_for,
     interruptible,
     json_text,
@@ -169,14 +169,7 @@ def _show_sheet(sheet: Sheet, words: str = "") -> None:
 
 
 def _save_plots(report: Report, out: Path) -> None:
-    """Draw what can be drawn; tables are of use without pictures."""
-    from rankfall.experiments.plots import MissingExtraError, save
-
-    try:
-        files = save(report.plots, out)
-    except MissingExtraError as error:
-        fail(str(error))
-        files = []
+    files = draw(report.plots, out)
     say(f"wrote {', '.join(file.name for file in (out / 'results.json', *files))} to {out}")
 
 

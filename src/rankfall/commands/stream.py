@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rankfall.commands.bundles import DayBundles
+from rankfall.commands.export import check_installed
+from rankfall.commands.pictures import draw
 from rankfall.commands.terminal import (
     examples,
     fail_for,
@@ -30,7 +34,7 @@ EXAMPLES = examples(
     "rankfall stream stream.yaml --out streams/first",
     "rankfall stream stream.yaml --out streams/first data.days=2024-01-13..2024-01-20 seeds=[0,1,2]",
     "rankfall stream stream.yaml --out streams/first --resume",
-    "rankfall stream stream.yaml --out streams/live --follow --resume",
+    "rankfall stream stream.yaml --out streams/live --follow --resume --bundles 3",
 )
 
 
@@ -48,6 +52,14 @@ def stream(
         bool, typer.Option("--follow", help="Wait for new days, and keep the weights after each.")
     ] = False,
     poll: Annotated[float, typer.Option(min=0.1, help="Seconds between looks for new days, with --follow.")] = 10.0,
+    bundles: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="After each day write a bundle that can be served, DIR/bundles/METHOD/DAY, and keep so many of them.",
+            show_default="none",
+        ),
+    ] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the content of stream.json.")] = False,
 ) -> None:
@@ -55,26 +67,28 @@ def stream(
 
     The first day is learned from and not measured. A stream that was interrupted continues with --resume and ends as if
     it had not been; it goes on with days that have come since. With --follow it waits for them, until SIGTERM or
-    Ctrl-C. Exit code 1 if a method failed; the others are reported.
+    Ctrl-C. Exit code 1 if a method failed, or a bundle was refused; the others are reported.
     """
     if force and resume:
         raise typer.BadParameter("a stream is either replaced or continued", param_hint="--force, --resume")
     say("loading torch")
+    if bundles:
+        check_installed("--bundles")
     from rankfall.evaluation.stream_config import load_stream
 
     settings = load_stream(config, overrides or [])
-    result = _stream(settings, out, resume=resume, force=force, follow=poll if follow else None, jobs=jobs)
+    result = _stream(settings, out, bundles, resume=resume, force=force, follow=poll if follow else None, jobs=jobs)
     if as_json:
         show_json(result)
     else:
         _show(result)
     drawn = _draw(result, out)
     say(f"wrote {', '.join(['stream.json', 'stream.md', 'report.html', *drawn])} to {out}")
-    fail_for(result["failed"])
+    fail_for([*result["failed"], *result["refused"]])
 
 
-def _stream(settings: StreamConfig, out: Path, *, jobs: int, **options: Any) -> dict[str, Any]:
-    from rankfall.evaluation.stream import stream_methods
+def _stream(settings: StreamConfig, out: Path, bundles: int, *, jobs: int, **options: Any) -> dict[str, Any]:
+    from rankfall.evaluation.stream import BUNDLES, stream_methods
     from rankfall.training.run import Stopped
 
     with interruptible(lambda: f"the same command with --resume continues {out}"), progress() as bar:
@@ -94,6 +108,9 @@ def _stream(settings: StreamConfig, out: Path, *, jobs: int, **options: Any) -> 
             doing = _doing(run, known[step.epoch - 1])
             bar.update(task, completed=sum(learned.values()), description=doing, status=_status(step))
 
+        def exporting(run: StreamRun, day: str, doing: str) -> None:
+            bar.update(task, description=_doing(run, day), status=f"its bundle, {doing}")
+
         def ended(run: StreamRun) -> None:
             learned[run.directory] = len(known)
             bar.update(task, completed=sum(learned.values()), status="")
@@ -108,6 +125,10 @@ def _stream(settings: StreamConfig, out: Path, *, jobs: int, **options: Any) -> 
                 raise KeyboardInterrupt  # processes are ended, and their runs continued from their checkpoints
             note(bar, "stopping; Ctrl-C again does not wait")
 
+        exports = DayBundles(out / BUNDLES, bundles) if bundles else None
+        if exports and jobs == 1:  # what goes to other processes holds no progress bar
+            exports = replace(exports, on_step=exporting, on_note=lambda text: note(bar, text))
+
         with stoppable(asked) as stop:
             try:
                 return stream_methods(
@@ -116,6 +137,7 @@ def _stream(settings: StreamConfig, out: Path, *, jobs: int, **options: Any) -> 
                     jobs=jobs,
                     on_days=plan,
                     on_step=heard,
+                    on_day=exports,
                     on_run=ended,
                     on_result=between,
                     on_notice=lambda text: note(bar, text),
@@ -164,13 +186,9 @@ def _show(result: dict[str, Any]) -> None:
 
 
 def _draw(result: dict[str, Any], out: Path) -> list[str]:
-    """Draw the curves; the tables are of use without a picture."""
-    from rankfall.experiments.plots import MissingExtraError, save
+    """Draw the curves, if there are any."""
     from rankfall.experiments.stream_plot import stream_plot
 
-    if any(entry["methods"] for entry in result["days"]):
-        try:
-            return [file.name for file in save({"stream": stream_plot(result)}, out)]
-        except MissingExtraError as error:
-            say(str(error))
-    return []
+    if not any(entry["methods"] for entry in result["days"]):
+        return []
+    return [file.name for file in draw({"stream": stream_plot(result)}, out)]

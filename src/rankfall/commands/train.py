@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +28,7 @@ from rankfall.commands.terminal import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from rich.progress import Progress
     from rich.table import Table
 
     from rankfall.training.cascade_config import CascadeConfig
@@ -87,22 +89,44 @@ def train(
     if os.environ.get("RANK", "0") == "0":
         say("loading torch")
     from rankfall.training.config import load_config
-    from rankfall.training.distributed import joined, restarts
 
     changes = [*(overrides or []), *([] if seed is None else [f"training.seed={seed}"])]
+    told = {"force": force, "resume": resume}
     if engine is EngineName.RAY:
         settings = load_config(config, changes)
-        result = _train_by_ray(settings, out, workers, timeout, force=force, resume=resume)
+        result = _train_by_ray(settings, out, workers=workers, timeout=timeout, **told)
         _show(result, settings, out, as_json=as_json)
-        return
-    with joined(timeout) as group, _reported(group):
-        if any(group.gather(restarts())):  # of the processes that are left of a restart some do not count it
-            force, resume = False, True
+    else:
+        _train_here(config, changes, out, timeout, as_json=as_json, **told)
+
+
+def _train_here(
+    config: Path, changes: list[str], out: Path, timeout: float, *, as_json: bool, force: bool, resume: bool
+) -> None:
+    from rankfall.training.config import load_config
+    from rankfall.training.distributed import is_first_start, joined
+    from rankfall.training.run import ask_to_replace
+    from rankfall.training.train import train
+
+    if force and is_first_start():
+        ask_to_replace(out)
+    with joined(timeout) as group, _watched(out, group) as (bar, stop):
         with group.together():
             settings = load_config(config, changes)
-        result = _train(settings, out, force=force, resume=resume, group=group)
+        work = partial(train, settings, out, group=group, force=force, resume=resume)
+        result = _train(work, settings, bar, stop, group)
     if group.first:
         _show(result, settings, out, as_json=as_json)
+
+
+def _train_by_ray(settings: RankerConfig | CascadeConfig, out: Path, **options: Any) -> TrainResult:
+    from rankfall._ray import Ray
+    from rankfall.training.by_ray import train_by_ray
+    from rankfall.training.distributed import ALONE
+
+    with opened(EngineName.RAY) as found, _watched(out, ALONE) as (bar, stop):
+        assert isinstance(found, Ray)
+        return _train(partial(train_by_ray, settings, out, found, **options), settings, bar, stop, ALONE)
 
 
 def _show(result: TrainResult, settings: RankerConfig | CascadeConfig, out: Path, *, as_json: bool) -> None:
@@ -113,6 +137,22 @@ def _show(result: TrainResult, settings: RankerConfig | CascadeConfig, out: Path
         show_json({**asdict(result), "metric": metric, "run": str(out)})
     else:
         show(_table(result, metric, out))
+
+
+@contextmanager
+def _watched(out: Path, group: Group) -> Iterator[tuple[Progress, Callable[[], int]]]:
+    """A bar for the work inside, and whether it has been asked to end; errors are reported when the bar is gone."""
+    bar = progress()
+    bar.disable = bar.disable or not group.first
+
+    def asked() -> None:
+        if group.world == 1:
+            note(bar, "stopping after this batch; Ctrl-C again does not wait")
+
+    # torchrun asks a process to end as soon as another one has, and does not wait for long itself.
+    patient = group.world > 1
+    with interruptible(lambda: _kept(out)), stoppable(asked, patient=patient) as stop, _reported(group), bar:
+        yield bar, stop
 
 
 @contextmanager
@@ -132,90 +172,37 @@ def _reported(group: Group) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def _train_by_ray(
-    settings: RankerConfig | CascadeConfig, out: Path, workers: int | None, timeout: float, **options: bool
-) -> TrainResult:
-    from functools import partial
-
-    from rankfall._ray import Ray
-    from rankfall.training.by_ray import train_by_ray
-    from rankfall.training.distributed import ALONE
-
-    with opened(EngineName.RAY) as found:
-        assert isinstance(found, Ray)
-        work = partial(train_by_ray, engine=found, workers=workers, timeout=timeout)
-        return _train(settings, out, group=ALONE, by_ray=work, **options)
-
-
 def _train(
+    work: Callable[..., TrainResult],
     settings: RankerConfig | CascadeConfig,
-    out: Path,
-    *,
-    force: bool,
-    resume: bool,
+    bar: Progress,
+    stop: Callable[[], int],
     group: Group,
-    by_ray: Callable[..., TrainResult] | None = None,
 ) -> TrainResult:
-    from rankfall.training import cascade, ranker
+    """Let work show how far it is, and end early if it is asked to."""
     from rankfall.training.cascade_config import CascadeConfig
     from rankfall.training.run import Stopped
 
     metric = settings.training.metric
     unit = "impressions" if isinstance(settings, CascadeConfig) else "lists"
-    bar = progress()
-    bar.disable = bar.disable or not group.first
-    with interruptible(lambda: _kept(out)), bar:
-        task = bar.add_task("opening the data", total=None)
+    task = bar.add_task("opening the data", total=None)
 
-        def report(step: Step) -> None:
-            doing = "validating" if step.batch == step.batches else f"{step.per_second:,.0f} {unit}/s"
-            bar.update(
-                task,
-                total=step.epochs * step.batches,
-                completed=(step.epoch - 1) * step.batches + step.batch,
-                description=f"epoch {step.epoch}/{step.epochs}, {doing}",
-                status=_status(step, metric),
-            )
+    def report(step: Step) -> None:
+        doing = "validating" if step.batch == step.batches else f"{step.per_second:,.0f} {unit}/s"
+        bar.update(
+            task,
+            total=step.epochs * step.batches,
+            completed=(step.epoch - 1) * step.batches + step.batch,
+            description=f"epoch {step.epoch}/{step.epochs}, {doing}",
+            status=_status(step, metric),
+        )
 
-        def notice(text: str) -> None:
-            note(bar, text)
-
-        def asked() -> None:
-            if by_ray is not None:
-                raise KeyboardInterrupt  # its processes are ended, to be continued from their checkpoint
-            if group.world == 1:
-                notice("stopping after this batch; Ctrl-C again does not wait")
-
-        # torchrun asks a process to end as soon as another one has, and does not wait for long itself.
-        with stoppable(asked, patient=group.world > 1) as stop, _reported(group):
-            try:
-                if by_ray is not None:
-                    return by_ray(settings, out, force=force, resume=resume, progress=report, on_notice=notice)
-                if isinstance(settings, CascadeConfig):
-                    return cascade.train(
-                        settings,
-                        out,
-                        force=force,
-                        resume=resume,
-                        progress=report,
-                        on_notice=notice,
-                        stop=stop,
-                        group=group,
-                    )
-                return ranker.train(
-                    settings,
-                    out,
-                    force=force,
-                    resume=resume,
-                    progress=report,
-                    on_notice=notice,
-                    stop=stop,
-                    group=group,
-                )
-            except Stopped as stopped:
-                if group.first:
-                    notice(str(stopped))
-                raise typer.Exit(128 + (stop() or signal.SIGTERM)) from None  # as shells have it
+    try:
+        return work(progress=report, on_notice=partial(note, bar), stop=stop)
+    except Stopped as stopped:
+        if group.first:
+            note(bar, str(stopped))
+        raise typer.Exit(128 + (stop() or signal.SIGTERM)) from None  # as shells have it
 
 
 def _status(step: Step, metric: str) -> str:

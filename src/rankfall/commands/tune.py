@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankfall.commands.engine import EngineName, EngineOption, opened
+from rankfall.commands.pictures import draw
 from rankfall.commands.terminal import (
     Folded,
     examples,
@@ -176,7 +177,7 @@ def _word(value: Any) -> str:
 
 def _draw(result: dict[str, Any], out: Path) -> None:
     """Draw the search; its table is of use without a picture."""
-    from rankfall.experiments.plots import MissingExtraError, SearchHistory, save
+    from rankfall.experiments.plots import SearchHistory
 
     files = [out / "trials.json", *([out / "best.yaml"] if result["best"] else [])]
     if any(trial["value"] is not None for trial in result["trials"]):
@@ -190,10 +191,7 @@ def _draw(result: dict[str, Any], out: Path) -> None:
             higher_is_better=result["higher_is_better"],
             logarithmic=[key for key, one in result["search"].items() if isinstance(one, dict) and one.get("log")],
         )
-        try:
-            files += save({"search": plot}, out)
-        except MissingExtraError as error:
-            fail(str(error))
+        files += draw({"search": plot}, out)
     say(f"wrote {', '.join(file.name for file in files)} to {out}")
 
 

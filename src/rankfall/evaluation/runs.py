@@ -12,6 +12,7 @@ import json
 import random
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
@@ -23,7 +24,6 @@ from rankfall._settings import ConfigError, Section, explain, read_yaml
 from rankfall._words import did_you_mean
 from rankfall.data.log import ImpressionLog
 from rankfall.data.ranking import RankingData
-from rankfall.training import cascade, ranker
 from rankfall.training.build_cascade import with_depths
 from rankfall.training.cascade_config import CascadeConfig, CascadeTrainingConfig, LogConfig, validate_cascade
 from rankfall.training.checkpoint import DamagedError
@@ -40,6 +40,7 @@ from rankfall.training.config import (
     validate,
 )
 from rankfall.training.funnel import measures
+from rankfall.training.train import train
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -258,12 +259,7 @@ def continue_run(
     stop: Callable[[], int] = lambda: False,
 ) -> TrainResult:
     """Train from where a process may have left it; what is too damaged for that is trained again, to the same end."""
-
-    def go_on() -> TrainResult:
-        if isinstance(config, CascadeConfig):
-            return cascade.train(config, directory, resume=True, progress=progress, on_notice=on_notice, stop=stop)
-        return ranker.train(config, directory, resume=True, progress=progress, on_notice=on_notice, stop=stop)
-
+    go_on = partial(train, config, directory, resume=True, progress=progress, on_notice=on_notice, stop=stop)
     try:
         return go_on()
     except DamagedError:

@@ -8,6 +8,7 @@ any moment goes on where it was, and one whose log has grown goes on with what i
 ``stream.yaml``                   what is streamed, as it can be streamed again
 ``days.json``                     the days in their order, with the checksums and first times of their files
 ``runs/``                         the directories of the runs
+``bundles/``                      what others make of the weights after a day, if they are asked to
 ``stream.json``                   figures and tests of every day and of all, what failed
 ``stream.md``                     the tables
 ``report.html``                   all of it to look at
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from rankfall._files import is_temporary, locked, write_file
 from rankfall._settings import ConfigError
 from rankfall.data.arrivals import Arrivals
+from rankfall.data.loader import FirstDays
 from rankfall.data.log import Day
 from rankfall.evaluation.report import write_report
 from rankfall.evaluation.stream_config import RUNS, make_runs, scheduled
@@ -46,9 +48,10 @@ if TYPE_CHECKING:
     from rankfall.training.run import Step
 
     OnStep = Callable[[StreamRun, Step], None]
+    OnDay = Callable[[StreamRun, ImpressionLog, Sequence[str], str], str | None]
     OnNotice = Callable[[str], None]
 
-LEDGER, TABLES, LOCK = "days.json", "stream.md", ".lock"
+LEDGER, TABLES, BUNDLES, LOCK = "days.json", "stream.md", "bundles", ".lock"
 POLL = 10.0  # seconds between looks for new days
 _STOP_SOON = 0.2  # seconds after which somebody who waits hears that it shall stop
 
@@ -63,6 +66,7 @@ def stream_methods(
     jobs: int = 1,
     on_days: Callable[[Sequence[str]], None] = lambda days: None,
     on_step: OnStep = lambda run, step: None,
+    on_day: OnDay | None = None,
     on_run: Callable[[StreamRun], None] = lambda run: None,
     on_result: Callable[[dict[str, Any]], None] = lambda result: None,
     on_notice: OnNotice = lambda text: None,
@@ -74,11 +78,16 @@ def stream_methods(
     kept. `on_days` hears which days there are, now and whenever there are more, `on_step` of every batch (with one
     job), `on_run` of each run that has done all days, and `on_result` of results before the last. `stop` is asked
     after every batch and while there is nothing to do; then :class:`Stopped` is raised, with the results on disk.
+
+    `on_day` hears of every day that a run has learned from, with the log, the days of the stream and the day: of each
+    method the run of the first seed, whose weights after each day are kept for it. It returns what went wrong, if
+    anything did, which the results tell; the stream goes on. It hears of the last day again when a stream is
+    continued, and with several jobs it is pickled.
     """
     runs = make_runs(config, out)
     if follow is not None:
         _check_endless(config, runs)
-    work = _Stream(config, out, runs, jobs, follow is not None, on_step, on_run, on_notice, stop)
+    work = _Stream(config, out, runs, jobs, follow is not None, on_step, on_day, on_run, on_notice, stop)
     work.open(resume=resume, force=force)  # before anything is written
     out.mkdir(parents=True, exist_ok=True)
     with locked(out / LOCK, busy=f"out: another stream is working in {out}"):
@@ -111,6 +120,7 @@ class _Task:
     log: ImpressionLog
     days: dict[str, str]
     weights: bool
+    on_day: OnDay | None
 
 
 class _Stream:
@@ -124,14 +134,18 @@ class _Stream:
         jobs: int,
         follows: bool,
         on_step: OnStep,
+        on_day: OnDay | None,
         on_run: Callable[[StreamRun], None],
         on_notice: OnNotice,
         stop: Callable[[], int],
     ) -> None:
         self.config, self.out, self.runs, self.jobs, self.follows = config, out, runs, jobs, follows
-        self.on_step, self.on_run, self.on_notice, self.stop = on_step, on_run, on_notice, stop
+        self.on_step, self.on_day, self.on_run = on_step, on_day, on_run
+        self.on_notice, self.stop = on_notice, stop
         self.ledger: dict[str, dict[str, Any]] = {}  # what is known of each day
         self.failed: dict[Path, dict[str, Any]] = {}
+        self.refused: dict[Path, list[dict[str, Any]]] = {}  # what could not be done after the last days of a run
+        self._first_days = FirstDays()
         self._said: set[str] = set()
         again = "; it is looked at again when it changes" if follows else "; it is left out"
         self._arrivals = Arrivals(Path(runs[0].config.data.path), lambda why: on_notice(why + again))
@@ -244,48 +258,47 @@ class _Stream:
         """Bring every run up to the last day."""
         todo = []
         for run in self.runs:
+            on_day = self.on_day if run.seed == self.config.seeds[0] else None
             if run.directory in self.failed:
                 continue
-            if is_finished(run.directory) and read_result(run.directory).epochs == len(self.days):
+            if on_day is None and is_finished(run.directory) and read_result(run.directory).epochs == len(self.days):
                 self.on_run(run)
-            else:
-                todo.append(_Task(run, log, self.days, self.follows))
-        for task, failure in self._perform(todo):
-            if failure is not None:
-                about = {"method": task.run.method, "run": f"seed {task.run.seed}", "message": failure.message}
-                self.failed[task.run.directory] = about
+            else:  # or what there is to do after its last day may be left to do
+                todo.append(_Task(run, log, self.days, self.follows or on_day is not None, on_day))
+        for task, outcome in self._perform(todo):
+            self._note(task.run, outcome)
             self.on_run(task.run)
 
-    def _perform(self, tasks: Sequence[_Task]) -> Iterator[tuple[_Task, Failure | None]]:
+    def _note(self, run: StreamRun, outcome: list[str] | Failure) -> None:
+        about = {"method": run.method, "run": f"seed {run.seed}"}
+        if isinstance(outcome, Failure):
+            self.failed[run.directory] = {**about, "message": outcome.message}
+            return
+        self.refused[run.directory] = [{**about, "message": message} for message in outcome]
+        for message in outcome if self.jobs > 1 else ():  # otherwise it was said at once
+            self.on_notice(f"{run.method}, seed {run.seed}: {message}")
+
+    def _perform(self, tasks: Sequence[_Task]) -> Iterator[tuple[_Task, list[str] | Failure]]:
         if self.jobs > 1:
             yield from run_tasks(perform, tasks, jobs=self.jobs)
             return
         for task in tasks:
             yield task, self._perform_here(task)
 
-    def _perform_here(self, task: _Task) -> Failure | None:
+    def _perform_here(self, task: _Task) -> list[str] | Failure:
         run = task.run
-
-        def notice(text: str) -> None:
-            self.on_notice(f"{run.method}, seed {run.seed}: {text}")
-
         try:
-            stream(
-                run.config,
-                run.directory,
-                task.log,
-                task.days,
-                resume=True,
-                weights=task.weights,
+            return perform(
+                task,
+                on_notice=lambda text: self.on_notice(f"{run.method}, seed {run.seed}: {text}"),
+                first_days=self._first_days,
                 progress=lambda step: self.on_step(run, step),
-                on_notice=notice,
                 stop=self.stop,
             )
         except SurroundingsError:
             raise
         except (ValueError, OSError) as error:
             return Failure(str(error))
-        return None
 
     # --- results ------------------------------------------------------------------------------------------------
 
@@ -326,6 +339,7 @@ class _Stream:
             "runs": runs,
             "incomplete": [name for name in methods if name not in reached],
             "failed": list(self.failed.values()),
+            "refused": [one for of in self.refused.values() for one in of],
         }
 
     def _known_entries(self) -> dict[str, dict[str, Any]]:
@@ -347,8 +361,16 @@ class _Stream:
         }
 
 
-def perform(task: _Task) -> Failure | None:
-    """Bring a run up to the last day, in a process of its own."""
+def perform(task: _Task, *, on_notice: OnNotice = lambda text: None, **options: Any) -> list[str]:
+    """Bring a run up to the last day, maybe in a process of its own; what could not be done after its days."""
+    refused = []
+
+    def after(day: str) -> None:
+        message = task.on_day and task.on_day(task.run, task.log, list(task.days), day)
+        if message:
+            on_notice(message)
+            refused.append(message)
+
     stream(
         task.run.config,
         task.run.directory,
@@ -356,9 +378,11 @@ def perform(task: _Task) -> Failure | None:
         task.days,
         resume=True,
         weights=task.weights,
-        on_notice=lambda text: None,
+        on_day=after,
+        on_notice=on_notice,
+        **options,
     )
-    return None
+    return refused
 
 
 # --- what must be so ----------------------------------------------------------------------------------------------
@@ -393,7 +417,8 @@ def _check_free(out: Path, *, resume: bool, force: bool) -> None:
 
 def _clear(out: Path) -> None:
     """Take away what a stream before left."""
-    if (out / RUNS).exists():
-        shutil.rmtree(out / RUNS)
+    for name in (RUNS, BUNDLES):
+        if (out / name).exists():
+            shutil.rmtree(out / name)
     for name in (LEDGER, STREAM, TABLES, REPORT, "stream.png", "stream.svg", STREAM_CONFIG):
         (out / name).unlink(missing_ok=True)

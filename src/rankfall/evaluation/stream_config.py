@@ -96,7 +96,7 @@ def load_stream(path: Path, overrides: Sequence[str] = ()) -> StreamConfig:
 def make_runs(config: StreamConfig, out: Path) -> list[StreamRun]:
     """Every run of a stream, method after method, all of them checked."""
     methods = config.methods or {str(config.objective.get("name", "method")): {}}
-    names = {method: _file_name(method) for method in methods}
+    names = {method: file_name(method) for method in methods}
     runs = []
     for method, changes in methods.items():
         same = [other for other in names if names[other] == names[method]]
@@ -138,6 +138,6 @@ def _resolve(config: StreamConfig, method: str, changes: dict[str, Any], seed: i
     return resolved
 
 
-def _file_name(method: str) -> str:
+def file_name(method: str) -> str:
     """What directories of a method are called: ``LCRON, DFTopK`` is ``lcron-dftopk``."""
     return re.sub(r"[^a-z0-9_]+", "-", method.lower()).strip("-") or "method"

@@ -6,7 +6,7 @@ from typing import Any
 
 from rankfall.evaluation import page
 from rankfall.evaluation.page import Cell
-from rankfall.evaluation.stream_table import curves, day_rows
+from rankfall.evaluation.stream_table import SHOWN, curves, day_rows
 from rankfall.evaluation.table import caption, short
 
 STREAM, STREAM_CONFIG = "stream.json", "stream.yaml"
@@ -16,7 +16,8 @@ def stream_sections(result: dict[str, Any]) -> list[str]:
     """The parts of a page that streams have and comparisons do not."""
     return [
         page.section(f"{result['metric']} day by day", _curves(result)),
-        page.section("Day by day", _days(result)),
+        page.section("Day by day", *_days(result)),
+        page.section("Bundles that were refused", _refused(result)),
     ]
 
 
@@ -40,16 +41,25 @@ def _curves(result: dict[str, Any]) -> str:
     return page.curves(found, label=label, caption=f"By the number of the day; the first, {first}, is not measured.")
 
 
-def _days(result: dict[str, Any]) -> str:
-    body: list[list[str | Cell]] = []
-    found = list(day_rows(result))
+def _days(result: dict[str, Any]) -> list[str]:
+    """The last days; those before them are folded."""
     names = list(curves(result))
-    for day, cells, chance in found:
-        body.append([day, *(_cell(cells.get(name)) for name in names), chance])
+    body: list[list[str | Cell]] = [
+        [day, *(_cell(cells.get(name)) for name in names), chance] for day, cells, chance in day_rows(result)
+    ]
     if not body:
-        return ""
+        return []
+    head = ["day", *names, "chance"]
     below = f"{result['metric']}, mean over impressions. Bold: best. {caption({'unit': 'impressions'})}"
-    return page.table(["day", *names, "chance"], body, caption=below)
+    earlier = body[:-SHOWN]
+    folded = [page.folded(f"{len(earlier)} earlier days", page.table(head, earlier))] if earlier else []
+    return [page.table(head, body[-SHOWN:], caption=below), *folded]
+
+
+def _refused(result: dict[str, Any]) -> str:
+    """What could not be done with the weights."""
+    body = [[one["method"], Cell(f"{one['run']}: {one['message']}", "words")] for one in result.get("refused", [])]
+    return page.table(["method", "run"], body) if body else ""
 
 
 def _cell(cell: Any) -> str | Cell:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 CURVE = 60  # characters at most
-SHOWN = 60  # days of a table in the terminal, the last ones
+SHOWN = 60  # days of a table, the last ones
 
 
 def curves(result: dict[str, Any]) -> dict[str, list[tuple[int, float]]]:

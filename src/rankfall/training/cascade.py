@@ -23,7 +23,8 @@ from rankfall.training.cascade_config import CascadeConfig, Role
 from rankfall.training.config import dump_absolute
 from rankfall.training.distributed import ALONE
 from rankfall.training.funnel import measure_funnel
-from rankfall.training.loop import Learner, Loader, Loop, finished, train_in
+from rankfall.training.learner import Learner, Loader
+from rankfall.training.loop import Loop, finished, train_in
 from rankfall.training.run import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config, repeatable
 
 if TYPE_CHECKING:
@@ -34,11 +35,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
 
-    from rankfall.data.loader import Impressions
+    from rankfall.data.loader import FirstDays, Impressions
     from rankfall.data.spec import Features
     from rankfall.training.cascade_config import LogConfig
     from rankfall.training.distributed import Group
-    from rankfall.training.loop import OnNotice, Position, Progress
+    from rankfall.training.learner import Position
+    from rankfall.training.loop import OnNotice, Progress
     from rankfall.training.run import TrainResult
 
 REQUESTS_SHOWN = 5
@@ -231,7 +233,11 @@ def make_loader(log: ImpressionLog, config: CascadeConfig, role: Role, group: Gr
 
 
 def training_loader(
-    log: ImpressionLog, config: CascadeConfig, days: Sequence[str], group: Group = ALONE
+    log: ImpressionLog,
+    config: CascadeConfig,
+    days: Sequence[str],
+    group: Group = ALONE,
+    first_days: FirstDays | None = None,
 ) -> ImpressionLoader:
     """Days in the order of the configuration's seed, with its negatives."""
     settings, data = config.training, config.data
@@ -243,16 +249,26 @@ def training_loader(
         window=max(settings.window, settings.batch),
         negatives=data.negatives,
         negatives_from=data.negatives_from,
+        first_days=first_days,
         rank=group.rank,
         world=group.world,
     )
 
 
-def measuring_loader(log: ImpressionLog, config: CascadeConfig, days: Sequence[str]) -> ImpressionLoader:
+def measuring_loader(
+    log: ImpressionLog, config: CascadeConfig, days: Sequence[str], first_days: FirstDays | None = None
+) -> ImpressionLoader:
     """Days in the order of time, with lists as long as they are measured."""
     settings = config.training
-    window = max(settings.window, settings.batch)
-    return ImpressionLoader(log, days, batch=settings.batch, window=window, shuffle=False, length=config.data.length)
+    return ImpressionLoader(
+        log,
+        days,
+        batch=settings.batch,
+        window=max(settings.window, settings.batch),
+        shuffle=False,
+        length=config.data.length,
+        first_days=first_days,
+    )
 
 
 def measure(

@@ -1,8 +1,8 @@
 """The loop of every training, which can stop after any batch and go on from there as if it never had.
 
-A :class:`Learner` says what a batch costs; the loop changes the weights, measures, and keeps the best and the last
-of them. What decides the rest of a training is the learner's state and the loop's :class:`Position`; both
-together are a checkpoint.
+A :class:`~rankfall.training.learner.Learner` says what a batch costs; the loop changes the weights, measures, and
+keeps the best and the last of them. What decides the rest of a training is the learner's state and the loop's
+:class:`~rankfall.training.learner.Position`; both together are a checkpoint.
 
 Several processes (:mod:`~rankfall.training.distributed`) have a learner and a loop each, take a share of every batch
 and do the same otherwise; the first of them writes and speaks.
@@ -13,19 +13,19 @@ from __future__ import annotations
 import json
 import math
 import time
-from abc import ABC, abstractmethod
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 
 from rankfall import __version__
 from rankfall._checkpoint import read_checkpoint
-from rankfall._files import locked, sync, write_file
-from rankfall.training.build import clip_gradients
-from rankfall.training.checkpoint import Checkpoints, DamagedError
+from rankfall._files import LockedError, locked, sync, write_file
+from rankfall.models.layers import RowNorm
+from rankfall.training.checkpoint import Checkpoints, DamagedError, seal
 from rankfall.training.distributed import ALONE, Group, LostError
+from rankfall.training.learner import Batch, Position
 from rankfall.training.run import (
     CHECKPOINTS,
     CONFIG,
@@ -49,189 +49,19 @@ from rankfall.training.run import (
 from rankfall.training.track import Trackers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Mapping
     from pathlib import Path
-
-    from torch import Tensor, nn
 
     from rankfall.training.cascade_config import CascadeConfig
     from rankfall.training.checkpoint import State
     from rankfall.training.config import RankerConfig
-    from rankfall.training.run import TrainingError
+    from rankfall.training.learner import Learner
 
     Progress = Callable[[Step], None]
     OnNotice = Callable[[str], None]
 
-
-class Sized(Protocol):
-    """A batch, as far as the loop looks at it."""
-
-    def __len__(self) -> int:
-        """The number of lists or impressions."""
-
-
-Batch = TypeVar("Batch", bound=Sized)
-Given = TypeVar("Given", bound=Sized, covariant=True)
-
-
-class Optimizer(Protocol):
-    """One of torch, or several as one."""
-
-    def zero_grad(self) -> None:
-        """Forget all gradients."""
-
-    def step(self) -> object:
-        """Change all weights."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Mappings and lists of plain values and tensors."""
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Become what another one was."""
-
-
-class Loader(Protocol[Given]):
-    """Batches in an order that the number of the epoch decides, and that can begin behind any of them."""
-
-    def __len__(self) -> int:
-        """The number of batches of an epoch."""
-
-    def __iter__(self) -> Iterator[Given]:
-        """The batches of an epoch, or what was left of them when its state was saved."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the next epoch; the first is 0."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position behind the last batch that was received."""
-
-    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Go to a position."""
-
-
-@dataclass(slots=True)
-class Position:
-    """How far a training has come, and what has come of it so far; plain values."""
-
-    step: int = 0  # batches in all
-    epoch: int = 1  # the one that is being trained
-    batch: int = 0  # how many of it are done
-    seen: int = 0  # lists or impressions of these
-    sums: dict[str, float] = field(default_factory=dict)  # of the terms of the loss over those
-    seconds: float = 0.0  # of work, interruptions not counted
-    epoch_seconds: float = 0.0  # of these, for the batches of this epoch
-    validation: dict[str, float] = field(default_factory=dict)  # of the epoch before
-    best_epoch: int = 0
-    best: float = math.nan
-    lines: list[dict[str, Any]] = field(default_factory=list)  # of metrics.jsonl
-
-    @property
-    def parts(self) -> dict[str, float]:
-        """The mean terms of the loss in this epoch."""
-        return {name: total / self.seen for name, total in self.sums.items()}
-
-    @property
-    def per_second(self) -> float:
-        """Lists or impressions, in this epoch."""
-        return self.seen / self.epoch_seconds
-
-    def next_epoch(self) -> None:
-        """Begin the next one."""
-        self.epoch += 1
-        self.batch, self.seen, self.sums, self.epoch_seconds = 0, 0, {}, 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What a batch came to, that of all processes together."""
-
-    count: int  # lists or impressions
-    sums: dict[str, float]  # of the terms of the loss over these
-
-
-class Learner(ABC, Generic[Batch]):
-    """What a loop trains. What its state leaves out must follow from the configuration and the data."""
-
-    group: Group = ALONE  # with whom
-    metric: str  # what validation looks at
-    modules: dict[str, nn.Module]
-    network: nn.Module  # all of them in one, through whose `forward` they are trained
-    optimizer: Optimizer
-    clip: float | None  # largest norm of a gradient
-    loader: Loader[Batch]
-
-    @abstractmethod
-    def terms(self, batch: Batch, position: Position) -> tuple[dict[str, Tensor], str]:
-        """The terms of the loss by name, each a mean over the lists of a batch or of this process's share of it.
-
-        And what is NaN or infinite already, if anything is; then only the names of the terms matter.
-        """
-
-    @abstractmethod
-    def diverged(self, what: str, batch: Batch, position: Position) -> TrainingError:
-        """What to say if something becomes NaN or infinite in a batch."""
-
-    def step(self, batch: Batch, position: Position) -> Taken:
-        """Change the weights by one batch."""
-        self.optimizer.zero_grad()
-        terms, bad = self.terms(batch, position)
-        own = [math.nan if bad else float(term.detach()) * len(batch) for term in terms.values()]
-        count, *sums = self.group.totals([len(batch), *own])
-        if not all(map(math.isfinite, sums)):  # which all processes see
-            with self.group.together():
-                if not all(map(math.isfinite, own)):
-                    raise self.diverged(bad or "the loss", batch, position)
-        # What is added up over the processes is divided by their number, and their shares may differ.
-        weight = len(batch) * self.group.world / count
-        (torch.stack(list(terms.values())).sum() * weight).backward()
-        if not clip_gradients(self.trained, self.clip).isfinite():
-            with self.group.together():
-                raise self.diverged("the gradient", batch, position)
-        self.optimizer.step()
-        return Taken(int(count), dict(zip(terms, sums, strict=True)))
-
-    @property
-    def trained(self) -> list[nn.Parameter]:
-        """All weights, those of the loss or objective too."""
-        return [parameter for module in self.modules.values() for parameter in module.parameters()]
-
-    @abstractmethod
-    def validate(self) -> dict[str, float]:
-        """The metrics of the weights as they are."""
-
-    @abstractmethod
-    def line(self, position: Position) -> Any:
-        """What is known after an epoch: a data class, one line of ``metrics.jsonl``."""
-
-    @abstractmethod
-    def save(self, path: Path, position: Position) -> None:
-        """Write the weights alone, for those who score."""
-
-    @abstractmethod
-    def parameters(self) -> int:
-        """How many numbers are trained."""
-
-    def is_better(self, value: float, than: float) -> bool:
-        """Whether a value of the metric is better than another."""
-        return value > than
-
-    def state_dict(self) -> State:
-        """All that decides what the next batches do, but for the position."""
-        return {
-            # with the parameters themselves, of which some may be shared
-            "modules": {name: dict(module.state_dict(keep_vars=True)) for name, module in self.modules.items()},
-            "optimizer": self.optimizer.state_dict(),
-            "loader": self.loader.state_dict(),
-            "random": torch.get_rng_state(),
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        """Become what another learner of the same configuration and data was."""
-        for name, module in self.modules.items():
-            module.load_state_dict(state["modules"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.loader.load_state_dict(state["loader"])
-        torch.set_rng_state(state["random"])
+BEST, LAST = "best.safetensors", "last.safetensors"
+PATIENCE = 30.0  # seconds for a process that was lost to let go of the directory
 
 
 class Loop(Generic[Batch]):
@@ -337,7 +167,7 @@ class Loop(Generic[Batch]):
         place.validation = learner.validate()
         self._lap()
         value = place.validation[learner.metric]
-        self._end_epoch(value, is_best=not place.best_epoch or learner.is_better(value, place.best))
+        self._end_epoch(value, is_best=math.isnan(place.best) or learner.is_better(value, place.best))
         if self.goes_on or not self._is_over():  # otherwise the result comes next, and is all that is needed
             self.save()
 
@@ -361,8 +191,9 @@ class Loop(Generic[Batch]):
             file.write(_text(self.position.lines[-1:]))
         sync(self.out / METRICS)
         if is_best:
-            self.learner.save(directory / "best.safetensors", self.position)
-        self.learner.save(directory / "last.safetensors", self.position)
+            self.learner.save(directory / BEST, self.position)
+            self.position.best_weights = seal(directory / BEST)
+        self.learner.save(directory / LAST, self.position)
 
     def _lap(self) -> float:
         """Count the seconds since the last time."""
@@ -392,10 +223,11 @@ class Loop(Generic[Batch]):
     def _remember(self) -> None:
         """Note what the next batch changes before it changes the weights, in case that it cannot be finished."""
         if self.group.world > 1 and self.group.first:
-            modules = self.learner.modules.items()
-            buffers = {name: {key: value.clone() for key, value in part.named_buffers()} for name, part in modules}
             own = {"loader": self.learner.loader.state_dict(), "random": torch.get_rng_state()}
-            self._before = {"own": own, "buffers": buffers}
+            # nothing else is changed by looking at a batch
+            norms = [part for part in self.learner.network.modules() if isinstance(part, RowNorm)]
+            kept = [(norm, {name: value.clone() for name, value in norm.named_buffers()}) for norm in norms]
+            self._before = {"own": own, "norms": kept}
 
     def _rescue(self) -> str:
         """Keep what was trained before another process was lost; what there is to go on from."""
@@ -403,8 +235,8 @@ class Loop(Generic[Batch]):
             return "The same command with --resume continues from the last checkpoint, if there is one"
         if not self.position.step or not self._before:
             return self._left()
-        for name, buffers in self._before["buffers"].items():
-            self.learner.modules[name].load_state_dict(buffers, strict=False)
+        for norm, buffers in self._before["norms"]:
+            norm.load_state_dict(buffers, strict=False)
         self._save({**self.learner.state_dict(), **self._before["own"]})
         return f"That is kept; the same command with --resume continues {self.out} from there"
 
@@ -426,6 +258,8 @@ class Loop(Generic[Batch]):
                     self._check_best()
                 with self.writing():  # the file may have lines of epochs that come again
                     write_file(self.out / METRICS, _text(self.position.lines))
+        if any(self.group.gather(self.group.first and self._is_best_gone())):
+            self.position.best = math.nan  # the next epoch is better than nothing
         return True
 
     def _go_to(self, state: State, on_notice: OnNotice) -> None:
@@ -453,11 +287,19 @@ class Loop(Generic[Batch]):
     def _check_best(self) -> None:
         """The best weights so far stand in a file of their own, without which there is nothing to go on for."""
         try:
-            read_checkpoint(self.out / CHECKPOINTS / "best.safetensors")
+            read_checkpoint(self.out / CHECKPOINTS / BEST)
         except ValueError as error:
             raise DamagedError(
                 f"{error}. Without the best weights training cannot go on; --force starts over"
             ) from None
+
+    def _is_best_gone(self) -> bool:
+        """Whether the best weights before this position were replaced by those of an epoch that comes again.
+
+        It may not come to the same end if the number of processes is another.
+        """
+        known = self.position.best_weights
+        return bool(known) and not self.goes_on and seal(self.out / CHECKPOINTS / BEST) != known
 
     def _compare_makers(self, before: Mapping[str, str], on_notice: OnNotice) -> None:
         now = self._made_by
@@ -540,13 +382,26 @@ def train_in(loop: Loop[Batch], files: Mapping[str, str], *, resume: bool, on_no
             if group.first:
                 with loop.writing():
                     out.mkdir(parents=True, exist_ok=True)
-                held.enter_context(locked(out, busy=f"another training is working in {out}"))
+                _lock(held, out, PATIENCE if group.restarted else 0)
         resumed = resume and loop.resume(on_notice)
         with group.together():
             if group.first:
                 _write_beginning(loop, files, resumed)
                 held.enter_context(loop.trackers.opened(loop.position.step, on_notice))
         return loop.run()
+
+
+def _lock(held: ExitStack, out: Path, patience: float) -> None:
+    """Work alone in a directory, until the end."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            held.enter_context(locked(out, busy=f"another training is working in {out}"))
+            return
+        except LockedError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.1)
 
 
 def _write_beginning(loop: Loop[Batch], files: Mapping[str, str], resumed: bool) -> None:

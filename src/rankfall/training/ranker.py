@@ -24,7 +24,8 @@ from rankfall.training.advice import advice
 from rankfall.training.build import Ranker, classifies, make_loss, make_optimizer, make_ranker
 from rankfall.training.config import RankerConfig, Role, dump_absolute
 from rankfall.training.distributed import ALONE
-from rankfall.training.loop import Learner, Loop, finished, train_in
+from rankfall.training.learner import Learner
+from rankfall.training.loop import Loop, finished, train_in
 from rankfall.training.run import CHECKPOINTS, CONFIG, DATA, TrainingError, read_config, repeatable
 from rankfall.training.scoring import measure, score
 
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
     from rankfall.training.config import DataConfig
     from rankfall.training.distributed import Group
-    from rankfall.training.loop import OnNotice, Position, Progress
+    from rankfall.training.learner import Position
+    from rankfall.training.loop import OnNotice, Progress
     from rankfall.training.run import TrainResult
 
 QIDS_SHOWN = 5

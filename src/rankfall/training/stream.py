@@ -16,15 +16,18 @@ from __future__ import annotations
 
 import json
 import math
+import time
 import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from rankfall._files import new_content
 from rankfall._settings import ConfigError
+from rankfall.data.loader import FirstDays
 from rankfall.data.log import open_day
 from rankfall.data.meaning import check_meaning, meaning_of
 from rankfall.training.build_cascade import check_quotas, has_schedule, with_depths
@@ -65,8 +68,11 @@ if TYPE_CHECKING:
     from rankfall.training.cascade_config import CascadeConfig
     from rankfall.training.checkpoint import State
     from rankfall.training.config import RankerConfig
-    from rankfall.training.loop import OnNotice, Position, Progress
+    from rankfall.training.learner import Position
+    from rankfall.training.loop import OnNotice, Progress
     from rankfall.training.run import TrainResult
+
+    OnDay = Callable[[str], None]
 
 LATEST = "latest.safetensors"
 
@@ -86,7 +92,9 @@ def stream(
     *,
     resume: bool = False,
     weights: bool = False,
+    first_days: FirstDays | None = None,
     progress: Progress = lambda step: None,
+    on_day: OnDay = lambda day: None,
     on_notice: OnNotice = warnings.warn,
     stop: Callable[[], int] = lambda: False,
 ) -> TrainResult:
@@ -94,10 +102,12 @@ def stream(
 
     `days` are all of the stream, in their order and with the checksums of their files; the log must have those that
     the run has not learned from yet. With `resume` it goes on where it was, as if it had never been interrupted.
-    `weights` keeps those after every day. `progress` hears of every batch, and `stop` is asked after each whether to
-    end early.
+    `weights` keeps those after every day. Runs may share what `first_days` knows of the log. `progress` hears of every
+    batch, and `stop` is asked after each whether to end early. `on_day` hears of every day that was learned from, once
+    a checkpoint has it, and of the last one again if the run goes on from there: whoever was killed meanwhile has not
+    done what there is to do after a day.
     """
-    config = with_depths(config, log.spec.stage_names)
+    config, first_days = with_depths(config, log.spec.stage_names), first_days or FirstDays()
     # negatives are drawn from what the stream has seen, whatever else the log has
     log = replace(log, days={day: log.days[day] for day in days if day in log.days})
     _check_pool(config, log, days)
@@ -107,13 +117,13 @@ def stream(
         check_begun(config, out, log)
     else:
         there = [day for day in days if day in log.days]
-        check_quotas(config, measuring_loader(log, config, there[1:] or there))
+        check_quotas(config, measuring_loader(log, config, there[1:] or there, first_days))
     with repeatable(config.training.seed, config.training.threads):
         try:
-            learner = _DayLearner(config, out, log, days)
+            learner = _DayLearner(config, out, log, days, first_days)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        loop = _DayLoop(learner, config, out, days=days, weights=weights, progress=progress, stop=stop)
+        loop = _DayLoop(learner, config, out, days=days, weights=weights, on_day=on_day, progress=progress, stop=stop)
         files = {CONFIG: dump_absolute(config), LOG: json.dumps(meaning_of(log), indent=1) + "\n"}
         return train_in(loop, files, resume=resume, on_notice=on_notice)
 
@@ -151,14 +161,22 @@ def values_file(run: Path, day: str) -> Path:
     return run / DAYS / f"{day}.parquet"
 
 
+def weights_file(run: Path, day: str) -> Path:
+    """Where the weights after a day stand in the directory of a run, if they are kept."""
+    return run / DAYS / f"{day}.safetensors"
+
+
 # --- one day at a time --------------------------------------------------------------------------------------------
 
 
 class _OneDay:
     """The batches of one day at a time: the epochs of a stream, every one in the order of a first epoch."""
 
-    def __init__(self, log: ImpressionLog, config: CascadeConfig, days: Mapping[str, str]) -> None:
+    def __init__(
+        self, log: ImpressionLog, config: CascadeConfig, days: Mapping[str, str], first_days: FirstDays
+    ) -> None:
         self._log, self._config, self._days, self._checksums = log, config, list(days), days
+        self._first_days = first_days
         self._number = -1
         self._loader: ImpressionLoader | None = None
         self._state: Mapping[str, Any] = {}
@@ -190,7 +208,7 @@ class _OneDay:
             return
         self._number, self._loader = epoch, None
         self._check_day()
-        self._loader = training_loader(self._log, self._config, [self.day])
+        self._loader = training_loader(self._log, self._config, [self.day], first_days=self._first_days)
         if self._state.get("day") == self.day:
             self._loader.load_state_dict(self._state["loader"])
 
@@ -223,16 +241,18 @@ class _DayLearner(CascadeLearner):
 
     loader: _OneDay
 
-    def __init__(self, config: CascadeConfig, out: Path, log: ImpressionLog, days: Mapping[str, str]) -> None:
+    def __init__(
+        self, config: CascadeConfig, out: Path, log: ImpressionLog, days: Mapping[str, str], first_days: FirstDays
+    ) -> None:
         super().__init__(config, out, log.features)
-        self.log = log
-        self.loader = _OneDay(log, config, days)
+        self.log, self._first_days = log, first_days
+        self.loader = _OneDay(log, config, days, first_days)
         self.batches = _batches(log, config, days) if has_schedule(self.temperatures) else 0
         self.measured: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
 
     def validate(self, on_batch: Callable[[int], None] = lambda count: None) -> dict[str, float]:
         """Measure the day that comes next."""
-        loader = measuring_loader(self.log, self.config, [self.loader.day])
+        loader = measuring_loader(self.log, self.config, [self.loader.day], self._first_days)
         self.measured = measure(self.cascade, loader, self.config, on_batch=on_batch)
         return means_of(self.measured[0])
 
@@ -265,14 +285,22 @@ class _DayLoop(Loop["Impressions"]):
         *,
         days: Mapping[str, str],
         weights: bool,
+        on_day: OnDay,
         progress: Progress,
         stop: Callable[[], int],
     ) -> None:
         data = {f"day {day}": found for day, found in days.items()}
         super().__init__(learner, config, out, data=data, progress=progress, stop=stop)
         self.epochs = len(days)
-        self._days, self._weights = list(days), weights
+        self._days, self._weights, self._on_day = list(days), weights, on_day
         self._config = _told(config)
+
+    def run(self) -> TrainResult:
+        """Do what is left to do after the last day, then learn from the days that are left."""
+        place = self.position
+        if place.lines and not place.batch:  # otherwise the next one has begun, and all of that was done
+            self._end_day(place.lines[-1]["day"])
+        return super().run()
 
     def _train(self) -> None:
         """Measure a day, unless that was done, and take the batches of it that are left."""
@@ -302,18 +330,24 @@ class _DayLoop(Loop["Impressions"]):
 
     def _validate(self) -> None:
         """Keep what a day has come to; how good it is will be measured on the next."""
-        if self._weights:
-            with self.writing():
-                self._keep_weights()
         self._end_epoch(self.position.validation.get(self.learner.metric, math.nan), is_best=True)
         self.save()
+        self._end_day(self.learner.loader.day)
 
-    def _keep_weights(self) -> None:
-        directory, name = self.out / DAYS, f"{self.learner.loader.day}.safetensors"
-        directory.mkdir(exist_ok=True)
-        self.learner.save(directory / name, self.position)
-        with new_content(directory / LATEST) as temporary:
-            temporary.symlink_to(name)
+    def _end_day(self, day: str) -> None:
+        """Keep the weights after a day, and let others do what they do with them, which changes nothing here."""
+        if self._weights:
+            with self.writing():
+                self._keep_weights(weights_file(self.out, day))
+        with torch.random.fork_rng(devices=[]):
+            self._on_day(day)
+        self._lap_began = time.perf_counter()  # it was no work of this run
+
+    def _keep_weights(self, file: Path) -> None:
+        file.parent.mkdir(exist_ok=True)
+        self.learner.save(file, self.position)
+        with new_content(file.with_name(LATEST)) as temporary:
+            temporary.symlink_to(file.name)
 
     def _check_data(self, state: State) -> None:
         """Refuse a checkpoint that learned from other days than these; there may be more of them."""

@@ -6,6 +6,7 @@ columns from the mapped file, :mod:`~rankfall.data.loader.negatives` adds items,
 """
 
 from rankfall.data.loader.batch import Impressions
+from rankfall.data.loader.known import FirstDays
 from rankfall.data.loader.loader import ImpressionLoader
 
-__all__ = ["ImpressionLoader", "Impressions"]
+__all__ = ["FirstDays", "ImpressionLoader", "Impressions"]

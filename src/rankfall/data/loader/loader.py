@@ -19,6 +19,7 @@ import torch
 from rankfall._words import did_you_mean
 from rankfall.data.loader.ahead import Ahead
 from rankfall.data.loader.batch import Impressions
+from rankfall.data.loader.known import FirstDays
 from rankfall.data.loader.negatives import KnownItems, Takers, append, close_up, draw, pool_of_batch
 from rankfall.data.loader.order import Use, block_shuffled, generator, in_file_order, share
 from rankfall.data.loader.window import LEFT_OUT, Blocks, Window, layout_of, lengths_of, mask_of
@@ -69,6 +70,8 @@ class ImpressionLoader:
         there are not enough, the rest is masked.
     `length`
         in place of `negatives`: add as many to each list as it needs to have this length.
+    `first_days`
+        what is known of the days before, from which such items are drawn; loaders that share it read each day once.
     `rank`, `world`
         the loader of one of several processes gives the `rank`-th of `world` shares of every batch. Together they
         are the batch of a single process, negatives included. All have the same number of batches; if one has
@@ -89,6 +92,7 @@ class ImpressionLoader:
         negatives: int = 0,
         negatives_from: Source = "items",
         length: int | None = None,
+        first_days: FirstDays | None = None,
         rank: int = 0,
         world: int = 1,
         drop_last: bool = False,
@@ -130,7 +134,8 @@ class ImpressionLoader:
         self._drawn = self.width - (shortest if length else longest)
         self._check_lengths(longest)
         self._most_left_out = _most_left_out(self.log, self._days) if self._drawn else 0
-        self._known = self._look_up_items() if self._drawn and negatives_from == "items" else None
+        draws = self._drawn and negatives_from == "items"
+        self._known = self._look_up_items(first_days or FirstDays()) if draws else None
         if not len(self):
             raise ValueError(f"drop_last: no day has as many as {batch:,} impressions, nothing would be left")
         self._epoch = 0
@@ -150,9 +155,9 @@ class ImpressionLoader:
         if self._drawn and self.negatives_from == "batch" and self.batch == 1:
             raise ValueError("negatives_from: a batch of 1 has no other impressions to draw items from")
 
-    def _look_up_items(self) -> KnownItems:
+    def _look_up_items(self, first_days: FirstDays) -> KnownItems:
         order = list(self.log.days)
-        return KnownItems(self.log, self._layout, last=max(self.days, key=order.index))
+        return KnownItems(self.log, self._layout, max(self.days, key=order.index), first_days)
 
     def __repr__(self) -> str:
         """What there is."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow.compute as pc
 
-from rankfall.data.loader.window import LEFT_OUT, LIST, Blocks, Column, lengths_of, mask_of, numbers
+from rankfall.data.loader.window import Column, lengths_of, mask_of, numbers
 from rankfall.data.log import item_schema
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from rankfall.data.loader.known import FirstDays
     from rankfall.data.loader.order import Rows
     from rankfall.data.loader.window import Arrays, Layout
     from rankfall.data.log import ImpressionLog
@@ -40,17 +40,11 @@ class KnownItems:
     is wrong on the days that it comes up.
     """
 
-    def __init__(self, log: ImpressionLog, layout: Layout, last: str) -> None:
-        """Look at the days up to the `last`."""
+    def __init__(self, log: ImpressionLog, layout: Layout, last: str, first_days: FirstDays) -> None:
+        """Look at the days up to the `last`, those that `first_days` has not read yet."""
         self._pool = _all_items(log, layout)
         self._days = list(log.days)[: list(log.days).index(last) + 1]
-        self._first = np.full(len(self._pool.items), len(self._days), np.int32)  # the number of a day
-        for number in reversed(range(len(self._days))):
-            blocks = Blocks(log, log.days[self._days[number]])
-            for column in (LIST, LEFT_OUT):
-                found = pc.unique(blocks.items(column)).to_numpy()
-                found = found[_among(self._pool.items, found)]
-                self._first[np.searchsorted(self._pool.items, found)] = number
+        self._first = first_days.numbers(log, self._days, self._pool.items)
 
     def until(self, day: str) -> Pool:
         """What is known at the end of that day."""

@@ -1,0 +1,24 @@
+"""The pictures that verbs leave beside their tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankfall.commands.terminal import say
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from rankfall.experiments.plots import Plot
+
+
+def draw(plots: Mapping[str, Plot], out: Path) -> list[Path]:
+    """Draw what can be drawn, and say what is missing if nothing can; tables are of use without pictures."""
+    from rankfall.experiments.plots import MissingExtraError, save
+
+    try:
+        return save(plots, out)
+    except MissingExtraError as error:
+        say(str(error))
+        return []
