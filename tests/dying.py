@@ -7,7 +7,7 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankfall.data.rows.source import Source
 
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
     import polars as pl
 
+    from rankfall.data.loader import Impressions
+    from rankfall.training.learner import Learner, Position, Taken
+
     Report = Callable[[int], None]
+    Task = dict[str, Any]
 
 
 def die_once(mark: Path) -> None:
@@ -78,3 +82,41 @@ def halved(task: int) -> int:
     if task % 2:
         raise ValueError(f"task: found {task}, expected an even number")
     return task // 2
+
+
+# --- processes of a training by Ray ---------------------------------------------------------------------------------
+
+
+def until_the_second_raises(notes: Path, error: Exception) -> Callable[[Task], None]:
+    """Training with time between batches, in whose third epoch the second process meets an error.
+
+    What happens is noted in a file.
+    """
+
+    def work(task: Task) -> None:
+        from rankfall.training import by_ray
+        from rankfall.training.cascade import LogLearner
+        from rankfall.training.distributed import LostError
+
+        step = LogLearner.step
+
+        def note(text: str) -> None:
+            with notes.open("a") as file:
+                file.write(f"{text}\n")
+
+        def slow(self: Learner[Impressions], batch: Impressions, position: Position) -> Taken:
+            time.sleep(0.2)
+            if position.epoch == 3 and os.environ["RANK"] == "1":
+                note("raised")
+                raise error
+            return step(self, batch, position)
+
+        LogLearner.step = slow  # type: ignore[method-assign]
+        try:
+            by_ray._work(task)
+        except LostError as lost:
+            if "did not answer" in str(lost):
+                note("waited in vain")
+            raise
+
+    return work

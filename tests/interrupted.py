@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from logs import DAYS
 from planted import config_for
-from rankfall.training import cascade, ranker
-from rankfall.training.cascade_config import CascadeConfig
-from rankfall.training.config import RankerConfig, merge, validate_any
+from rankfall.training import train as training
+from rankfall.training.config import merge, validate_any
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,11 +55,7 @@ def ranker_content(data: Path, **changes: Any) -> dict[str, Any]:
 
 def train(content: dict[str, Any], out: Path, **options: Any) -> TrainResult:
     """Train what a configuration says, whatever that is."""
-    config = validate_any(content)
-    if isinstance(config, CascadeConfig):
-        return cascade.train(config, out, **options)
-    assert isinstance(config, RankerConfig)
-    return ranker.train(config, out, **options)
+    return training.train(validate_any(content), out, **options)
 
 
 def outcome(run: Path) -> dict[str, Any]:

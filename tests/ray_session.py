@@ -8,7 +8,8 @@ import warnings
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from rankfall._ray import open_ray
+import dying
+from rankfall._ray import import_ray, open_ray
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 @contextmanager
 def small_ray() -> Iterator[Ray]:
     """Two processors and little memory. Nothing is left of it that Python could warn of."""
+    pickle = import_ray().cloudpickle
+    pickle.register_pickle_by_value(dying)  # workers do not know where tests are
     with ExitStack() as stack:
+        stack.callback(pickle.unregister_pickle_by_value, dying)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # of starts that a busy machine was too slow for
             opened = stack.enter_context(open_ray(num_cpus=2, object_store_memory=100 * 2**20))

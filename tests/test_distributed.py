@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
 DEADLINE = 600  # seconds, for a machine that is busy
+pytestmark = pytest.mark.xdist_group("torchrun")  # what several tests look at is done once
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 # which need options
 LOSSES: dict[str, dict[str, int]] = {
@@ -148,6 +149,12 @@ def test_two_processes_train_what_one_does(name: str, found: dict[str, Any], pla
     assert sorted(path.name for path in (place / "together" / name).rglob("*")) == sorted(
         path.name for path in tmp_path.rglob("*")
     )
+
+
+def test_every_process_has_the_same_statistics_of_batch_norm(found: dict[str, Any]) -> None:
+    first, second = found["statistics"]
+    assert first == second
+    assert any("running_mean" in name for name in first)
 
 
 def test_every_process_has_noise_of_its_own(found: dict[str, Any]) -> None:
@@ -305,36 +312,32 @@ def assert_same_curve(run: Path, other: Path) -> None:
     assert len(lines(run)) == len(lines(other))
 
 
-def test_a_process_is_lost(config: Path, whole: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    heard: list[str] = []
-    launcher = start(config, run)
-    wait_for(lambda: newest(run) >= 8, launcher)
-    kill_process(launcher, 1)
-    said = launcher.communicate(timeout=DEADLINE)[1]
-    assert launcher.returncode == 1
-    ours = said.partition("Traceback")[0]  # what follows is torchrun's own
-    assert "error: one of the 2 processes ended. Training ended, after batch " in ours
-    assert f"That is kept; the same command with --resume continues {run} from there" in ours
-    assert "rankfall/training" not in said
-    step = newest(run)
-    assert not list(run.rglob("*.tmp"))
-
-    steps: list[Any] = []
-    train(json.loads(config.read_text()), run, resume=True, on_notice=heard.append, progress=steps.append)
-    assert [note for note in heard if "was begun with processes 2, now 1" in note]
-    assert (steps[0].epoch - 1) * steps[0].batches + steps[0].batch == step + 1
-    assert_same_curve(run, whole)
-
-
-def test_torchrun_starts_it_again(config: Path, whole: Path, tmp_path: Path) -> None:
+def test_processes_are_lost_and_started_again(config: Path, whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     launcher = start(config, run, launch=("--max-restarts", "1"))
     wait_for(lambda: newest(run) >= 4, launcher)
     kill_process(launcher, 0)
+    before = lines(run)
+    wait_for(lambda: newest(run) >= 12, launcher)
+    kill_process(launcher, 1)  # for which there is no further start
     said = launcher.communicate(timeout=DEADLINE)[1]
-    assert launcher.returncode == 0, said
-    assert "error: one of the 2 processes ended. Training ended, after batch " in said
+    assert launcher.returncode == 1
+    first, _, second = said.partition("error: one of the 2 processes ended. Training ended, after batch ")[2].partition(
+        "error: one of the 2 processes ended. Training ended, after batch "
+    )
+    assert "The same command with --resume continues from the last checkpoint" in first  # of the one that was left
+    assert f"That is kept; the same command with --resume continues {run} from there" in second
+    assert "rankfall/training" not in said
+    assert before
+    assert lines(run)[: len(before)] == before  # the seconds of an epoch that came again would be others
+    step = newest(run)
+    assert not list(run.rglob("*.tmp"))
+
+    steps: list[Any] = []
+    heard: list[str] = []
+    train(json.loads(config.read_text()), run, resume=True, on_notice=heard.append, progress=steps.append)
+    assert [note for note in heard if "was begun with processes 2, now 1" in note]
+    assert (steps[0].epoch - 1) * steps[0].batches + steps[0].batch == step + 1
     assert_same_curve(run, whole)
 
 

@@ -1,9 +1,10 @@
-"""Ray Train's processes train what one process trains, also if one of them is killed."""
+"""Ray Train's processes train what one process trains, also if one of them is killed or all of them are stopped."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,12 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import dying
 from cascades import content, liked_log
 from command_line import run
-from rankfall.training import cascade
+from interrupted import outcome
+from rankfall.training import by_ray, cascade
 from rankfall.training.by_ray import train_by_ray
 from rankfall.training.cascade_config import CascadeConfig
+from rankfall.training.checkpoint import Checkpoints
 from rankfall.training.config import validate_any
+from rankfall.training.run import Stopped, SurroundingsError, is_to_be_replaced
+from rankfall.training.train import train
 from ray_session import small_ray
 
 if TYPE_CHECKING:
@@ -27,7 +33,10 @@ if TYPE_CHECKING:
 
 if find_spec("ray") is None:
     pytest.skip("Ray is not installed (pip install 'rankfall[ray]')", allow_module_level=True)
-pytestmark = pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\..*")  # it warns itself, when it is imported
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\..*"),  # it warns itself, when it is imported
+]
 
 
 @pytest.fixture(scope="module")
@@ -49,43 +58,92 @@ def processes(name: str) -> list[int]:
     return [one for one in found if parents.get(parents.get(one, 0), 0) == os.getpid()]  # raylets start workers
 
 
-def validations(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{"loss": line["loss"], **line["validation"]} for line in lines]
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_two_processes_train_as_one_though_one_is_killed(engine: Ray, tmp_path: Path) -> None:
-    log = liked_log(tmp_path / "log")
-    config = validate_any(content(log, training={"epochs": 5, "checkpoint_every": 0}))
+def curve(run: Path) -> list[dict[str, float]]:
+    return [{"loss": line["loss"], **line["validation"]} for line in lines(run)]
+
+
+def cascade_config(log: Path, **training: Any) -> CascadeConfig:
+    config = validate_any(content(log, training=training))
     assert isinstance(config, CascadeConfig)
-    alone = cascade.train(config, tmp_path / "alone")
-    steps: list[Step] = []
-    killed: list[int] = []
+    return config
+
+
+def test_two_processes_train_as_one_though_one_is_killed_and_one_meets_an_error(
+    engine: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = cascade_config(liked_log(tmp_path / "log"), epochs=4, checkpoint_every=1e9)
+    alone, spread = tmp_path / "alone", tmp_path / "ray"
+    cascade.train(config, alone)
+    error = ValueError("data.path: found an id that nobody else has")
+    monkeypatch.setattr(by_ray, "_work", dying.until_the_second_raises(tmp_path / "notes", error))
+    before: list[dict[str, Any]] = []
 
     def kill(step: Step) -> None:
-        steps.append(step)
-        if step.epoch > 1 and not killed:
-            killed.append(processes("RayTrainWorker")[-1])
-            os.kill(killed[0], signal.SIGKILL)
+        if step.epoch == 2 and not before:
+            before.extend(lines(spread))
+            os.kill(processes("RayTrainWorker")[-1], signal.SIGKILL)
 
-    spread = train_by_ray(config, tmp_path / "ray", engine, workers=2, progress=kill)
-    assert killed
-    assert steps[-1].epoch > 2  # it went on
-    assert (spread.best_epoch, spread.epochs) == (alone.best_epoch, alone.epochs)
-    ours, theirs = validations(tmp_path / "ray"), validations(tmp_path / "alone")
-    assert [sorted(one) for one in ours] == [sorted(one) for one in theirs]
-    for one, other in zip(ours, theirs, strict=True):
+    with pytest.raises(ValueError, match=rf"^{error}$"):
+        train_by_ray(config, spread, engine, workers=2, timeout=120, progress=kill)
+    assert (tmp_path / "notes").read_text() == "raised\n"  # nobody waited, and nothing was tried again
+    assert [line["epoch"] for line in lines(spread)] == [1, 2]
+    assert lines(spread)[:1] == before  # no epoch is trained twice, by the seconds that it took
+
+    steps: list[Step] = []
+    train(config, spread, resume=True, progress=steps.append, on_notice=lambda text: None)
+    assert (steps[0].epoch, steps[0].batch) == (3, 1)
+    for one, other in zip(curve(spread), curve(alone), strict=True):
         assert one == pytest.approx(other, rel=1e-3, abs=1e-3)
-    files = [
-        sorted(str(path.relative_to(tmp_path / name)) for path in (tmp_path / name).rglob("*"))
-        for name in ("ray", "alone")
-    ]
-    assert files[0] == files[1]
+    assert outcome(spread)["files"] == outcome(alone)["files"]
+
+
+class Here:
+    """Trains in this process, and does not need Ray Train's many."""
+
+    def __init__(self, task: dict[str, Any], workers: int, engine: Ray) -> None:
+        self.task = task
+
+    def fit(self) -> None:
+        by_ray._work(self.task)
+
+
+def test_a_training_that_is_asked_to_end_keeps_what_it_has(
+    engine: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = cascade_config(liked_log(tmp_path / "log"), epochs=100_000, patience=None, checkpoint_every=1e9)
+    monkeypatch.setattr(by_ray, "_trainer", Here)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    steps: list[Step] = []
+    message = r"stopped after batch (\d+) of 10 in epoch (\d+); the same command with --resume continues"
+    with pytest.raises(Stopped, match=message) as stopped:
+        train_by_ray(config, tmp_path / "run", engine, progress=steps.append, stop=lambda: len(steps) > 1)
+    batch, epoch = map(int, re.findall(message, str(stopped.value))[0])
+    newest = Checkpoints(tmp_path / "run" / "checkpoints", 2).load(pytest.fail)
+    assert newest is not None
+    assert newest["position"]["step"] == (epoch - 1) * 10 + batch
+
+
+def test_a_run_is_to_be_replaced_until_it_is(engine: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.yaml").touch()
+    seen: list[bool] = []
+
+    class Dead(Here):
+        def fit(self) -> None:
+            seen.append(is_to_be_replaced(tmp_path))
+
+    monkeypatch.setattr(by_ray, "_trainer", Dead)
+    with pytest.raises(SurroundingsError, match="processes of the training died 4 times"):
+        train_by_ray(cascade_config(tmp_path), tmp_path, engine, force=True)
+    assert seen == [True]  # which processes that are started again look at
+    assert not is_to_be_replaced(tmp_path)
 
 
 def test_there_are_no_more_processes_than_processors(engine: Ray, tmp_path: Path) -> None:
-    config = validate_any(content(tmp_path))
-    assert isinstance(config, CascadeConfig)
+    config = cascade_config(tmp_path)
     with pytest.raises(ValueError, match="workers: found 3, expected at most 2"):
         train_by_ray(config, tmp_path / "run", engine, workers=3)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
 
-    Report = Callable[[int], None]
+    from rankfall._engine import Report
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")

@@ -11,14 +11,19 @@ import shutil
 import tempfile
 import threading
 import time
+import traceback
+from dataclasses import asdict
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from rankfall._ray import DEATHS, enter
-from rankfall.training import cascade, ranker
 from rankfall.training.cascade_config import CascadeConfig
-from rankfall.training.distributed import ElsewhereError, LostError, joined
-from rankfall.training.run import SurroundingsError
+from rankfall.training.distributed import ElsewhereError, Group, LostError, Processes
+from rankfall.training.ear import Ear
+from rankfall.training.run import Step, Stopped, SurroundingsError, TrainResult, ask_to_replace, forget_to_replace
+from rankfall.training.train import train
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,10 +31,8 @@ if TYPE_CHECKING:
 
     from rankfall._ray import Ray
     from rankfall.training.config import RankerConfig
-    from rankfall.training.distributed import Group
-    from rankfall.training.run import Step, TrainResult
 
-_INTERVAL = 0.5  # seconds between what is heard of a training
+_INTERVAL = 0.5  # seconds between what is heard of a training, and between what it is asked
 
 
 def train_by_ray(
@@ -43,17 +46,19 @@ def train_by_ray(
     timeout: float = 600.0,
     progress: Callable[[Step], None] = lambda step: None,
     on_notice: Callable[[str], None] = lambda text: None,
+    stop: Callable[[], int] = lambda: False,
 ) -> TrainResult:
     """Train in so many processes, by default one for each processor, and leave a run directory.
 
     Each takes a share of every batch and waits up to `timeout` seconds for the others. If one dies, all are started
-    again and go on from the last checkpoint. `progress` hears now and then how far it is.
+    again and go on from the last checkpoint. `progress` hears now and then how far it is, and `stop` is asked whether
+    to end early.
     """
     workers = workers or engine.workers
     if workers > engine.workers:
         raise ValueError(f"workers: found {workers}, expected at most {engine.workers}, as many as Ray has processors")
     ray = engine.ray
-    ear = ray.remote(num_cpus=0)(_Ear).remote()
+    ear = ray.remote(num_cpus=0)(Ear).remote()
     task = {
         "directory": os.getcwd(),
         "config": config,
@@ -62,22 +67,60 @@ def train_by_ray(
         "resume": resume,
         "timeout": timeout,
         "ear": ear,
+        "gpu": _use_gpu(config, workers, engine),
     }
-    heard = _Heard(progress, on_notice)
     fit = _Fit(_trainer(task, workers, engine))
+    if force:
+        ask_to_replace(out)
+    try:
+        heard = _follow(fit, ear, engine, progress, on_notice, stop)
+    finally:
+        if force:
+            forget_to_replace(out)
+    return _result(fit, heard)
+
+
+def _follow(
+    fit: _Fit,
+    ear: Any,
+    engine: Ray,
+    progress: Callable[[Step], None],
+    on_notice: Callable[[str], None],
+    stop: Callable[[], int],
+) -> _Heard:
+    """Train to the end, and pass on what is said in both directions."""
+    heard = _Heard(progress, on_notice)
     fit.start()
     while fit.is_alive():
         fit.join(_INTERVAL)
-        heard.take(ray.get(ear.said.remote()))
+        if stop():
+            engine.ray.get(ear.end.remote())
+        heard.take(engine.ray.get(ear.said.remote()))
+    return heard
+
+
+def _result(fit: _Fit, heard: _Heard) -> TrainResult:
     if fit.error is not None and type(fit.error).__module__.partition(".")[0] != "ray":
         raise fit.error  # a mistake of ours; what Ray says is that processes died
+    if heard.mistake:
+        raise RuntimeError(f"in a process of the training: {heard.mistake}")
     if heard.result is not None:  # whatever was said by those that were started before
         return heard.result
+    if heard.stopped:
+        raise Stopped(heard.stopped)
     if heard.errors:
         raise ValueError(min(heard.errors)[1])  # who refuses it himself knows best
+    # Ray Train does not try again if a process dies in the moment in which it is started.
+    times = "while they were started" if hasattr(fit.error, "controller_failure") else f"{DEATHS} times"
     raise SurroundingsError(
-        f"processes of the training died {DEATHS} times, by lack of memory or from outside; --resume continues it"
+        f"processes of the training died {times}, by lack of memory or from outside; --resume continues it"
     ) from fit.error
+
+
+def _use_gpu(config: RankerConfig | CascadeConfig, workers: int, engine: Ray) -> bool:
+    """Whether there is a GPU for each process, and work for it: others stay on the CPU under torchrun as well."""
+    gpus: float = engine.ray.cluster_resources().get("GPU", 0)
+    return isinstance(config, CascadeConfig) and workers > 1 and gpus >= workers
 
 
 class _Fit(threading.Thread):
@@ -97,20 +140,21 @@ class _Fit(threading.Thread):
 
 
 def _trainer(task: dict[str, Any], workers: int, engine: Ray) -> Any:
+    # Processes of which one has failed need not part in peace.
+    os.environ.setdefault("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "5")
     train: Any = import_module("ray.train")
     train_torch: Any = import_module("ray.train.torch")
     out: Path = task["out"]
     out.parent.mkdir(parents=True, exist_ok=True)
     notes = tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".ray", dir=out.parent.resolve())  # Ray's own
     engine.later.callback(shutil.rmtree, notes, ignore_errors=True)
-    use_gpu = engine.ray.cluster_resources().get("GPU", 0) >= workers
     return train_torch.TorchTrainer(
         _work,
         train_loop_config=task,
         torch_config=train_torch.TorchConfig(
-            backend="cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout_s=int(task["timeout"])
+            backend="cpu:gloo,cuda:nccl" if task["gpu"] else "gloo", timeout_s=int(task["timeout"])
         ),
-        scaling_config=train.ScalingConfig(num_workers=workers, use_gpu=use_gpu),
+        scaling_config=train.ScalingConfig(num_workers=workers, use_gpu=task["gpu"]),
         run_config=train.RunConfig(
             storage_path=notes,
             failure_config=train.FailureConfig(max_failures=DEATHS - 1),
@@ -123,47 +167,89 @@ def _trainer(task: dict[str, Any], workers: int, engine: Ray) -> Any:
 
 
 def _work(task: dict[str, Any]) -> None:
-    ear = task["ear"]
-    enter(task["directory"])
+    ear, group = task["ear"], None
     try:
-        with joined(task["timeout"]) as group:
-            _train(task, group)
+        enter(task["directory"])
+        group = _group(task)
+        _train(task, group)
     except LostError:
         raise  # so that Ray starts all of them again
     except (ValueError, OSError) as error:
         _tell(ear, "error", (isinstance(error, ElsewhereError), str(error)))
+        if group is None or not group.all_know:
+            raise  # so that Ray ends those that wait for this one
+    except Exception:
+        _tell(ear, "mistake", traceback.format_exc())
+        raise
+
+
+def _group(task: dict[str, Any]) -> Group:
+    """The processes that Ray has joined, on the devices for which it has."""
+    if int(os.environ["WORLD_SIZE"]) == 1:
+        return Group()
+    if not task["gpu"]:
+        return Processes(torch.device("cpu"), task["timeout"])
+    train_torch: Any = import_module("ray.train.torch")
+    device: torch.device = train_torch.get_device()
+    torch.cuda.set_device(device)
+    return Processes(device, task["timeout"])
 
 
 def _train(task: dict[str, Any], group: Group) -> None:
     import ray
 
-    ear, config = task["ear"], task["config"]
-    before = max(group.gather(ray.get(ear.begin.remote()) if group.first else 0))
-    last = 0.0
-
-    def report(step: Step) -> None:
-        nonlocal last
-        if group.first and time.monotonic() - last >= _INTERVAL:
-            last = time.monotonic()
-            ear.hear.remote("step", step)
-
-    def notice(text: str) -> None:
-        if group.first:
-            _tell(ear, "notice", text)
-
-    options: dict[str, Any] = {
-        "force": task["force"] and not before,
-        "resume": task["resume"] or before > 0,
-        "progress": report,
-        "on_notice": notice,
-        "group": group,
-    }
-    if isinstance(config, CascadeConfig):
-        result = cascade.train(config, task["out"], **options)
+    ear = task["ear"]
+    before = group.gather(ray.get(ear.begin.remote()) if group.first else None)[0]
+    if before is None:
+        return
+    group.restarted = before > 0
+    mouth = _Mouth(ear) if group.first else None
+    try:
+        result = train(
+            task["config"],
+            task["out"],
+            force=task["force"],
+            resume=task["resume"],
+            group=group,
+            progress=mouth.report if mouth else _silent,
+            on_notice=mouth.notice if mouth else _silent,
+            stop=mouth.is_asked_to_end if mouth else lambda: False,
+        )
+    except Stopped as stopped:
+        if mouth:
+            _tell(ear, "stopped", str(stopped))
     else:
-        result = ranker.train(config, task["out"], **options)
-    if group.first:
-        _tell(ear, "result", result)
+        if mouth:
+            _tell(ear, "result", asdict(result))
+
+
+class _Mouth:
+    """What the first process says of the training, and asks, as often as is worth it."""
+
+    def __init__(self, ear: Any) -> None:
+        self._ear = ear
+        self._reported = self._asked = 0.0
+
+    def report(self, step: Step) -> None:
+        if time.monotonic() - self._reported >= _INTERVAL:
+            self._reported = time.monotonic()
+            self._ear.hear.remote("step", asdict(step))
+
+    def notice(self, text: str) -> None:
+        _tell(self._ear, "notice", text)
+
+    def is_asked_to_end(self) -> bool:
+        if time.monotonic() - self._asked < _INTERVAL:
+            return False
+        import ray
+
+        self._asked = time.monotonic()
+        asked: bool = ray.get(self._ear.is_asked_to_end.remote())
+        return asked
+
+
+def _silent(found: object) -> None:
+    """Others speak only if something is wrong."""
 
 
 def _tell(ear: Any, kind: str, content: object) -> None:
@@ -176,42 +262,28 @@ def _tell(ear: Any, kind: str, content: object) -> None:
 # --- what is heard of them ----------------------------------------------------------------------------------------
 
 
-class _Ear:
-    """Keeps what processes say until somebody asks, in a process of its own."""
-
-    def __init__(self) -> None:
-        self._said: list[tuple[str, Any]] = []
-        self._begun = 0
-
-    def begin(self) -> int:
-        """How often a training was begun before."""
-        self._begun += 1
-        return self._begun - 1
-
-    def hear(self, kind: str, content: object) -> None:
-        self._said.append((kind, content))
-
-    def said(self) -> list[tuple[str, Any]]:
-        said, self._said = self._said, []
-        return said
-
-
 class _Heard:
     """What came of a training."""
 
     def __init__(self, progress: Callable[[Step], None], on_notice: Callable[[str], None]) -> None:
         self._progress, self._on_notice = progress, on_notice
         self.result: TrainResult | None = None
+        self.stopped = ""  # where, if it was
+        self.mistake = ""  # of ours, to be traced back
         self.errors: list[tuple[bool, str]] = []  # and whether another process knows better
 
     def take(self, said: list[tuple[str, Any]]) -> None:
         """Pass on what processes have said, or keep it."""
         for kind, content in said:
             if kind == "step":
-                self._progress(content)
+                self._progress(Step(**content))
             elif kind == "notice":
                 self._on_notice(content)
             elif kind == "error":
                 self.errors.append(content)
+            elif kind == "stopped":
+                self.stopped = content
+            elif kind == "mistake":
+                self.mistake = content
             else:
-                self.result = content
+                self.result = TrainResult(**content)

@@ -46,6 +46,8 @@ class Group:
     rank = 0
     world = 1
     device = torch.device("cpu")  # of the weights
+    restarted = False  # after one of them had died
+    all_know = True  # what one of them refuses
 
     @property
     def first(self) -> bool:
@@ -93,10 +95,9 @@ ALONE = Group()
 def joined(timeout: float) -> Generator[Group]:
     """The processes that torchrun started, or this one alone. They wait `timeout` seconds for each other."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield ALONE
-        return
-    if dist.is_initialized():  # Ray has joined them already
-        yield Processes(_device(), timeout)
+        alone = Group()
+        alone.restarted = restarts() > 0
+        yield alone
         return
     device = _device()
     try:
@@ -104,7 +105,9 @@ def joined(timeout: float) -> Generator[Group]:
     except RuntimeError as error:
         raise LostError(f"the other processes cannot be reached: {error}") from None
     try:
-        yield Processes(device, timeout)
+        group = Processes(device, timeout)
+        group.restarted = any(group.gather(restarts()))  # of those that are left of a restart some do not count it
+        yield group
     finally:
         dist.destroy_process_group()
 
@@ -112,6 +115,11 @@ def joined(timeout: float) -> Generator[Group]:
 def restarts() -> int:
     """How often torchrun has started this process again."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def is_first_start() -> bool:
+    """Whether this is the first process that torchrun started, and not started again."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] == "0" and not restarts()
 
 
 def _join(backend: str, timeout: timedelta) -> None:
@@ -138,6 +146,7 @@ class Processes(Group):
     def __init__(self, device: torch.device, timeout: float) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.device = device
+        self.all_know = False
         self._timeout = timeout
 
     def total(self, numbers: Tensor) -> Tensor:
@@ -173,7 +182,10 @@ class Processes(Group):
             if isinstance(part, RowNorm):
                 part.total = _Total.apply
         with self.watching():
-            return nn.parallel.DistributedDataParallel(network)
+            wrapped = nn.parallel.DistributedDataParallel(network)
+        # Statistics of batch norm are those of all rows, so nobody need be told those of the first in every batch.
+        wrapped.broadcast_buffers = False  # which as an argument is deprecated, by a name that older releases lack
+        return wrapped
 
     def seed_noise(self, seed: int, step: int) -> None:
         # Not a stream that goes on, so that a training can go on with any number of processes. That of the
@@ -205,6 +217,7 @@ class Processes(Group):
     def _agree(self, problem: str) -> None:
         """Raise what another process refuses, or what the first will say; the first raises its own by itself."""
         refused = [(rank, found) for rank, found in enumerate(self.gather(problem)) if found]
+        self.all_know = bool(refused)
         if refused and not (self.first and problem):
             rank, found = refused[0]
             raise ElsewhereError(f"process {rank} of {self.world}: {found}") from None

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rankfall._files import is_temporary
+from rankfall._files import TEMPORARY, is_temporary
 from rankfall._settings import ConfigError, leaves, read_yaml, shown
 from rankfall.training.config import validate_any
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 CONFIG, METRICS, RESULT, CHECKPOINTS = "config.yaml", "metrics.jsonl", "result.json", "checkpoints"
 LOG, DATA, REPORT, DAYS = "log.json", "data.json", "report.html", "days"
 TENSORBOARD, MLFLOW = "tensorboard", "mlflow"  # directories of trackers
+_REPLACE = f".replace{TEMPORARY}"  # in a run that is to be replaced, until it is
 # A training may go on with others.
 HARMLESS = ("data.path", "metrics", "training.keep", "training.checkpoint_every", "training.track", "training.mlflow")
 
@@ -178,10 +179,25 @@ def _is_harmless(key: str) -> bool:
     return any(key == part or key.startswith(f"{part}.") for part in HARMLESS)
 
 
+def ask_to_replace(out: Path) -> None:
+    """Leave word that a run is to be replaced, for processes that are started again before they came to that."""
+    if (out / CONFIG).is_file():
+        (out / _REPLACE).touch()
+
+
+def is_to_be_replaced(out: Path) -> bool:
+    """Whether there is a run that was to be replaced, and has not been yet."""
+    return (out / _REPLACE).exists()
+
+
+def forget_to_replace(out: Path) -> None:
+    """Leave a run as it is."""
+    (out / _REPLACE).unlink(missing_ok=True)
+
+
 def clear(out: Path) -> None:
     """Make the directory, and take away what a run before left in it."""
     (out / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-    clear_temporary(out)
     for told in (TENSORBOARD, MLFLOW):
         if (out / told).exists():
             shutil.rmtree(out / told)
@@ -191,6 +207,7 @@ def clear(out: Path) -> None:
     for pattern in (*measured, *trained, CONFIG):  # which is last, as it tells a run from other files
         for path in out.glob(pattern):
             path.unlink()
+    clear_temporary(out)  # at the end, as one of them says that all of this is to be done
 
 
 def clear_temporary(out: Path) -> None:
