@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 TOKEN = "a-token-of-tests"
 # of a request whose body is still to come
-HEADERS = b"POST /rank HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+HEADERS = b"POST /rank HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
 PATIENCE = 60.0  # seconds, for what has to happen on a busy machine
 
 
@@ -137,6 +137,7 @@ class Running:
 
     service: Service
     port: int
+    server: Server
 
     def client(self) -> Client:
         return Client(self.port)
@@ -160,7 +161,7 @@ def serving(service: Service) -> Iterator[Running]:
     thread.start()
     try:
         eventually(lambda: server.started or not thread.is_alive())
-        yield Running(service, listening.getsockname()[1])
+        yield Running(service, listening.getsockname()[1], server)
     finally:
         server.should_exit = True
         thread.join(PATIENCE)

@@ -7,10 +7,11 @@ import json
 import shutil
 import socket
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -21,8 +22,8 @@ pytest.importorskip("faiss", reason="needs the extra serve")
 from bundles import platform_bundle
 from command_line import run
 from rankfall._manifest import MANIFEST
-from rankfall.benchmarks.serving import serve, soak
-from rankfall.benchmarks.serving.answers import Judge, expected_answers, model_name
+from rankfall.benchmarks.serving import load, serve, soak
+from rankfall.benchmarks.serving.answers import Judge, expected_answers, model_name, wrong_strangers
 from rankfall.benchmarks.serving.bare import BareCalls
 from rankfall.benchmarks.serving.bundles import bad_bundles, requests_like_examples, seal_again
 from rankfall.benchmarks.serving.load import LOST, Job, drive, write_bodies
@@ -147,19 +148,64 @@ def test_where_nobody_listens_every_request_is_lost(bodies: str) -> None:
     assert outcome.asked > 0
 
 
+def test_a_wait_for_a_connection_counts_but_not_the_lateness_of_who_asks(
+    bodies: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One connection for all, and answers that take 50 ms: at 100 a second the last of 50 waits for two seconds."""
+
+    async def reply(number: int) -> tuple[int, dict[str, Any]]:
+        await asyncio.sleep(0.05)
+        return 200, ANSWER
+
+    monkeypatch.setattr(load, "_MOST_CONNECTIONS", 1)
+    with stub(reply) as port:
+        job = Job(port, bodies, seconds=0.5, rate=100.0)
+        outcome = asyncio.run(load._run(job))
+        hurried = asyncio.run(load._run(replace(job, patience=0.0)))
+    assert outcome.codes() == {200: outcome.asked}
+    assert outcome.asked > 25
+    assert outcome.slowest >= outcome.asked * 50 - 500
+    assert outcome.sent <= 0.5 / 0.05 + 1
+    assert outcome.sent_share == outcome.sent / outcome.asked
+    assert outcome.unsent == 0
+    assert max(outcome.late) < outcome.slowest / 2  # the loop was free all the time
+    assert hurried.unsent > 0
+    assert hurried.unsent + hurried.asked == outcome.asked
+
+
+def test_who_asks_too_late_says_so(bodies: str) -> None:
+    """While the loop is blocked nothing is sent, which is no fault of the service."""
+
+    async def reply(number: int) -> tuple[int, dict[str, Any]]:
+        if number == 0:
+            asking[0].call_soon_threadsafe(time.sleep, 0.6)
+        return 200, ANSWER
+
+    async def run_here(job: Job) -> load.Outcome:
+        asking.append(asyncio.get_running_loop())
+        return await load._run(job)
+
+    asking: list[asyncio.AbstractEventLoop] = []
+    with stub(reply) as port:
+        outcome = asyncio.run(run_here(Job(port, bodies, seconds=0.5, rate=100.0)))
+    assert max(outcome.late) >= 300
+    assert outcome.sent_share < 0.9
+    assert max(outcome.latency[200]) >= 300  # from when requests were due
+
+
 # --- the judge ----------------------------------------------------------------------------------------------------
 
-RIGHT = {"ids": [1, 2, 3], "scores": [3.0, 2.0, 2.00005]}
+RIGHT = {"ids": [1, 2, 3], "scores": [3.0, 2.0, 2.0000005]}
 
 
 @pytest.mark.parametrize(
     ("ids", "scores", "verdict"),
     [
         ([1, 2, 3], [3.0, 2.0, 2.0], "same"),
-        ([1, 2, 3], [3.0001, 2.0, 2.0], "same"),
+        ([1, 2, 3], [3.000001, 2.0, 2.0], "same"),
         ([1, 3, 2], [3.0, 2.0, 2.0], "tied"),
         ([1, 2, 9], [3.0, 2.0, 2.0], "tied"),  # which the cut may have left out
-        ([1, 2, 3], [3.001, 2.0, 2.0], "wrong"),
+        ([1, 2, 3], [3.00001, 2.0, 2.0], "wrong"),
         ([2, 1, 3], [3.0, 2.0, 2.0], "wrong"),
         ([9, 2, 3], [3.0, 2.0, 2.0], "wrong"),
         ([1, 2, 2], [3.0, 2.0, 2.0], "wrong"),
@@ -172,8 +218,30 @@ def test_items_may_differ_only_where_scores_are_equal(ids: list[int], scores: li
     found, why = judge(0, {"model": "a", "ids": ids, "scores": scores})
     assert found == verdict
     assert bool(why) == (verdict == "wrong")
+    assert judge.strangers == ([("a", 0, [9], [2.0])] if ids == [1, 2, 9] else [])
     assert judge(0, {"model": "b", "ids": ids, "scores": scores})[0] == ("wrong" if ids else "same")
     assert judge(0, {"model": "c", "ids": ids, "scores": scores})[0] == "wrong"
+
+
+def test_who_is_not_expected_has_to_have_its_own_score(bundle: Bundle) -> None:
+    requests = requests_like_examples(bundle, 3)
+    expected = expected_answers(bundle, requests, lambda count: None)
+    scores = bundle.score(requests[2], expected[2]["ids"])["ranking"]
+    assert scores == pytest.approx(expected[2]["scores"], abs=1e-6)
+    good = ("m", 2, expected[2]["ids"][-2:], scores[-2:])
+    other = ("m", 2, expected[2]["ids"][-2:], [scores[-2], scores[-1] + 1e-4])
+    nobody = ("m", 0, [10**12], [expected[0]["scores"][-1]])
+    assert list(wrong_strangers({"m": bundle}, requests, [good])) == []
+    assert len(list(wrong_strangers({"m": bundle}, requests, [good, other, nobody]))) == 2
+
+
+def test_batches_of_any_size_have_the_same_scores(bundle: Bundle) -> None:
+    """So closely that an answer may be held against one of another batch."""
+    requests = requests_like_examples(bundle, 48)
+    judge = Judge({"m": expected_answers(bundle, requests, lambda count: None)})
+    for place, request in enumerate(requests):
+        ranking = bundle.rank(request)
+        assert judge(place, {"model": "m", "ids": ranking.ids, "scores": ranking.scores})[0] == "same"
 
 
 # --- bundles ------------------------------------------------------------------------------------------------------
@@ -261,6 +329,31 @@ def test_a_service_is_measured_beside_its_calls(bundle: Bundle, measured: serve.
     assert measured.score_all.items == len(bundle.items)
 
 
+def test_the_cpu_time_of_bare_calls_is_that_of_their_thread() -> None:
+    """Another thread may draw a progress bar."""
+
+    class Idle:
+        seconds: dict[str, float]
+
+        def __call__(self, arrays: Any) -> None:
+            time.sleep(0.02)
+
+    ended, turns, idle = threading.Event(), serve._BareTurns(), Idle()
+
+    def spin() -> None:
+        while not ended.is_set():
+            sum(range(1000))
+
+    spinning = threading.Thread(target=spin)
+    spinning.start()
+    try:
+        serve._bare_turn(cast("BareCalls", idle), [{}], 1, 0.5, turns)
+    finally:
+        ended.set()
+        spinning.join()
+    assert turns.cpu_ms[0] < np.mean(turns.walls[0]) / 5
+
+
 def test_promises_are_those_of_full_batches(measured: serve.Report) -> None:
     rows = [replace(row, overhead=0.2 if row.requests_in_call == 1 else 0.3) for row in measured.rows]
     half = replace(measured.half_rate, tail=2.9, not_answered={503: 2})
@@ -288,6 +381,7 @@ def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few requests that have much time: what is tested is what happens, not how fast this machine is."""
     monkeypatch.setattr(soak, "POOL", 64)
     monkeypatch.setattr(soak, "DEADLINE", 30_000.0)
+    monkeypatch.setattr(soak, "SENT", 0.0)
     monkeypatch.setattr(soak, "Settings", partial(soak.Settings, rate=0.05, finding=0.5, overload=0.5))
 
 
@@ -321,19 +415,117 @@ def test_a_wrong_answer_is_noticed(
     assert "…" not in out
 
 
+@pytest.mark.usefixtures("calm")
+def test_a_stranger_is_looked_up(bundle: Bundle, narrower: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is expected has another last item: that of the service has its own score, and counts as wrong if not."""
+
+    def last_is_another(of: Bundle, *rest: Any) -> list[dict[str, Any]]:
+        return [{**one, "ids": [*one["ids"][:-1], 10**12]} for one in expected_answers(of, *rest)]
+
+    monkeypatch.setattr(soak, "expected_answers", last_is_another)
+    reasons: list[str] = []
+
+    def all_are_wrong(bundles: Any, requests: Any, strangers: list[Any]) -> list[str]:
+        reasons.extend(wrong_strangers(bundles, requests, strangers))
+        return ["why"] * len(strangers)
+
+    monkeypatch.setattr(soak, "wrong_strangers", all_are_wrong)
+    settings = soak.Settings(minutes=0.02, every=10.0)
+    found = soak.soak(bundle.path, narrower, settings, on_step=lambda *step: None)
+    assert reasons == []
+    assert found.verdicts == {"tied": 0, "wrong": found.answered}
+    assert "such as wrong, why" in found.problems
+
+
+def report_of(**overload: Any) -> soak.Report:
+    """That of a run in which all was well, but for the overload."""
+    times = serve.Spread(1.0, 2.0)
+    good: dict[str, Any] = {
+        "requests_per_second": 300.0,
+        "sent_per_second": 300.0,
+        "sent_share": 1.0,
+        "unsent": 0,
+        "codes": {200: 1000, 503: 2000},
+        "slowest_ms": 900.0,
+        "answered_ms": times,
+        "late_ms": 1.0,
+        "verdicts": {"same": 1000},
+        "well_after": True,
+    }
+    return soak.Report(
+        bundles=["a", "b"],
+        largest_rate=100.0,
+        requests_per_second=80.0,
+        sent_per_second=80.0,
+        sent_share=1.0,
+        minutes=1.0,
+        asked=4800,
+        unsent=0,
+        answered=4800,
+        refused=0,
+        failed=0,
+        verdicts={"same": 4790, "tied": 10},
+        by_model={"a": 4800},
+        call_ms=times,
+        slowest_ms=3.0,
+        late_ms=1.0,
+        swaps=soak.Swaps(),
+        memory=None,
+        overload=soak.Overload(**good | overload),
+        problems=[],
+    )
+
+
+def test_a_generator_that_falls_behind_is_blamed_before_the_service() -> None:
+    assert soak._problems(report_of()) == []
+    assert "could not send 7 requests" in soak._problems(report_of(unsent=7, slowest_ms=9000.0))[0]
+    generator, service = soak._problems(report_of(sent_share=0.7, sent_per_second=210.0, slowest_ms=9000.0))
+    assert generator == "the generator could send only 210 of 300 requests/s, so that overload was not shown"
+    assert "an answer took 9,000 ms" in service
+
+
+def test_many_ties_are_a_problem() -> None:
+    assert soak._problems(report_of(verdicts={"same": 960, "tied": 40})) == []  # 50 of 5,800
+    assert len(soak._problems(report_of(verdicts={"same": 940, "tied": 60}))) == 1
+
+
 def test_memory_that_grows_is_a_problem() -> None:
     settings = soak.Settings(every=20.0)
-    level = soak._memory([(float(second), 500.0 + second % 7, 200.0) for second in range(600)], settings)
+
+    def memory(per_minute: float, without: float, seconds: int = 600) -> soak.Memory | None:
+        """Every other 20 s a larger bundle; at first there is less in memory."""
+        noise = np.random.default_rng(0).normal(size=(seconds, 2))
+        steps = [30.0 * (second // 20 % 2) - 200.0 * (second < 90) for second in range(seconds)]
+        return soak._memory(
+            [
+                (float(s), 500.0 + steps[s] + per_minute * s / 60 + a, 200.0 + without * s / 60 + b)
+                for s, (a, b) in enumerate(noise)
+            ],
+            settings,
+        )
+
+    level, slow = memory(0.0, 0.0), memory(3.0, 1.0)
     assert level is not None
     assert level.flat
-    assert abs(level.growth_per_minute) < 0.1
-    leak = soak._memory([(float(second), 500.0 + second / 6, 200.0 + second / 6) for second in range(600)], settings)
-    assert leak is not None
-    assert leak.flat is False
-    assert leak.growth_per_minute == pytest.approx(10)
-    short = soak._memory([(float(second), 500.0 + second, 200.0) for second in range(30)], settings)
-    assert short is not None
-    assert short.flat is None
+    assert abs(level.whole.per_minute) < 3 * level.whole.error < 1.0
+    assert level.whole.megabytes == pytest.approx(515, abs=1)
+    assert slow is not None
+    assert slow.flat  # 0.6 and 0.5 %
+    assert slow.whole.per_minute == pytest.approx(3, abs=0.3)
+    for leak in (memory(8.0, 0.0), memory(4.0, 4.0)):  # 1.5 %, and 2 % of what is no file
+        assert leak is not None
+        assert not leak.flat
+    assert memory(60.0, 60.0, seconds=290) is None  # too short
+
+
+def test_a_line_has_the_slope_and_error_of_least_squares() -> None:
+    linregress = pytest.importorskip("scipy.stats").linregress
+    random = np.random.default_rng(0)
+    seconds = np.arange(12) * 40.0
+    megabytes = 400 + seconds / 30 + random.normal(size=12)
+    found, right = soak._growth(seconds.tolist(), megabytes.tolist()), linregress(seconds, megabytes)
+    assert (found.per_minute, found.error) == pytest.approx((60 * right.slope, 60 * right.stderr))
+    assert found.is_real == (found.per_minute - 2 * found.error > 0.01 * megabytes.mean())
 
 
 def test_the_same_bundle_twice_is_refused(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,9 @@ import math
 import shutil
 import subprocess
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from hypothesis import given, settings, strategies
 
 pytest.importorskip("onnxruntime", reason="needs the extra serve")
 pytest.importorskip("faiss", reason="needs the extra serve")
+
+import faiss
 
 import rankfall.serving.bundle as bundles_module
 from bundles import DAYS, platform_bundle, platform_log, platform_run, raw_request
@@ -30,6 +34,7 @@ from rankfall.serving.stages import Index
 from rankfall.training.cascade import load_run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -286,6 +291,73 @@ def test_an_index_in_lists_looks_further_until_there_is_enough(
                 assert not np.isin(real, excluded[place]).any()
 
 
+class Forgetful:
+    """Parameters of a search that keep nothing alive, as those of older releases of faiss."""
+
+    def __init__(self, **given: Any) -> None:
+        pass
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", ["SearchParameters", "SearchParametersIVF"])
+def test_what_is_excluded_lives_until_the_search_is_over(
+    lists: tuple[Index, NDArray[np.float32], NDArray[np.float32]], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, _, queries = lists
+    made: list[weakref.ref[Any]] = []
+
+    def noting(make: Callable[[Any], Any], of: Any) -> Any:
+        selector = make(of)
+        made.append(weakref.ref(selector))
+        return selector
+
+    class Searched:
+        d, ntotal, searches = 7, 3000, 0
+
+        def search(self, queries: Any, count: int, params: Any) -> tuple[None, NDArray[np.int64]]:
+            Searched.searches += 1
+            assert len(made) == 2
+            assert all(selector() is not None for selector in made)
+            return None, np.arange(10, 10 + count)[None]
+
+    for name in ("IDSelectorBatch", "IDSelectorNot"):
+        monkeypatch.setattr(faiss, name, partial(noting, getattr(faiss, name)))
+    monkeypatch.setattr(faiss, kind, Forgetful)
+    monkeypatch.setattr(index, "_lists", 1 if kind == "SearchParameters" else index._lists)
+    monkeypatch.setattr(index, "_index", Searched())
+    index.search(queries[:1], 5, [np.arange(10)])
+    assert Searched.searches == 1
+
+
+def test_an_index_uses_the_threads_that_it_may(
+    lists: tuple[Index, NDArray[np.float32], NDArray[np.float32]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both calls of faiss take as many as there are unless they are told; what others use stays as it was."""
+    index, vectors, queries = lists
+    inner: Any = index._index
+    seen: dict[str, int] = {}
+
+    class Noting:
+        d, ntotal = inner.d, inner.ntotal
+
+        def __getattr__(self, name: str) -> Any:
+            seen[name] = faiss.omp_get_max_threads()
+            return getattr(inner, name)
+
+    monkeypatch.setattr(index, "_index", Noting())
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(3)
+    try:
+        np.testing.assert_array_equal(index.vectors(np.arange(2000)), vectors[:2000])
+        index.search(queries, 5, [np.arange(10)] * len(queries))
+        assert seen == {"reconstruct_batch": 1, "search": 1}
+        assert faiss.omp_get_max_threads() == 3
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
 def test_the_best_of_what_is_left_are_found_whatever_is_excluded(tmp_path: Path) -> None:
     """A search in the lists that hold the excluded items would find half of them."""
     random = np.random.default_rng(1)
@@ -313,20 +385,20 @@ def test_the_best_of_what_is_left_are_found_whatever_is_excluded(tmp_path: Path)
 EVENT = {"video_id": 1}
 WRONG: list[tuple[Any, str]] = [
     (7, r"requests\[1\]: found 7, expected parts of a request by name"),
-    ({"usr": {}}, r"requests\[1\]: found 'usr', did you mean 'user'; allowed are time, user, context, sequences"),
+    ({"usr": {}}, r"requests\[1\].usr: found 'usr', did you mean 'user'; allowed are time, user, context, sequences"),
     ({"user": []}, r"requests\[1\].user: found \[\], expected features by name"),
-    ({"user": {"agee": 3}}, r"requests\[1\].user: found 'agee', did you mean 'age'"),
+    ({"user": {"agee": 3}}, r"requests\[1\].user.agee: found 'agee', did you mean 'age'"),
     ({"user": {"age": "old"}}, r"requests\[1\].user.age: found 'old', expected a whole number from 0 on"),
     ({"user": {"age": -1}}, r"requests\[1\].user.age: found -1"),
     ({"user": {"age": math.nan}}, r"requests\[1\].user.age: found nan"),
     ({"time": "soon"}, r"requests\[1\].time: found 'soon', expected a time such as"),
     ({"context": {"hour": "soon"}}, r"requests\[1\].context.hour: found 'soon', expected a time such as"),
     ({"sequences": 0}, r"requests\[1\].sequences: found 0, expected sequences by name"),
-    ({"sequences": {"past": []}}, r"requests\[1\].sequences: found 'past'"),
+    ({"sequences": {"past": []}}, r"requests\[1\].sequences.past: found 'past'"),
     ({"sequences": {"history": 0}}, r"requests\[1\].sequences.history: found 0, expected a list of events"),
     ({"sequences": {"history": "abc"}}, r"requests\[1\].sequences.history: found 'abc', expected a list of events"),
     ({"sequences": {"history": [EVENT, 3]}}, r"sequences.history\[1\]: found 3, expected an event with features"),
-    ({"sequences": {"history": [{"video": 3}]}}, r"sequences.history: found 'video', did you mean 'video_id'"),
+    ({"sequences": {"history": [{"video": 3}]}}, r"sequences.history.video: found 'video', did you mean 'video_id'"),
     ({"sequences": {"history": [EVENT] * 60 + [{"video_id": "x"}]}}, r"history\[60\].video_id: found 'x'"),
     ({"sequences": {"history": {"video_id": 3}}}, r"history.video_id: found 3, expected a list with a value for each"),
     ({"sequences": {"history": {"video_id": [3], "author_id": []}}}, r"found columns of \[0, 1\] events"),

@@ -661,6 +661,15 @@ def test_requests_are_read_as_the_log_was_with_or_without_examples(
         export_run(platform_run(), tmp_path / "bundle", examples=0)
 
 
+def test_a_file_is_cut_off_only_if_it_is_shorter(tmp_path: Path) -> None:
+    bundle = shutil.copytree(platform_bundle(), tmp_path / "bundle")
+    content = (bundle / "items.arrow").read_bytes()
+    for written, why in ((content[:-1], "was cut off"), (content + b"x", "has changed since it was written")):
+        (bundle / "items.arrow").write_bytes(written)
+        with pytest.raises(ValueError, match=rf"has {len(written):,} bytes, .* says {len(content):,}; it {why}$"):
+            Bundle.load(bundle)
+
+
 def test_bundles_alone_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["export", str(platform_run()), "--out", str(tmp_path / "out")]
     (tmp_path / "out").mkdir()
@@ -671,6 +680,8 @@ def test_bundles_alone_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixtur
     shutil.copytree(platform_bundle(), tmp_path / "out")
     assert run(*arguments) == 1
     assert "exists already; --force replaces it" in capsys.readouterr().err
+    assert run(*arguments, "--force") == 0
+    assert capsys.readouterr().err.splitlines()[-1] == f"next: rankfall serve {tmp_path / 'out'}"
 
 
 @pytest.mark.parametrize(
@@ -693,8 +704,16 @@ def test_mistakes_get_a_message(
 
 
 def test_runs_that_cannot_be_exported(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is not the directory of a run"):
+    with pytest.raises(ValueError, match="is not the directory of a run: it has no config"):
         export_run(tmp_path, tmp_path / "out")
+    shutil.copytree(platform_run(), tmp_path / "demo/runs/first")
+    shutil.copytree(platform_run(), tmp_path / "demo/second")
+    below = "demo is not the directory of a run; those below it are .*demo/runs/first, .*demo/second$"
+    with pytest.raises(ValueError, match=below):
+        export_run(tmp_path / "demo", tmp_path / "out")
+    shutil.copy(platform_run() / "config.yaml", tmp_path / "demo")  # what its runs were trained with
+    with pytest.raises(ValueError, match=below):
+        export_run(tmp_path / "demo", tmp_path / "out")
     broken = shutil.copytree(platform_run(), tmp_path / "run")
     (broken / "checkpoints/best.safetensors").unlink()
     with pytest.raises(ValueError, match="has not finished an epoch yet"):

@@ -378,6 +378,7 @@ def test_two_bundles_side_by_side(page: Page, address: str, bundle: Bundle, othe
         f"{10 - len(shared)} | {10 - len(shared)}",
     ]
     assert page.locator("path.slope").count() == len(shared)
+    assert "of the smaller" in page.locator(".comparison thead").inner_text()
     assert ours.stages is not None
     assert theirs.stages is not None
     for title, mine, yours in (("main", ours.stages, theirs.stages), ("other", theirs.stages, ours.stages)):
@@ -386,6 +387,12 @@ def test_two_bundles_side_by_side(page: Page, address: str, bundle: Bundle, othe
             assert [row["id"] for row in shown] == [str(item) for item in one.ids]
             kept = set(one.ids[: one.kept]) - set(another.ids[: another.kept])
             assert {row["id"] for row in shown if row["only"]} == {str(item) for item in kept}
+    for line, one, another in zip(page.locator(".comparison tbody tr").all(), ours.stages, theirs.stages, strict=True):
+        both = [set(trace.ids[: trace.kept]) for trace in (one, another)]
+        count = len(both[0] & both[1])
+        share = 100 * count / min(map(len, both))
+        assert [int(cell) for cell in line.locator("td").all_text_contents()[:3]] == [*map(len, both), count]
+        assert abs(float(line.locator("td").last.inner_text().rstrip(" %")) - share) <= 0.5
     explain(page, str(ours.ids[0]))
     assert page.locator(".path h3").count() == 2
     assert "view=compare" in page.url

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bundles import platform_bundle
+from bundles import platform_bundle, platform_run
 from command_line import run
 from services import TOKEN, Client, Program, Running, loaded, model_of, ranking_bundle, requests, running, spoiled
 
@@ -188,6 +188,16 @@ def test_metrics_count_calls(client: Client) -> None:
     assert client.metric("rankfall_queue_requests") == 0
 
 
+def test_metrics_count_the_files_of_the_page_together(client: Client) -> None:
+    name = 'rankfall_requests_total{code="200",endpoint="page"}'
+    before = client.metric(name)
+    for path in ("/", "/page.js", "/page.css"):
+        assert client.get(path).code == 200
+    assert client.metric(name) == before + 3
+    endpoints = set(re.findall(r'endpoint="([^"]*)"', client.get("/metrics").body.decode()))
+    assert not {endpoint for endpoint in endpoints if endpoint == "/" or endpoint.endswith((".js", ".css"))}
+
+
 def test_pages_need_nothing_from_elsewhere(client: Client) -> None:
     for path in ("/", "/docs"):
         page = client.get(path)
@@ -274,12 +284,19 @@ def test_a_bad_bundle_is_an_error_before_the_port_opens(
     (tmp_path / "empty").mkdir()
     for path, word in (
         (bad, "answers its example 0 otherwise"),
-        (tmp_path / "empty", "neither a bundle nor a directory of bundles"),
-        (tmp_path / "missing", "neither a bundle nor a directory of bundles"),
+        (tmp_path / "empty", "empty is a directory without bundles"),
+        (tmp_path / "missing", "missing does not exist"),
+        (bad / "examples.json", "is a file, expected a bundle"),
+        (platform_run(), f"is a run, expected a bundle; first: rankfall export {platform_run()} --out"),
     ):
         assert run("serve", path) == 1
-        assert word in capsys.readouterr().err
-    assert run("serve", platform_bundle(), "--other", bad) == 1
+        said = capsys.readouterr().err
+        assert word in said
+        assert f"error: bundle: {path}" in said
+        assert run("serve", platform_bundle(), "--other", path) == 1
+        assert f"error: other: {path}" in capsys.readouterr().err
+    for path in (tmp_path / "missing", platform_run(), bad):  # to which no bundle will ever come
+        assert run("serve", path, "--watch") == 1
     assert not opened
 
 
@@ -297,12 +314,23 @@ def test_a_token_must_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     assert "found nothing that can be a token" in capsys.readouterr().err
 
 
-def test_what_is_not_installed_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    for path in (tmp_path / "nofile", tmp_path, tmp_path / "bytes"):
+        assert run("serve", platform_bundle(), "--token-file", path) == 1
+        assert f"error: token-file: {path} " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("package", ["uvicorn", "prometheus_client", "orjson", "fastapi"])
+def test_what_is_not_installed_is_named_before_anything_begins(
+    package: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [name for name in sys.modules if name.startswith("rankfall.serving.service")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.setitem(sys.modules, package, None)
     assert run("serve", platform_bundle()) == 1
-    assert "serve needs uvicorn, which is not installed: pip install 'rankfall[serve]'" in capsys.readouterr().err
+    needs = f"error: serve needs {package}, which is not installed: pip install 'rankfall[serve]'"
+    assert capsys.readouterr().err.strip() == needs
 
 
 def test_neither_help_nor_the_service_imports_what_it_does_not_need() -> None:

@@ -98,7 +98,7 @@ def test_a_full_line_refuses_at_once_and_before_the_body_has_come() -> None:
         answer = spoken(service.port, HEADERS)
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after: 1\r\n" in answer
-        assert b"2 requests are waiting, expected at most 2" in answer
+        assert b"2 wait and 1 came, at most 2 may wait" in answer
         with service.client() as client:
             assert client.get("/health").code == 200
             assert client.metric("rankfall_queue_requests") == 2
@@ -130,9 +130,49 @@ def test_who_would_wait_beyond_the_deadline_is_refused_at_once() -> None:
         eventually(lambda: service.service.batcher.waiting == 1)
         refused = ask(deadline=500).result()  # and the gate is still closed
         assert refused.code == 503
-        assert "1 requests are waiting, which takes longer than until the deadline" in refused.json["error"]
+        assert "1 wait and 1 came, there is no time for more before the deadline" in refused.json["error"]
         gate.opened.set()
         assert [answer.result().code for answer in waiting] == [200, 200]
+
+
+def test_who_has_time_may_wait_longer_than_others() -> None:
+    with gated(batch=1, deadline=200) as (service, gate, ask):
+        gate.opened.set()
+        gate.refuse = lambda batch: time.sleep(0.3)  # more than the service's own deadline
+        assert ask(deadline=60_000).result().code == 200
+        gate.opened.clear()
+        batcher = service.service.batcher
+        patient = [ask(deadline=60_000)]
+        eventually(lambda: len(gate.batches) == 2)
+        for count in (1, 2):
+            patient.append(ask(deadline=60_000))
+            eventually(lambda count=count: batcher.waiting == count)  # type: ignore[misc]
+        assert spoken(service.port, HEADERS).startswith(b"HTTP/1.1 503 ")  # two batches are more than one can hope for
+        gate.opened.set()
+        assert [answer.result().code for answer in patient] == [200] * 3
+
+
+def test_one_slow_call_says_nothing_of_the_next() -> None:
+    with gated() as (service, gate, ask):
+        gate.opened.set()
+        batcher = service.service.batcher
+        for _ in range(5):
+            assert ask(k=1).result().code == 200
+        usual = batcher._usual
+        gate.refuse = lambda batch: time.sleep(2)
+        assert ask(k=1).result().code == 200
+        assert 0 < usual < 1
+        assert 0 < batcher._usual < 1
+        for _ in range(9):
+            batcher._recent.append(100.0)  # as if batches took that long
+        gate.refuse = lambda batch: None
+        with service.client() as client:
+            for _ in range(9):
+                assert client.post("/score", {"candidates": [1]}).code == 200
+        assert set(batcher._recent) == {100.0}  # that is no batch
+        for _ in range(5):
+            assert ask(k=1).result().code == 200
+        assert batcher._usual < 1  # and what is usual now is known soon
 
 
 def test_nobody_waits_beyond_the_deadline() -> None:
@@ -156,7 +196,7 @@ def test_what_would_be_late_is_not_computed() -> None:
         eventually(lambda: service.service.batcher.waiting == 1)
         patient = ask(k=3)
         eventually(lambda: service.service.batcher.waiting == 2)
-        service.service.batcher._usual = 100.0  # as if batches took that long
+        service.service.batcher._recent.extend([100.0] * 9)  # as if batches took that long
         gate.opened.set()
         assert hasty.result().code == 504
         assert first.result().code == patient.result().code == 200  # somebody is always tried
@@ -195,7 +235,10 @@ def test_what_waits_is_computed_together_if_it_can_be() -> None:
 
 
 def too_large(batch: Batch) -> Exception | None:
-    return RequestError("request: found numbers so large", 0) if 7 in batch.k else None
+    """As a bundle says it, which names the first of those that are wrong."""
+    wrong = [place for place, k in enumerate(batch.k) if k == 7]
+    name = f"requests[{wrong[0]}]" if wrong and len(batch) > 1 else "request"
+    return RequestError(f"{name}: found numbers so large", wrong[0]) if wrong else None
 
 
 def broken(batch: Batch) -> Exception | None:
@@ -219,10 +262,52 @@ def test_a_bad_request_fails_nobody_else(refuse: Callable[[Batch], Exception | N
         assert ask(k=5).result().code == 200  # the thread goes on
 
 
+def sizes_of(counts: list[int], *several: list[int]) -> tuple[list[int], list[Answer]]:
+    """The sizes of the batches that answer calls which came together, and the answers."""
+    with gated() as (service, gate, ask):
+        gate.refuse = too_large
+        first = ask(k=1)
+        eventually(lambda: gate.batches)
+        answers = []
+        for content in [{"k": k} for k in counts] + [{"requests": [{"k": k} for k in call]} for call in several]:
+            before = service.service.batcher.waiting
+            answers.append(ask(**content))
+            eventually(lambda before=before: service.service.batcher.waiting > before)  # type: ignore[misc]
+        gate.opened.set()
+        assert first.result().code == 200
+        found = [answer.result() for answer in answers]
+        return [len(batch) for batch in gate.batches[1:]], found
+
+
+def test_who_is_right_is_computed_together_again() -> None:
+    sizes, answers = sizes_of([2, 3, 7, 4], [5, 5, 7, 5], [6, 6])
+    assert sizes == [10, 9, 5]  # without the one that is wrong, without the call that is
+    assert [answer.code for answer in answers] == [200, 200, 422, 200, 422, 200]
+    assert answers[2].json["field"] == "body"
+    assert answers[4].json["field"] == "requests[2]"
+    assert [len(ranking["ids"]) for ranking in answers[5].json["rankings"]] == [6, 6]
+
+
+def test_many_that_are_wrong_do_not_cost_a_batch_each() -> None:
+    sizes, answers = sizes_of([7] * 8 + [2] * 2)
+    assert [answer.code for answer in answers] == [422] * 8 + [200] * 2
+    assert sizes == [10, 9, 8] + [1] * 7
+
+
+def test_what_is_not_refused_is_not_counted_so() -> None:
+    with running(platform_bundle()) as service, service.client() as client:
+        service.service.slots.put("main", None)  # type: ignore[arg-type]
+        assert client.get("/ready").code == 503
+        assert "rankfall_refused_total{" not in client.get("/metrics").body.decode()
+        assert client.post("/rank", {}).code == 503
+        assert client.metric('rankfall_refused_total{reason="no bundle"}') == 1
+        assert client.metric('rankfall_refused_total{reason="queue"}') == 0
+
+
 def test_overload_refuses_and_answers_but_never_fails() -> None:
     bundle = loaded(platform_bundle())
     right = bundle.rank(requests()[0]).ids
-    with running(platform_bundle(), queue=4, batch=2, deadline=2000) as service:
+    with gated(queue=4, batch=2) as (service, gate, _), service.client() as watcher:
 
         def ask(number: int) -> list[int]:
             codes = []
@@ -235,12 +320,14 @@ def test_overload_refuses_and_answers_but_never_fails() -> None:
             return codes
 
         with ThreadPoolExecutor(24) as pool:
-            codes = Counter(code for of_one in pool.map(ask, range(24)) for code in of_one)
-        assert set(codes) <= {200, 503, 504}
-        assert codes[200]
-        with service.client() as client:
-            for code, count in codes.items():
-                assert client.metric(f'rankfall_requests_total{{code="{code}",endpoint="/rank"}}') == count
+            of_all = pool.map(ask, range(24))
+            eventually(lambda: watcher.metric('rankfall_refused_total{reason="queue"}') > 0)  # 6 have a place
+            gate.opened.set()
+            codes = Counter(code for of_one in of_all for code in of_one)
+        assert set(codes) == {200, 503}
+        assert watcher.metric('rankfall_refused_total{reason="queue"}') == codes[503]
+        for code, count in codes.items():
+            assert watcher.metric(f'rankfall_requests_total{{code="{code}",endpoint="/rank"}}') == count
 
 
 # --- slow clients -------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bundles import platform_bundle
+from command_line import run
 from rankfall.serving.service.app import Service
 from rankfall.serving.service.board import Board, load_first
 from rankfall.serving.service.settings import Settings
@@ -106,6 +108,46 @@ def test_a_worker_without_a_good_bundle_waits_for_one(tmp_path: Path) -> None:
         assert client.post("/rank", {}).json["model"] == model_of(platform_bundle())
 
 
+def test_a_bad_newest_bundle_does_not_stop_a_start(tmp_path: Path) -> None:
+    place = tmp_path / "bundles"
+    placed(platform_bundle(), place / "good", 1000)
+    bad = spoiled(ranking_bundle(), place / "bad")
+    assert run("serve", place) == 1  # who does not watch is told
+    with Program(place, "--watch") as program, program.client() as client:
+        assert model_of(platform_bundle()) in program.line
+        assert client.post("/rank", {}).json["model"] == model_of(platform_bundle())
+        assert client.post("/reload", {"path": "x"}, authorization="Bearer a-guess").code == 401
+        shutil.rmtree(bad)
+        placed(ranking_bundle(), place / "next", 2000)
+        eventually(lambda: client.get("/ready").json["model"] == model_of(ranking_bundle()))
+        code, said = program.end()
+    assert code == 0, said
+    warning, guess, taken = [line for line in said.splitlines() if re.match(r"\d{4}-", line)]
+    assert f" {program.process.pid} WARNING {bad} is not served: " in warning
+    assert "/reload with a wrong token, from 127.0.0.1" in guess
+    assert f" {program.process.pid} INFO main serves " in taken
+    assert TOKEN not in said
+    assert "a-guess" not in said
+
+
+def test_a_watched_directory_may_have_no_bundle_yet(tmp_path: Path) -> None:
+    place = tmp_path / "bundles"
+    place.mkdir()
+    with Program(place, "--watch") as program, program.client() as client:
+        assert "serves nothing yet" in program.line
+        assert [client.get(path).code for path in ("/health", "/docs", "/openapi.json", "/model", "/")] == [200] * 5
+        for answer in (client.get("/ready"), client.post("/rank", {})):
+            assert (answer.code, answer.headers["retry-after"]) == (503, "1")
+        spoiled(ranking_bundle(), tmp_path / "bad").rename(place / "bad")
+        eventually(lambda: client.metric('rankfall_swaps_total{result="refused"}') == 1)
+        placed(platform_bundle(), tmp_path / "good", 1000).rename(place / "good")  # older than the bad one
+        eventually(lambda: client.get("/ready").code == 200)
+        assert client.post("/rank", {}).json["model"] == model_of(platform_bundle())
+        code, said = program.end()
+    assert code == 0, said
+    assert "main has no bundle: " in said
+
+
 # --- processes ----------------------------------------------------------------------------------------------------
 
 
@@ -142,7 +184,22 @@ def test_workers_agree_add_up_and_are_replaced(tmp_path: Path) -> None:
         code, said = program.end()
         assert code == 0, said
         assert "Traceback" not in said
+        assert said.count(" ended by signal 9 and is replaced") == 2
     assert not list(tmp_path.iterdir())  # neither of ours nor of anything that we call
+
+
+def test_workers_agree_though_a_bundle_was_replaced_behind_their_back(tmp_path: Path) -> None:
+    bundle, other = tmp_path / "bundle", tmp_path / "other"
+    shutil.copytree(platform_bundle(), bundle)
+    shutil.copytree(ranking_bundle(), other)
+    with Program(bundle, "--workers", "2") as program:
+        eventually(lambda: len(program.workers()) == 2 and models(program) == {model_of(platform_bundle())})
+        bundle.rename(tmp_path / "before")
+        other.rename(bundle)
+        killed = min(program.workers())
+        os.kill(killed, signal.SIGKILL)
+        eventually(lambda: killed not in program.workers() and models(program, 20) == {model_of(ranking_bundle())})
+        assert program.end()[0] == 0
 
 
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
@@ -183,6 +240,19 @@ def test_what_is_under_way_is_answered_at_the_end(number: int) -> None:
         assert answer.startswith(b"HTTP/1.1 200 ")
         assert len(json.loads(answer.partition(b"\r\n\r\n")[2])["rankings"]) == 256
         assert program.process.wait(60) == 0
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_whoever_has_read_the_line_may_end_the_service(workers: str, number: signal.Signals) -> None:
+    with Program(platform_bundle(), "--workers", workers) as program:
+        children = program.workers()
+        if number == signal.SIGINT:  # a terminal sends it to all
+            for child in children:
+                os.kill(child, number)
+        code, said = program.end(number)
+    assert code == 0, said
+    assert "Traceback" not in said
 
 
 def test_the_token_of_administrators_is_not_shown() -> None:

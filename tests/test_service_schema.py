@@ -47,14 +47,16 @@ def client(served: Running) -> Iterator[Client]:
         ({"user": {"age": 2**200}}, "user.age"),
         ({"user": {"age": [1]}}, "user.age"),
         ({"user": {"age": {"id": 10**9}}}, "user.age"),
-        ({"user": {"agee": 3}}, "user"),
+        ({"user": {"agee": 3}}, "user.agee"),
+        ({"user": {"a: b": 3}}, "user"),
+        ({"user": {"a" * 1000: 3}}, "user"),
         ({"user": [1]}, "user"),
         ({"user": "x"}, "user"),
         ({"context": {"hour": "noon"}}, "context.hour"),
         ({"sequences": {"history": [{"video_id": 1}, {"video_id": "x"}]}}, "sequences.history[1].video_id"),
         ({"sequences": {"history": {"video_id": [1, 2], "author_id": [1]}}}, "sequences.history"),
         ({"sequences": {"history": 3}}, "sequences.history"),
-        ({"sequences": {"past": []}}, "sequences"),
+        ({"sequences": {"past": []}}, "sequences.past"),
         ({"time": "yesterday"}, "time"),
         ({"time": 10**18}, "time"),
         ({"k": 0}, "k"),
@@ -178,6 +180,13 @@ def test_a_body_must_be_said_to_be_json(client: Client, kind: str) -> None:
     assert client.call("POST", "/rank", b"{}", content_type=kind).code == 415
     assert client.post("/rank", b"{}", content_encoding="gzip").code == 415
     assert client.call("POST", "/rank", b"{}", content_type="application/json; charset=utf-8").code == 200
+
+
+def test_the_document_says_why_a_service_is_not_ready(client: Client) -> None:
+    paths = client.get("/openapi.json").json["paths"]
+    ready, rank = (paths[path][how]["responses"]["503"] for path, how in (("/ready", "get"), ("/rank", "post")))
+    assert "line" in rank["description"]
+    assert "line" not in ready["description"]  # who asks does not stand in it
 
 
 def test_paths_and_methods_that_there_are_not(client: Client) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rankfall.benchmarks.serving.serve import Report, Row, Spread
+    from rankfall.benchmarks.serving.soak import Growth, Overload
     from rankfall.benchmarks.serving.soak import Report as SoakReport
 
     OnStep = Callable[[str, int, int | None], None]
@@ -89,7 +90,7 @@ def soak(
 
     Every answer is compared with that of the bundle it names. The exit code is 1 if a request failed or was refused, an
     answer was wrong, a good bundle was refused or a bad one taken, memory grew, or if under overload a request was
-    neither answered nor refused by its deadline.
+    neither answered nor refused by its deadline, or if as many requests as that could not be sent.
     """
     if (bundle is None) != (other is None):
         raise typer.BadParameter("expected two bundles, or none", param_hint="OTHER")
@@ -199,27 +200,32 @@ def _soak_lines(report: SoakReport) -> dict[str, str]:
     bad = ", ".join(f"{what} {count}" for what, count in swaps.refused.items())
     lines = {
         "largest rate": f"{report.largest_rate:,.0f} requests/s",
-        "load": f"{report.requests_per_second:,.0f} requests/s for {report.minutes:g} minutes",
+        "load": f"{_sent(report)} for {report.minutes:g} minutes",
         "requests": f"{report.answered:,} answered, {report.refused:,} refused, {report.failed:,} failed",
         "answers": f"{same} the same, {tied} with other items of equal scores, {wrong} wrong",
         "a call": f"{_spread(report.call_ms)} ms, at most {report.slowest_ms:,.0f}; {_late(report.late_ms)}",
         "swaps": f"{swaps.taken}, each in at most {max(swaps.seconds, default=0.0):.1f} s",
         "bad bundles refused": bad or "none was offered",
-        "memory": "not known",
+        "memory": "not known, or too short to tell",
     }
     if memory is not None:
-        growth = f"{memory.growth_per_minute:+.1f} MB a minute"
-        flat = {True: f"{growth}: flat", False: f"{growth}: not flat", None: "too short to tell"}[memory.flat]
-        lines["memory"] = (
-            f"{memory.first_minute:,.0f} MB in the first minute, {memory.last_minute:,.0f} in the last "
-            f"({memory.first_without_files:,.0f} and {memory.last_without_files:,.0f} without mapped files), {flat}"
-        )
+        flat = "flat" if memory.flat else "not flat"
+        lines["memory"] = f"{_growth(memory.whole)}; without mapped files {_growth(memory.without_files)}: {flat}"
     codes = ", ".join(f"{code}: {count:,}" for code, count in overload.codes.items())
-    codes += f", not sent: {overload.unsent:,}" if overload.unsent else ""
     took = f"at most {overload.slowest_ms:,.0f} ms; {_late(overload.late_ms)}"
-    lines["overload"] = f"{overload.requests_per_second:,.0f} requests/s: {codes}; {took}"
+    lines["overload"] = f"{_sent(overload)}: {codes}; {took}"
     lines["after it"] = "well" if overload.well_after else "not well"
     return lines
+
+
+def _sent(load: SoakReport | Overload) -> str:
+    """What was sent, and of how much."""
+    sent = f"{load.sent_per_second:,.0f} of {load.requests_per_second:,.0f} requests/s sent in time"
+    return f"{sent}, {load.unsent:,} never" if load.unsent else sent
+
+
+def _growth(memory: Growth) -> str:
+    return f"{memory.megabytes:,.0f} MB, {memory.per_minute:+.2f} ± {memory.error:.2f} a minute"
 
 
 def _late(milliseconds: float) -> str:

@@ -71,6 +71,7 @@ def export(
     show(_table(manifest))
     for line in _checked(manifest["checks"]):
         show(line)
+    say(f"next: rankfall serve {out}")
 
 
 def check_installed(verb: str) -> None:

@@ -55,14 +55,15 @@ def serve(
     Requests that come at the same time are computed together. When too many wait, others are refused at once with 503;
     none waits longer than its deadline. POST /reload, or --watch, replaces the bundle while requests go on.
     """
-    token = _token(token_file)
-    say("loading the bundle")
     try:
+        import rankfall.serving.service.app  # noqa: F401 (what it needs must be there, too, before anything begins)
         from rankfall.serving.service.run import serve as run
         from rankfall.serving.service.settings import Settings
     except ModuleNotFoundError as error:
         raise ValueError(f"serve needs {error.name}, which is not installed: pip install 'rankfall[serve]'") from None
 
+    token = _token(token_file)
+    say("loading the bundle")
     settings = Settings(
         bundle,
         other=other,
@@ -74,6 +75,7 @@ def serve(
         deadline=deadline,
         max_body=max_body,
         page=not no_page,
+        local=_is_loopback(host),
     )
     if not _is_loopback(host):
         _warn_of_open_doors(host, token, not no_page)
@@ -91,13 +93,22 @@ def _token(file: Path | None) -> str | None:
     if file is None:
         text, where = os.environ.get(TOKEN), TOKEN
     else:
-        text, where = file.read_text(encoding="utf-8"), f"token-file: {file}"
+        text, where = _read(file), f"token-file: {file}"
     if text is None:
         return None
     token = text.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise ValueError(f"{where}: found nothing that can be a token, expected printable ASCII without spaces")
     return token
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise OSError(f"token-file: {file} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"token-file: {file} is no text") from None
 
 
 def _is_loopback(host: str) -> bool:

@@ -84,9 +84,9 @@ def verify(path: Path, manifest: Mapping[str, Any]) -> None:
         if not file.is_file():
             raise ValueError(f"path: {file} is missing")
         if file.stat().st_size != about["bytes"]:
-            raise ValueError(
-                f"path: {file} has {file.stat().st_size:,} bytes, its manifest says {about['bytes']:,}; it was cut off"
-            )
+            size = file.stat().st_size
+            why = "was cut off" if size < about["bytes"] else "has changed since it was written"
+            raise ValueError(f"path: {file} has {size:,} bytes, its manifest says {about['bytes']:,}; it {why}")
         if checksum(file) != about["sha256"]:
             raise ValueError(f"path: {file} has changed since it was written")
 

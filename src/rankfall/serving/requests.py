@@ -280,7 +280,9 @@ def _check_keys(given: Any, known: Iterable[str], ignored: Iterable[str], where:
             allowed = [*known, *ignored]
             hint = did_you_mean(key, allowed) if isinstance(key, str) else ""
             takes = f"allowed are {', '.join(allowed)}" if allowed else "there are none"
-            raise RequestError(f"{where}: found {shown(key)}{hint}; {takes}", place)
+            # a name that could be one of ours becomes the field of the error; others may hold anything
+            field = f"{where}.{key}" if isinstance(key, str) and key.isidentifier() and len(key) <= 60 else where
+            raise RequestError(f"{field}: found {shown(key)}{hint}; {takes}", place)
 
 
 def _wrong(where: str, found: object, expected: str, place: int) -> RequestError:

@@ -167,7 +167,7 @@ class Index:
         self._lists: int = about.get("lists", 1)
         self._probed: int = about.get("nprobe", 1)
         self._threads = threads
-        self._usual = self._parameters(self._probed)
+        self._usual = self._parameters(self._probed, None)
 
     def __len__(self) -> int:
         """The number of vectors."""
@@ -175,8 +175,9 @@ class Index:
 
     def vectors(self, rows: Rows) -> NDArray[np.float32]:
         """The vectors of items (..., size)."""
-        found = self._index.reconstruct_batch(rows.ravel())[:, : self._size]
-        vectors: NDArray[np.float32] = found.reshape(*rows.shape, self._size)
+        with self._own_threads():
+            found = self._index.reconstruct_batch(rows.ravel())
+        vectors: NDArray[np.float32] = found[:, : self._size].reshape(*rows.shape, self._size)
         return vectors
 
     def search(self, queries: NDArray[np.float32], count: int, exclude: Sequence[Rows]) -> Rows:
@@ -206,8 +207,11 @@ class Index:
     def _search_further(self, query: NDArray[np.float32], count: int, wanted: int, exclude: Rows) -> Rows:
         """The best for one query, in as many lists more as what is excluded may fill, and until there is enough."""
         probed = min(self._lists, -(-self._probed * (count + len(exclude)) // count))
+        # Both selectors have names here until the search is over: not all releases of faiss keep what they point to.
+        excluded = faiss.IDSelectorBatch(exclude) if len(exclude) else None
+        selector = faiss.IDSelectorNot(excluded) if excluded is not None else None
         while True:
-            (found,) = self._find(query[None], count, self._parameters(probed, exclude))
+            (found,) = self._find(query[None], count, self._parameters(probed, selector))
             if (found != NOBODY).sum() >= wanted:
                 best: Rows = found
                 return best
@@ -216,28 +220,30 @@ class Index:
             probed = min(2 * probed, self._lists)
 
     def _find(self, queries: NDArray[np.float32], count: int, parameters: Any) -> Rows:
-        # The number of threads is one of the calling thread's own.
-        before = faiss.omp_get_max_threads()
-        faiss.omp_set_num_threads(self._threads)
-        try:
+        with self._own_threads():
             _, found = self._index.search(queries, count, params=parameters)
-        finally:
-            faiss.omp_set_num_threads(before)
         rows: Rows = found
         return rows
 
-    def _parameters(self, probed: int, exclude: Rows | None = None) -> Any:
-        parameters = probing(probed) if self._lists > 1 else faiss.SearchParameters()
-        if exclude is not None and len(exclude):
-            parameters.sel = faiss.IDSelectorNot(faiss.IDSelectorBatch(exclude))
-        return parameters
+    @contextmanager
+    def _own_threads(self) -> Iterator[None]:
+        """As many threads as the index may have; the number is one of the calling thread's own."""
+        before = faiss.omp_get_max_threads()
+        faiss.omp_set_num_threads(self._threads)
+        try:
+            yield
+        finally:
+            faiss.omp_set_num_threads(before)
+
+    def _parameters(self, probed: int, selector: Any) -> Any:
+        if self._lists > 1:
+            return probing(probed, selector)
+        return faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]  # its types do not know what it takes
 
 
-def probing(count: int) -> Any:
-    """Look at so many lists."""
-    parameters = faiss.SearchParametersIVF()
-    parameters.nprobe = count
-    return parameters
+def probing(count: int, selector: Any = None) -> Any:
+    """Look at so many lists, and at what a selector selects; it has to live until the search is over."""
+    return faiss.SearchParametersIVF(nprobe=count, sel=selector)  # type: ignore[call-arg]
 
 
 # --- scorers ------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Whether a service answers as the bundle does without one.
 
-Models round differently in batches of other sizes, so scores agree within a tolerance, and where two of them are equal
-within it, either item may come first, or be the last that is kept.
+Models may round differently in batches of other sizes, so scores agree within a few units of the last digit of 32-bit
+numbers, and where two of them are equal within that, either item may come first, or be the last that is kept. An item
+that the bundle itself leaves out has to have the score that it was answered with, for which the bundle is asked.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import json
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from rankfall.serving import Bundle
 
     Verdict = Literal["same", "tied", "wrong"]
+    # a model, the place of a request, the items of an answer that the model itself leaves out, and their scores
+    Strangers = tuple[str, int, Sequence[Any], Sequence[float]]
 
-TOLERANCE = 1e-4  # of scores, relative to the larger of 1 and the score
+TOLERANCE = 1e-6  # of scores, relative to the larger of 1 and the score
 _AT_ONCE = 32
 
 
@@ -38,11 +41,30 @@ def expected_answers(
     return answers
 
 
+def wrong_strangers(
+    bundles: Mapping[str, Bundle], requests: Sequence[Mapping[str, Any]], strangers: Sequence[Strangers]
+) -> Iterator[str]:
+    """Why answers are wrong although their strangers are said to be as good as what is expected."""
+    known: dict[tuple[Any, ...], list[float]] = {}  # requests come again and again
+    for model, place, ids, scores in strangers:
+        key = (model, place, *ids)
+        if key not in known:
+            *_, known[key] = bundles[model].score(requests[place], list(ids)).values()
+        for item, score, right in zip(ids, scores, known[key], strict=True):
+            if not _equal(score, right):  # nor if there is no such item, whose score is no number
+                yield f"request {place}: item {item} was answered with the score {score}, its own is {right}"
+                break
+
+
 class Judge:
-    """Holds answers against those expected of the model that they name."""
+    """Holds answers against those expected of the model that they name.
+
+    `strangers` are of the answers with items that are not expected: whether these are right only the bundle can tell.
+    """
 
     def __init__(self, expected: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         self._expected = expected
+        self.strangers: list[Strangers] = []
 
     @classmethod
     def read(cls, path: Path) -> Judge:
@@ -57,7 +79,12 @@ class Judge:
         why = _difference(answer["ids"], answer["scores"], expected["ids"], expected["scores"])
         if why:
             return "wrong", f"{why}; answered {answer}, expected {expected}"
-        return ("same" if answer["ids"] == expected["ids"] else "tied"), ""
+        if answer["ids"] == expected["ids"]:
+            return "same", ""
+        scores = dict(zip(answer["ids"], answer["scores"], strict=True))
+        if strangers := [item for item in scores if item not in expected["ids"]]:
+            self.strangers.append((answer["model"], place, strangers, [scores[item] for item in strangers]))
+        return "tied", ""
 
 
 def _difference(ids: Sequence[Any], scores: Sequence[float], right: Sequence[Any], scored: Sequence[float]) -> str:

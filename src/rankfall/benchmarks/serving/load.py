@@ -2,7 +2,8 @@
 
 In a closed loop so many clients each ask again as soon as they are answered, which finds the largest rate. In an open
 loop requests arrive at random times, whether or not earlier ones were answered, and their time counts from when they
-should have been sent: nothing that a slow service delays is left out.
+should have been sent: nothing that a slow service delays is left out. By how much this process itself was behind, and
+how much it sent in time, is measured beside it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ import orjson
 from rankfall.benchmarks.serving.answers import Judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
+
+    from rankfall.benchmarks.serving.answers import Strangers
 
     Done = Callable[[int, bytes], None]
 
@@ -60,20 +63,22 @@ class Outcome:
     seconds: float = 0.0
     asked: int = 0
     in_time: int = 0  # answered within the seconds
-    unsent: int = 0  # for want of a free connection
+    sent: int = 0  # of those that count, within the seconds
+    unsent: int = 0  # never, for want of a free connection
     latency: dict[int, list[float]] = field(default_factory=dict)  # by code, from when requests were due
-    late: list[float] = field(default_factory=list)  # from then until they were sent
-    slowest: float = 0.0  # from when one was sent until it was answered
+    late: list[float] = field(default_factory=list)  # from then until this process got to them, which is its own fault
+    slowest: float = 0.0  # from when it got to one until that was answered, with any wait for a connection
     parts: dict[str, list[float]] = field(default_factory=dict)  # what the service says that it took, by stage
     models: dict[str, int] = field(default_factory=dict)  # which answered
     verdicts: dict[str, int] = field(default_factory=dict)
+    strangers: list[Strangers] = field(default_factory=list)  # see Judge
     quoted: list[str] = field(default_factory=list)  # some of what is wrong, or was not answered
 
-    def add(self, begin: float, sent: float, end: float, code: int) -> None:
+    def add(self, due: float, reached: float, end: float, code: int) -> None:
         """Note a request that counts."""
-        self.latency.setdefault(code, []).append((end - begin) * 1e3)
-        self.late.append((sent - begin) * 1e3)
-        self.slowest = max(self.slowest, (end - sent) * 1e3)
+        self.latency.setdefault(code, []).append((end - due) * 1e3)
+        self.late.append((reached - due) * 1e3)
+        self.slowest = max(self.slowest, (end - reached) * 1e3)
 
     def read(self, answer: Any) -> None:
         """Note what an answer says of itself."""
@@ -89,6 +94,12 @@ class Outcome:
     def codes(self) -> dict[int, int]:
         """How many requests had which answer."""
         return {code: len(of) for code, of in sorted(self.latency.items())}
+
+    @property
+    def sent_share(self) -> float:
+        """How much of what was due within the seconds was sent within them."""
+        due = sum(self.codes().values()) + self.unsent
+        return self.sent / due if due else 1.0
 
 
 # --- for those who start it ---------------------------------------------------------------------------------------
@@ -157,6 +168,11 @@ class _Connection(asyncio.Protocol):
     def close(self) -> None:
         self._transport.close()
 
+    def give_up(self) -> None:
+        """Close it whatever it waits for, of which nobody hears any more."""
+        self._done = None
+        self._transport.abort()
+
     def data_received(self, data: bytes) -> None:
         self._received += data
         if not self._length:
@@ -196,17 +212,19 @@ class _Work:
         self._places = count()
         self.counted = self.ends = 0.0  # when the warm-up is over, and when all is
         self.waiting = 0  # for answers
+        self._connections: list[_Connection] = []
         self._verdicts: Counter[str] = Counter()
 
     async def connect(self) -> _Connection:
         _, connection = await asyncio.get_running_loop().create_connection(_Connection, "127.0.0.1", self.job.port)
+        self._connections.append(connection)
         return connection
 
-    def ask(self, connection: _Connection, begin: float, then: Callable[[], None]) -> None:
-        """Ask the next request, which should have been at `begin`; `then` comes before its answer is looked at."""
+    def ask(self, connection: _Connection, due: float, reached: float, then: Callable[[], None]) -> None:
+        """Ask the next request, see `Outcome.add`; `then` comes before its answer is looked at."""
         place = next(self._places) % len(self.requests)
-        sent = time.perf_counter()
         self.outcome.asked += 1
+        self.outcome.sent += due >= self.counted and time.perf_counter() < self.ends
         self.waiting += 1
 
         def done(code: int, body: bytes) -> None:
@@ -214,8 +232,8 @@ class _Work:
             self.waiting -= 1
             then()
             self.outcome.in_time += code == 200 and self.counted <= end < self.ends
-            if begin >= self.counted:
-                self._note(place, (begin, sent, end), code, body)
+            if due >= self.counted:
+                self._note(place, (due, reached, end), code, body)
 
         connection.ask(self.requests[place], done)
 
@@ -232,11 +250,12 @@ class _Work:
             if why:
                 self.outcome.quote(f"{verdict}, request {place}: {why}")
 
-    def lose(self, begin: float, error: OSError) -> None:
-        """Note a request that could not even be sent."""
+    def lose(self, due: float, reached: float, error: OSError) -> None:
+        """Note a request that nobody took."""
         now = time.perf_counter()
         self.outcome.asked += 1
-        self.outcome.add(begin, now, now, LOST)
+        self.outcome.sent += due >= self.counted and now < self.ends
+        self.outcome.add(due, reached, now, LOST)
         self.outcome.quote(f"not connected: {error}")
 
     def start(self) -> float:
@@ -246,15 +265,19 @@ class _Work:
         self.ends = self.counted + self.job.seconds
         return begin
 
-    async def finish(self) -> Outcome:
-        """Wait for what was not answered yet."""
+    async def finish(self, queue: Collection[Any] = ()) -> Outcome:
+        """Wait for what was not answered yet, and for what waits to be sent."""
         gives_up = time.perf_counter() + self.job.patience
-        while self.waiting and time.perf_counter() < gives_up:
+        while (self.waiting or queue) and time.perf_counter() < gives_up:
             await asyncio.sleep(0.01)
+        self.outcome.unsent = len(queue)
+        for connection in self._connections:
+            connection.give_up()
         self.outcome.seconds = self.job.seconds
         for _ in range(self.waiting):
             self.outcome.add(0.0, 0.0, self.job.patience, LOST)
         self.outcome.verdicts = dict(self._verdicts)
+        self.outcome.strangers = [] if self.judge is None else self.judge.strangers
         return self.outcome
 
 
@@ -266,7 +289,7 @@ async def _closed_loop(work: _Work) -> Outcome:
     def again(connection: _Connection) -> None:
         now = time.perf_counter()
         if now < work.ends and not connection.closed:
-            work.ask(connection, now, lambda: again(connection))
+            work.ask(connection, now, now, lambda: again(connection))
 
     for connection in connections:
         again(connection)
@@ -283,7 +306,7 @@ class _OpenLoop:
         self._random = random.Random(work.job.seed)
         self._free: list[_Connection] = []
         self._open = 0
-        self._queue: deque[float] = deque()  # requests that found no connection
+        self._queue: deque[tuple[float, float]] = deque()  # requests that found no connection: due, and got to
         self._opening: set[asyncio.Task[None]] = set()
 
     async def run(self) -> Outcome:
@@ -294,21 +317,21 @@ class _OpenLoop:
             self._send(due)
             if ahead <= 0:
                 await asyncio.sleep(0)  # answers are read, however late it is
-        if self._opening:  # for the last requests
-            await asyncio.wait(self._opening, timeout=self._work.job.patience)
-        self._work.outcome.unsent = len(self._queue)
-        self._queue.clear()
-        return await self._work.finish()
+        return await self._work.finish(self._queue)
 
     def _send(self, due: float) -> None:
+        reached = time.perf_counter()
         while self._free:
             connection = self._free.pop()
-            if not connection.closed and time.perf_counter() - connection.since < _IDLE:
-                self._ask(connection, due)
+            if not connection.closed and reached - connection.since < _IDLE:
+                self._ask(connection, due, reached)
                 return
             connection.close()
             self._open -= 1
-        self._queue.append(due)
+        self._queue.append((due, reached))
+        self._open_one()
+
+    def _open_one(self) -> None:
         if self._open < _MOST_CONNECTIONS:
             self._open += 1
             task = asyncio.get_running_loop().create_task(self._connect())
@@ -321,18 +344,22 @@ class _OpenLoop:
         except OSError as error:
             self._open -= 1
             if self._queue:
-                self._work.lose(self._queue.popleft(), error)
+                self._work.lose(*self._queue.popleft(), error)
+            if self._queue:
+                self._open_one()
             return
         self._release(connection)
 
-    def _ask(self, connection: _Connection, due: float) -> None:
-        self._work.ask(connection, due, lambda: self._release(connection))
+    def _ask(self, connection: _Connection, due: float, reached: float) -> None:
+        self._work.ask(connection, due, reached, lambda: self._release(connection))
 
     def _release(self, connection: _Connection) -> None:
         if connection.closed:
             self._open -= 1
+            if self._queue:  # somebody waited for it
+                self._open_one()
         elif self._queue:
-            self._ask(connection, self._queue.popleft())
+            self._ask(connection, *self._queue.popleft())
         else:
             self._free.append(connection)
 

@@ -8,6 +8,7 @@ every request has to be answered or refused by its deadline, and the service has
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import tempfile
 import time
@@ -17,7 +18,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall.benchmarks.serving.answers import expected_answers, model_name
+from rankfall.benchmarks.serving.answers import expected_answers, model_name, wrong_strangers
 from rankfall.benchmarks.serving.bundles import bad_bundles, requests_like_examples
 from rankfall.benchmarks.serving.load import Job, drive, started, write_bodies
 from rankfall.benchmarks.serving.serve import Spread, spread
@@ -38,8 +39,12 @@ OVERLOAD = 3.0  # times the largest rate
 DEADLINE = 1000.0  # milliseconds, of the service
 SLACK = 250.0  # milliseconds beyond it within which an answer has to be there
 REFUSED = (503, 504)
-GROWTH = 0.1  # of memory, from the first minute to the last, that passes as flat
+SENT = 0.9  # of what is due, below which the generator did not keep up
+TIED = 0.01  # of the answers; more of them are no chance
+GROWTH = 0.01  # of memory, a minute, that passes as flat
 _MINUTE = 60.0
+_SETTLING = 2 * _MINUTE  # until memory counts
+_LONG_ENOUGH = 3 * _MINUTE  # after that, to tell
 
 
 @dataclass(frozen=True)
@@ -64,15 +69,26 @@ class Swaps:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Megabytes of the service, medians; the first minute is that after both bundles were loaded once."""
+class Growth:
+    """Megabytes of memory once it has settled, and those by which a straight line through them rises a minute."""
 
-    first_minute: float
-    last_minute: float
-    growth_per_minute: float  # of the line through all samples
-    first_without_files: float
-    last_without_files: float
-    flat: bool | None  # None: it was too short to tell
+    megabytes: float  # on average
+    per_minute: float
+    error: float  # the standard error of that
+
+    @property
+    def is_real(self) -> bool:
+        """Whether it grows by more than passes as flat, and by more than chance."""
+        return self.per_minute - 2 * self.error > GROWTH * self.megabytes
+
+
+@dataclass(frozen=True)
+class Memory:
+    """That of the service, with and without the files that are mapped."""
+
+    whole: Growth
+    without_files: Growth
+    flat: bool
 
 
 @dataclass(frozen=True)
@@ -80,11 +96,13 @@ class Overload:
     """Far more requests than the service can answer."""
 
     requests_per_second: float
-    unsent: int  # requests that found no free connection, whose number has a limit
+    sent_per_second: float  # really
+    sent_share: float  # of what was due
+    unsent: int  # requests that never found a free connection, whose number has a limit
     codes: dict[int, int]
-    slowest_ms: float  # until a request that was sent had any answer
+    slowest_ms: float  # until a request had any answer, with any wait for a connection
     answered_ms: Spread
-    late_ms: float  # by which the 99th of 100 requests was sent too late
+    late_ms: float  # by which the generator itself was behind with the 99th of 100 requests
     verdicts: dict[str, int]  # of the answers
     well_after: bool
 
@@ -96,18 +114,21 @@ class Report:
     bundles: list[str]
     largest_rate: float
     requests_per_second: float
+    sent_per_second: float  # really
+    sent_share: float  # of what was due
     minutes: float
     asked: int
+    unsent: int  # requests that never found a free connection, whose number has a limit
     answered: int
     refused: int  # with 503 or 504
-    failed: int  # any other code, lost connections, and what could not be sent
+    failed: int  # any other code, and lost connections
     verdicts: dict[str, int]  # of the answers
     by_model: dict[str, int]
     call_ms: Spread
-    slowest_ms: float  # until a request that was sent had any answer
-    late_ms: float  # by which the 99th of 100 requests was sent too late
+    slowest_ms: float  # until a request had any answer, with any wait for a connection
+    late_ms: float  # by which the generator itself was behind with the 99th of 100 requests
     swaps: Swaps
-    memory: Memory | None  # None: this system does not tell
+    memory: Memory | None  # None: this system does not tell, or it was too short
     overload: Overload
     problems: list[str]  # what must not be
 
@@ -166,6 +187,7 @@ class _Plan:
             raise OSError(f"the service answered nothing: {found.quoted}")
         with Watch(self._service) as watch:
             outcome = self._under_load(settings.rate * largest, on_step)
+        self._look_up(outcome)
         on_step("overload", 0, None)
         overload = self._overload(largest)
         return _report(
@@ -217,17 +239,31 @@ class _Plan:
     def _overload(self, largest: float) -> Overload:
         rate = OVERLOAD * largest
         outcome = drive(self._job(self._settings.overload, rate=rate, expected=self._expected))
-        answered, late = spread(outcome.latency.get(200, [])), spread(outcome.late)
+        well_after = self._is_well()
+        self._look_up(outcome)
         return Overload(
             requests_per_second=rate,
+            sent_per_second=outcome.sent / outcome.seconds,
+            sent_share=outcome.sent_share,
             unsent=outcome.unsent,
             codes=outcome.codes(),
             slowest_ms=outcome.slowest,
-            answered_ms=answered,
-            late_ms=late.p99,
+            answered_ms=spread(outcome.latency.get(200, [])),
+            late_ms=spread(outcome.late).p99,
             verdicts=outcome.verdicts,
-            well_after=self._is_well(),
+            well_after=well_after,
         )
+
+    def _look_up(self, outcome: Outcome) -> None:
+        """Ask the bundles about the items that nobody expected: with other scores than their own they are wrong."""
+        if not outcome.strangers:
+            return
+        bundles = {name: Bundle.load(path) for name, path in self._models.items()}
+        requests = [json.loads(line) for line in Path(self._bodies).read_text().splitlines()]
+        for why in wrong_strangers(bundles, requests, outcome.strangers):
+            outcome.verdicts["tied"] -= 1
+            outcome.verdicts["wrong"] = outcome.verdicts.get("wrong", 0) + 1
+            outcome.quote(f"wrong, {why}")
 
     def _is_well(self) -> bool:
         """Whether a request is answered as if nothing had been."""
@@ -257,11 +293,14 @@ def _report(
         bundles=models,
         largest_rate=largest,
         requests_per_second=settings.rate * largest,
+        sent_per_second=outcome.sent / outcome.seconds,
+        sent_share=outcome.sent_share,
         minutes=settings.minutes,
         asked=outcome.asked,
+        unsent=outcome.unsent,
         answered=codes[200],
         refused=refused,
-        failed=codes.total() - codes[200] - refused + outcome.unsent,
+        failed=codes.total() - codes[200] - refused,
         verdicts=outcome.verdicts,
         by_model=outcome.models,
         call_ms=spread(outcome.latency.get(200, [])),
@@ -279,15 +318,20 @@ def _report(
 def _problems(report: Report) -> list[str]:
     """What must not be, in sentences."""
     overload, memory = report.overload, report.memory
+    verdicts = Counter(report.verdicts) + Counter(overload.verdicts)
     allowed = {200, *REFUSED}
     others = {code: count for code, count in overload.codes.items() if code not in allowed}
-    wrong = report.verdicts.get("wrong", 0) + overload.verdicts.get("wrong", 0)
     found = {
+        f"the generator {_shortfall(report)}, so that load was not shown": _shortfall(report),
+        f"the generator {_shortfall(overload)}, so that overload was not shown": _shortfall(overload),
         f"{report.failed:,} requests failed": report.failed,
         f"{report.refused:,} requests were refused": report.refused,
-        f"{wrong:,} answers were wrong": wrong,
+        f"{verdicts['wrong']:,} answers were wrong": verdicts["wrong"],
+        f"{verdicts['tied']:,} of {verdicts.total():,} answers had other items of equal scores": (
+            verdicts["tied"] > TIED * verdicts.total()
+        ),
         "no request was answered": not report.answered,
-        "memory grew": memory is not None and memory.flat is False,
+        "memory grew": memory is not None and not memory.flat,
         f"under overload requests had the codes {others}": others,
         f"under overload an answer took {overload.slowest_ms:,.0f} ms": overload.slowest_ms > DEADLINE + SLACK,
         "after the overload the service was not well": not overload.well_after,
@@ -295,16 +339,36 @@ def _problems(report: Report) -> list[str]:
     return [text for text, is_one in found.items() if is_one] + report.swaps.problems
 
 
+def _shortfall(load: Report | Overload) -> str:
+    """What the generator could not do, which is no fault of the service; nothing if it did all."""
+    if load.unsent:
+        return f"could not send {load.unsent:,} requests"
+    if load.sent_share < SENT:
+        return f"could send only {load.sent_per_second:,.0f} of {load.requests_per_second:,.0f} requests/s"
+    return ""
+
+
 def _memory(samples: Sequence[tuple[float, float, float]], settings: Settings) -> Memory | None:
-    """What the samples say once both bundles have been loaded."""
-    settled = [sample for sample in samples if sample[0] >= 2 * settings.every] or list(samples)
-    if len(settled) < 2:
+    """What the samples say, if there are enough of them after the first minutes."""
+    settled = [sample for sample in samples if sample[0] >= _SETTLING]
+    if not settled or settled[-1][0] - settled[0][0] < _LONG_ENOUGH:
         return None
-    first = [sample for sample in settled if sample[0] < settled[0][0] + _MINUTE]
-    last = [sample for sample in settled if sample[0] > settled[-1][0] - _MINUTE]
-    whole = statistics.median(one[1] for one in first), statistics.median(one[1] for one in last)
-    without = statistics.median(one[2] for one in first), statistics.median(one[2] for one in last)
-    slope = statistics.linear_regression([one[0] for one in settled], [one[1] for one in settled]).slope
-    long_enough = settled[-1][0] - settled[0][0] >= 3 * _MINUTE
-    flat = whole[1] <= (1 + GROWTH) * whole[0] and without[1] <= (1 + GROWTH) * without[0]
-    return Memory(*whole, slope * _MINUTE, *without, flat=flat if long_enough else None)
+    # Swaps make steps, which have nothing to do with chance: a point of the line is what both bundles need on average.
+    points: dict[int, list[tuple[float, float, float]]] = {}
+    for sample in settled:
+        points.setdefault(int((sample[0] - settled[0][0]) / (2 * settings.every)), []).append(sample)
+    means = [tuple(map(statistics.fmean, zip(*of, strict=True))) for of in points.values()]
+    if len(means) < 3:
+        return None
+    seconds, whole, without = zip(*means, strict=True)
+    found = _growth(seconds, whole), _growth(seconds, without)
+    return Memory(*found, flat=not any(one.is_real for one in found))
+
+
+def _growth(seconds: Sequence[float], megabytes: Sequence[float]) -> Growth:
+    """The straight line through points by least squares."""
+    slope, intercept = statistics.linear_regression(seconds, megabytes)
+    rest = sum((one - intercept - slope * at) ** 2 for at, one in zip(seconds, megabytes, strict=True))
+    middle = statistics.fmean(seconds)
+    error = math.sqrt(rest / (len(seconds) - 2) / sum((at - middle) ** 2 for at in seconds))
+    return Growth(statistics.fmean(megabytes), slope * _MINUTE, error * _MINUTE)

@@ -17,7 +17,7 @@ from rankfall.serving.export.reading import check_reading
 from rankfall.serving.export.rules import request_rules, vocabularies_of
 from rankfall.serving.export.write import QUERIES, Source, has_index, scorer_of, write_bundle
 from rankfall.training.cascade_config import CascadeConfig
-from rankfall.training.run import CHECKPOINTS, LOG, is_finished, read_config
+from rankfall.training.run import CHECKPOINTS, CONFIG, LOG, is_finished, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -128,10 +128,19 @@ def export_trained(
 
 def _cascade_config(run: Path) -> CascadeConfig:
     """The configuration of a run, if it is that of a cascade."""
+    # a directory of runs may have a configuration of its own, as that of a demo
+    if not (run / CHECKPOINTS).is_dir() and (below := _runs_below(run)):
+        raise ValueError(f"{run} is not the directory of a run; those below it are {', '.join(map(str, below))}")
     config = read_config(run)
     if not isinstance(config, CascadeConfig):
         raise ValueError(f"{run} is the run of a ranker, expected that of a cascade")
     return config
+
+
+def _runs_below(directory: Path) -> list[Path]:
+    """The runs at most three levels below."""
+    found = (checkpoints.parent for depth in (1, 2, 3) for checkpoints in directory.glob("*/" * depth + CHECKPOINTS))
+    return sorted(path for path in found if (path / CONFIG).is_file())
 
 
 def _stages(checkpoint: Path, name: str | None) -> list[Stage]:

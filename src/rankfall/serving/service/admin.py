@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from rankfall.serving.service.follow import Follower
     from rankfall.serving.service.wire import Bodies
+
+_log = logging.getLogger(__name__)
 
 
 class Admin:
@@ -48,6 +51,8 @@ class Admin:
             raise RefusedError(403, "the service was started without a token, so that nobody may do this")
         kind, _, given = (header(scope, b"authorization") or b"").partition(b" ")
         if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token.encode()):
+            address, _ = scope.get("client") or ("somebody", 0)
+            _log.warning("/reload with a wrong token, from %s", address)
             raise RefusedError(
                 401, "authorization: expected 'Bearer' and the token", headers=[(b"www-authenticate", b"Bearer")]
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from rankfall.serving.service.information import HERE, File, Information, page_f
 from rankfall.serving.service.metrics import Metrics
 from rankfall.serving.service.ranking import Rankers
 from rankfall.serving.service.slots import Slots
-from rankfall.serving.service.wire import ALWAYS, JSON, Bodies, GoneError, RefusedError, Reply, error_reply
+from rankfall.serving.service.wire import ALWAYS, JSON, Bodies, GoneError, RefusedError, Reply, error_reply, header
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -36,25 +37,29 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _HUNG_UP = 499  # in the metrics, as others have it: nobody is there to be told
-_REASONS = {408: "slow body", 413: "large body", 503: "queue", 504: "deadline"}
+# who may be asked for at a service of this machine alone: otherwise a web page whose name leads here could ask, too
+_LOCAL = re.compile(rb"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d*)?", re.IGNORECASE)
 
 
 class Endpoint:
     """A path: its handler, what errors become, and the metrics."""
 
-    def __init__(self, path: str, handle: Handler, metrics: Metrics) -> None:
+    def __init__(self, path: str, handle: Handler, metrics: Metrics, *, local: bool) -> None:
         self._path = path
         self._handle = handle
         self._metrics = metrics
+        self._local = local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
         begin = perf_counter()
         try:
+            if self._local:
+                _check_host(header(scope, b"host"))
             reply = await self._handle(scope, receive)
         except RefusedError as error:
-            if error.code in _REASONS:
-                self._metrics.refused(_REASONS[error.code])
+            if error.reason is not None:
+                self._metrics.refused(error.reason)
             reply = error_reply(error)
         except GoneError:
             self._metrics.call(self._path, _HUNG_UP, perf_counter() - begin)
@@ -87,14 +92,14 @@ class Service(FastAPI):
         self._board = board or Board(settings.shared)
         self.batcher = Batcher(batch=settings.batch, queue=settings.queue, on_batch=self._count)
         self.metrics = Metrics(self.slots, lambda: self.batcher.waiting, settings.shared)
-        bodies = Bodies(settings.max_body, seconds=settings.body_seconds)
-        self.rankers = Rankers(settings, self.slots, self.batcher, bodies)
+        self.bodies = Bodies(settings.max_body, seconds=settings.body_seconds)
+        self.rankers = Rankers(settings, self.slots, self.batcher, self.bodies)
         self.follower = Follower(settings, self.slots, self._board, self.metrics)
-        self._add(bodies)
+        self._add()
 
-    def _add(self, bodies: Bodies) -> None:
+    def _add(self) -> None:
         about = Information(self.settings, self.slots, self.metrics, lambda: self.batcher.is_working)
-        admin = Admin(self.settings.token, self.follower, bodies)
+        admin = Admin(self.settings.token, self.follower, self.bodies)
         posted: dict[str, Handler] = {"/rank": self.rankers.rank, "/reload": admin.reload}
         asked: dict[str, Handler] = {
             "/health": about.health,
@@ -110,8 +115,8 @@ class Service(FastAPI):
             asked |= {"/examples": about.examples, **{path: File(file) for path, file in page_files().items()}}
         for method, handlers in (("POST", posted), ("GET", asked)):
             for path, handle in handlers.items():
-                route = Route(path, Endpoint(path, handle, self.metrics), methods=[method])
-                self.router.routes.append(route)
+                endpoint = Endpoint(path, handle, self.metrics, local=self.settings.local)
+                self.router.routes.append(Route(path, endpoint, methods=[method]))
 
     def _count(self, requests: int, milliseconds: dict[str, float]) -> None:
         self.metrics.batch(requests, milliseconds)
@@ -139,4 +144,12 @@ async def _life(app: FastAPI) -> AsyncIterator[None]:
     yield
     await app.follower.stop()
     app.batcher.stop()
-    app.rankers.stop()
+    app.bodies.stop()
+
+
+def _check_host(host: bytes | None) -> None:
+    if host is not None and _LOCAL.fullmatch(host) is None:
+        found = host[:60].decode("latin-1")
+        raise RefusedError(
+            403, f"host: found {found}, expected localhost or 127.0.0.1, where the service listens", "host"
+        )

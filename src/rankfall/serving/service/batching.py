@@ -16,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from rankfall.serving.requests import Batch, RequestError
-from rankfall.serving.service.wire import RETRY, RefusedError, named
+from rankfall.serving.service.wire import RETRY, RefusedError, late, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from rankfall.serving.service.slots import Served
 
 _log = logging.getLogger(__name__)
-_RECENT = 0.3  # weight of the last batch in what is expected of the next
+_RECENT = 9  # batches whose median is expected of the next
+_TRIES = 3  # of a batch, without those of its requests that are wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,19 @@ class Pending:
         )
 
 
+class _WrongError(Exception):
+    """A request of a batch is wrong: whose it is, and a message with its number in that call."""
+
+    def __init__(self, error: RequestError, taken: Sequence[Pending]) -> None:
+        place, callers = error.request, iter(taken)
+        pending = next(callers)
+        while place >= pending.count:
+            place -= pending.count
+            pending = next(callers)
+        super().__init__(str(error).replace(f"requests[{error.request}]", f"requests[{place}]", 1))
+        self.pending = pending
+
+
 class Batcher:
     """The line, and the thread that works on it."""
 
@@ -72,7 +86,8 @@ class Batcher:
         self._bell = SimpleQueue[None]()  # rung for the thread when it sleeps; faster than a condition
         self._is_asleep = False
         self._stopping = False
-        self._usual = 0.0  # seconds that a batch takes
+        self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds of batches
+        self._usual = 0.0  # their median
         self._thread = threading.Thread(target=self._work, name="rankfall-batches", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -97,16 +112,19 @@ class Batcher:
         """Whether there is somebody to answer."""
         return self._thread.is_alive() and not self._stopping
 
-    def check_room(self, seconds: float, count: int = 1) -> None:
-        """Refuse if the line is too long for so many more requests, or takes longer than so many seconds."""
+    def check_line(self, seconds: float) -> None:
+        """Refuse a call of which nothing is known yet if the line is full, or takes far more than so many seconds."""
+        # a call may have more time than that, so that only a line of several batches is a reason
+        self._check_room(1, seconds, 2 * self._batch)
+
+    def _check_room(self, count: int, seconds: float, at_least: int) -> None:
+        """Refuse if the line is full, or if `at_least` so many wait and that takes longer than so many seconds."""
         waiting = self._waiting
-        if waiting + count > self._queue:
-            message = f"{waiting:,} requests are waiting, expected at most {self._queue:,}; try again"
-            raise RefusedError(503, message, headers=[RETRY])
-        # whoever finds nobody waiting is let in, or else one slow batch would keep everybody out for ever
-        if waiting and (waiting / self._batch + 1) * self._usual > seconds:
-            message = f"{waiting:,} requests are waiting, which takes longer than until the deadline; try again"
-            raise RefusedError(503, message, headers=[RETRY])
+        is_slow = waiting >= at_least and (waiting / self._batch + 1) * self._usual > seconds
+        if waiting + count > self._queue or is_slow:
+            limit = "there is no time for more before the deadline" if is_slow else f"at most {self._queue:,} may wait"
+            message = f"requests: {waiting:,} wait and {count:,} came, {limit}; try again"
+            raise RefusedError(503, message, headers=[RETRY], reason="queue")
 
     async def answer(self, pending: Pending) -> Answered:
         """Wait for an answer, at most until the deadline."""
@@ -132,7 +150,8 @@ class Batcher:
 
     def _put(self, pending: Pending, seconds: float) -> None:
         with self._lock:
-            self.check_room(seconds, pending.count)
+            # whoever finds nobody waiting is let in, or else one slow batch would keep everybody out for ever
+            self._check_room(pending.count, seconds, at_least=1)
             self._line.append(pending)
             self._waiting += pending.count
             is_asleep, self._is_asleep = self._is_asleep, False
@@ -152,8 +171,9 @@ class Batcher:
             return False
         begin = monotonic()
         results = self._results(taken, begin)
-        if sum(pending.count for pending in taken) <= self._batch:
-            self._usual += _RECENT * (monotonic() - begin - self._usual)
+        if taken[0].batch is not None and sum(pending.count for pending in taken) <= self._batch:
+            self._recent.append(monotonic() - begin)
+            self._usual = sorted(self._recent)[(len(self._recent) - 1) // 2]
         return self._tell(_deliver, taken, results)
 
     def _take(self) -> list[Pending]:
@@ -197,25 +217,32 @@ class Batcher:
         return True
 
     def _results(self, taken: Sequence[Pending], begin: float) -> list[Answered | Exception]:
-        if len(taken) > 1:
+        wrong: dict[Pending, Answered | Exception] = {}
+        rest = list(taken)
+        while len(rest) > 1 and len(wrong) < _TRIES:
             try:
-                return self._together(taken, begin)
-            except RequestError:
-                pass  # one of them is wrong, which is no fault of the others
+                return _in_order(taken, wrong | self._together(rest, begin))
+            except _WrongError as error:  # which is no fault of the others
+                wrong[error.pending] = named(str(error))
+                rest.remove(error.pending)
             except Exception:
-                _log.exception("a batch of %d calls failed, each is answered alone", len(taken))
-        return [self._alone(pending, begin) for pending in taken]
+                _log.exception("a batch of %d calls failed, each is answered alone", len(rest))
+                break
+        return _in_order(taken, wrong | {pending: self._alone(pending, begin) for pending in rest})
 
-    def _together(self, taken: Sequence[Pending], begin: float) -> list[Answered | Exception]:
+    def _together(self, taken: Sequence[Pending], begin: float) -> dict[Pending, Answered | Exception]:
         first = taken[0]
         joined = Batch.join([pending.batch for pending in taken if pending.batch is not None])
-        answers = first.served.bundle.run(joined, explain=first.explain)
+        try:
+            answers = first.served.bundle.run(joined, explain=first.explain)
+        except RequestError as error:
+            raise _WrongError(error, taken) from None
         self._on_batch(len(joined), answers.milliseconds)
-        results: list[Answered | Exception] = []
+        results: dict[Pending, Answered | Exception] = {}
         start = 0
         for pending in taken:
             part = answers.rankings[start : start + pending.count]
-            results.append(_answered(pending, part, answers.milliseconds, begin))
+            results[pending] = _answered(pending, part, answers.milliseconds, begin)
             start += pending.count
         return results
 
@@ -236,9 +263,8 @@ class Batcher:
             return RefusedError(500, "the service failed to answer, which its log explains")
 
 
-def late() -> RefusedError:
-    """What is said at a deadline."""
-    return RefusedError(504, "deadline: it is over, and there is no answer yet", "deadline")
+def _in_order(taken: Sequence[Pending], results: dict[Pending, Answered | Exception]) -> list[Answered | Exception]:
+    return [results[pending] for pending in taken]
 
 
 def _answered(pending: Pending, part: list[Ranking], milliseconds: dict[str, float], begin: float) -> Answered:

@@ -6,17 +6,22 @@ Workers agree by it, and one that starts in the place of another reads it first.
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from rankfall._files import locked, write_file
-from rankfall.serving.service.slots import MAIN, OTHER, find_bundle, fingerprint, load_checked
+from rankfall.serving.service.slots import MAIN, OTHER, find_bundle, find_bundles, fingerprint, load_checked
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall.serving.service.settings import Settings
     from rankfall.serving.service.slots import Served
+
+
+_log = logging.getLogger(__name__)
+_ARGUMENTS = {MAIN: "bundle", OTHER: "other"}  # which name the places
 
 
 @dataclass(frozen=True)
@@ -75,11 +80,41 @@ def places(settings: Settings) -> dict[str, Path]:
 
 
 def load_first(settings: Settings, board: Board) -> dict[str, Served]:
-    """Load what a service starts with; a bundle that is not good is an error."""
+    """Load what a service starts with.
+
+    A bundle that is not good is an error. In a directory that is watched the newest good one is taken, and if there is
+    none the slot stays empty until one comes.
+    """
     loaded = {}
     for slot, place in places(settings).items():
-        found = find_bundle(place)
-        seen = fingerprint(found)  # before it is read, so that a change meanwhile is noticed
-        loaded[slot] = load_checked(found, settings.threads)
-        board.write(slot, loaded[slot], seen=seen)
+        try:
+            served, seen = (_newest_good if settings.watch else _newest)(place, settings.threads)
+        except ValueError as error:
+            raise ValueError(f"{_ARGUMENTS[slot]}: {str(error).removeprefix('path: ')}") from None
+        if served is not None:
+            loaded[slot] = served
+            board.write(slot, served, seen=seen)
     return loaded
+
+
+def _newest(place: Path, threads: int) -> tuple[Served | None, str]:
+    found = find_bundle(place)
+    seen = fingerprint(found)  # before it is read, so that a change meanwhile is noticed
+    return load_checked(found, threads), seen
+
+
+def _newest_good(place: Path, threads: int) -> tuple[Served | None, str]:
+    """The newest good bundle of a directory, if there is one, and what the newest of all looks like.
+
+    A newest one that is bad counts as seen, so that it is tried again only when it changes.
+    """
+    found = list(find_bundles(place))
+    if found == [place]:
+        return _newest(place, threads)
+    seen = fingerprint(found[0]) if found else ""
+    for path in found:
+        try:
+            return load_checked(path, threads), seen
+        except (ValueError, OSError) as error:
+            _log.warning("%s is not served: %s", path, str(error).removeprefix("path: "))
+    return None, seen

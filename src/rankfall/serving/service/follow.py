@@ -13,16 +13,18 @@ import os
 import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
 from rankfall.serving.service.board import places
-from rankfall.serving.service.slots import find_bundle, fingerprint, load_checked
+from rankfall.serving.service.slots import find_bundle, find_bundles, fingerprint, load_checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankfall.serving.service.board import Board
+    from rankfall.serving.service.board import Board, Entry
     from rankfall.serving.service.metrics import Metrics
     from rankfall.serving.service.settings import Settings
     from rankfall.serving.service.slots import Served, Slots
@@ -31,6 +33,7 @@ Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 _SECONDS = 0.5  # between two looks at what other workers did,
 _LOOKS = 2  # every so many of which the watched places are looked at, too
+_PAUSE = 30.0  # seconds before a bundle that could not be read is tried again
 
 
 class Follower:
@@ -42,8 +45,9 @@ class Follower:
         self._board = board
         self._metrics = metrics
         self._followed = {slot: entry.number for slot, entry in board.read().items() if slots[slot] is not None}
-        self._refused: dict[str, str] = {}  # by slot, the fingerprint of a bundle that is not tried again
-        self._last_seen: dict[str, str] = {}
+        # by slot and path: the fingerprint of a bundle that is not tried until some time, and that of the last look
+        self._refused: dict[tuple[str, Path], tuple[str, float]] = {}
+        self._last_seen: dict[tuple[str, Path], str] = {}
         self._thread = ThreadPoolExecutor(1, "rankfall-swaps")
         self._one_at_a_time = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -71,8 +75,7 @@ class Follower:
             try:
                 served = await self._in_thread(load_checked, path, self._settings.threads)
             except (ValueError, OSError) as error:
-                self._metrics.swap("refused")
-                _log.warning("%s keeps its bundle, another was refused: %s", slot, error)
+                self._refuse(slot, error)
                 raise
             self._put(slot, served)
             await self._tell(slot, served)
@@ -103,32 +106,44 @@ class Follower:
 
     async def _look_at_board(self) -> None:
         """Serve what another worker serves."""
-        for slot, entry in (await self._in_thread(self._board.read)).items():
-            if self._followed.get(slot) == entry.number:
-                continue
-            async with self._one_at_a_time:
-                is_known = self._slots.models().get(slot) == entry.model
-                if is_known or await self._try(slot, Path(entry.path)):
-                    self._followed[slot] = entry.number
+        async with self._one_at_a_time:  # a reload of our own meanwhile would be undone
+            for slot, entry in (await self._in_thread(self._board.read)).items():
+                if self._followed.get(slot) != entry.number:
+                    await self._follow(slot, entry)
+
+    async def _follow(self, slot: str, entry: Entry) -> None:
+        if self._slots.models().get(slot) != entry.model and not await self._try(slot, Path(entry.path)):
+            return
+        self._followed[slot] = entry.number
+        served = self._slots[slot]
+        if served is not None and served.model != entry.model:  # it was replaced there: all have to serve the same
+            await self._tell(slot, served)
 
     async def _look_at_places(self) -> None:
         """Serve what was put into a watched place since it was looked at last."""
         for slot, place in places(self._settings).items():
             async with self._one_at_a_time:
                 try:
-                    found = await self._in_thread(find_bundle, place)
+                    found = await self._in_thread(self._found, slot, place)
                 except (ValueError, OSError):  # in the moment of a replacement there is nothing
                     continue
-                await self._look_at(slot, found)
+                for path in found:
+                    if await self._look_at(slot, path):
+                        break
 
-    async def _look_at(self, slot: str, found: Path) -> None:
+    def _found(self, slot: str, place: Path) -> list[Path]:
+        """The newest bundle of a place; for a slot that has none, any may do."""
+        return list(find_bundles(place)) if self._slots[slot] is None else [find_bundle(place)]
+
+    async def _look_at(self, slot: str, found: Path) -> bool:
+        """Whether a bundle was new, good, and is served now."""
         seen = await self._in_thread(fingerprint, found)
         # What is being copied looks different every time.
-        is_settled = self._last_seen.get(slot) == seen
-        self._last_seen[slot] = seen
+        is_settled = self._last_seen.get((slot, found)) == seen
+        self._last_seen[slot, found] = seen
         entry = (await self._in_thread(self._board.read)).get(slot)
-        if is_settled and (entry is None or entry.seen != seen):
-            await self._try(slot, found, seen=seen)
+        is_news = entry is None or entry.seen != seen
+        return is_settled and is_news and await self._try(slot, found, seen=seen)
 
     async def _try(self, slot: str, path: Path, *, seen: str | None = None) -> bool:
         """Put a bundle into a slot if it is good, unless it was refused before and has not changed since.
@@ -136,19 +151,25 @@ class Follower:
         What was `seen` in a watched place is news for the other workers.
         """
         mark = await self._in_thread(fingerprint, path) if seen is None else seen
-        if self._refused.get(slot) == mark:
+        refused, until = self._refused.get((slot, path), ("", 0.0))
+        if refused == mark and monotonic() < until:
             return False
         try:
             served = await self._in_thread(load_checked, path, self._settings.threads)
         except (ValueError, OSError) as error:
-            self._refused[slot] = mark
-            self._metrics.swap("refused")
-            _log.warning("%s keeps its bundle, another was refused: %s", slot, error)
+            passes = isinstance(error, OSError)  # too few file handles, a disk that is away
+            self._refused[slot, path] = mark, monotonic() + _PAUSE if passes else inf
+            self._refuse(slot, error)
             return False
         self._put(slot, served)
         if seen is not None:
             await self._tell(slot, served, seen)
         return True
+
+    def _refuse(self, slot: str, error: Exception) -> None:
+        self._metrics.swap("refused")
+        kept = "has no bundle" if self._slots[slot] is None else "keeps its bundle, another was refused"
+        _log.warning("%s %s: %s", slot, kept, error)
 
     # --- swaps ----------------------------------------------------------------------------------------------------
 
@@ -158,7 +179,7 @@ class Follower:
         if self._task is not None:  # what a worker starts with is no news
             self._metrics.swap("taken")
             _log.info("%s serves %s", slot, served)
-        self._thread.submit(old.clear)  # files are closed there, unless somebody still waits for the old bundle
+        self._thread.submit(_let_go, old)
 
     async def _tell(self, slot: str, served: Served, seen: str | None = None) -> None:
         entry = await self._in_thread(lambda: self._board.write(slot, served, seen=seen))

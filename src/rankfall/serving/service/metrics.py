@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 KIND = b"text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10)
+_FILES = (".css", ".js", ".svg", ".html")
 _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -59,6 +60,8 @@ class Metrics:
 
     def call(self, endpoint: str, code: int, seconds: float) -> None:
         """A call was answered."""
+        if endpoint == "/" or endpoint.endswith(_FILES):
+            endpoint = "page"  # all of its files, which tell nothing one by one
         self._requests.labels(endpoint, str(code)).inc()
         self._seconds.labels(endpoint).observe(seconds)
 

@@ -31,6 +31,7 @@ _WHY = {
     503: "The line is full, or no bundle is loaded; try again after the seconds in Retry-After.",
     504: "The deadline is over.",
 }
+_NOT_READY = "No bundle is loaded yet, or the service is ending."
 _OF_BODIES = (400, 408, 413, 415, 422)
 
 
@@ -55,11 +56,13 @@ def _paths(settings: Settings, slots: Slots) -> dict[str, Any]:
     explain = _parameter("explain", {"type": "boolean"}, "Whether to say what every stage did.")
     bundle = _parameter("bundle", {"enum": list(slots.models())}, "Whose examples.")
     busy = (*_OF_BODIES, 503, 504)
+    ready = _asked("Whether it can rank", "Status", (503,))
+    ready["responses"]["503"]["description"] = _NOT_READY
     paths = {
         "/rank": {"post": _posted("The best items for a request, or for several", "Call", "Answer", busy, [explain])},
         "/model": {"get": _asked("The bundles that are served", "Models")},
         "/health": {"get": _asked("Whether the process answers", "Status")},
-        "/ready": {"get": _asked("Whether it can rank", "Status", (503,))},
+        "/ready": {"get": ready},
         "/metrics": {"get": _asked("What Prometheus reads", None)},
         "/reload": {
             "post": {

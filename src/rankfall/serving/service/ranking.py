@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+import re
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from rankfall.serving.service.batching import Pending
 from rankfall.serving.service.protocol import HANG_UP
 from rankfall.serving.service.settings import LONGEST_DEADLINE
 from rankfall.serving.service.slots import MAIN, SLOTS
-from rankfall.serving.service.wire import RETRY, GoneError, RefusedError, Reply, named, parse
+from rankfall.serving.service.wire import RETRY, GoneError, RefusedError, Reply, late, named, parse
 from rankfall.serving.values import shown
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 WISHES = ("k", "candidates", "exclude")  # of a request, beside what it says of the user
 OPTIONS = ("explain", "bundle", "deadline")  # of a call
 _LARGE = 65_536  # bytes of a body that is read in another thread, so that nobody waits for it
+_DEADLINES = re.compile(rb'"deadline"\s*:\s*(\d{1,9})')  # in a body that was not read yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +54,11 @@ class Rankers:
         self._slots = slots
         self._batcher = batcher
         self._bodies = bodies
-        self._readers = ThreadPoolExecutor(1, "rankfall-bodies")
-
-    def stop(self) -> None:
-        """Read no more."""
-        self._readers.shutdown(wait=False, cancel_futures=True)
 
     async def rank(self, scope: Scope, receive: Receive) -> Reply:
         """The best items for one request or for several."""
         arrived = monotonic()
-        call, batch = await self._taken(scope, receive)
+        call, batch = await self._taken(scope, receive, arrived)
         is_one = "requests" not in call.content
         pending = Pending(
             call.served, len(batch), arrived + call.deadline / 1000, _future(), batch=batch, explain=call.explain
@@ -77,7 +73,7 @@ class Rankers:
     async def score(self, scope: Scope, receive: Receive) -> Reply:
         """The scores of candidates by every stage."""
         arrived = monotonic()
-        call, _ = await self._taken(scope, receive)
+        call, _ = await self._taken(scope, receive, arrived)
         if "requests" in call.content:
             raise _wrong("requests", f"{len(call.content['requests']):,} requests", "one request", quoted=False)
         request, candidates = _parts(call.content), call.content.get("candidates")
@@ -93,14 +89,22 @@ class Rankers:
         answered = await self._answer(pending, scope, is_one=True)
         return Reply(orjson.dumps({"model": call.served.model, "scores": answered.content}))
 
-    async def _taken(self, scope: Scope, receive: Receive) -> tuple[Call, Batch]:
+    async def _taken(self, scope: Scope, receive: Receive, arrived: float) -> tuple[Call, Batch]:
         """A call that was read and checked, unless the line is full already."""
-        self._batcher.check_room(self._settings.deadline / 1000)
+        self._batcher.check_line(self._settings.deadline / 1000)
         body = await self._bodies.read(scope, receive)
+        query = scope["query_string"]
         if len(body) <= _LARGE:
-            return self._read(body, scope["query_string"])
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers, self._read, body, scope["query_string"])
+            return self._read(body, query)
+        left = arrived + self._likely_deadline(body) / 1000 - monotonic()
+        if left <= 0:
+            raise late()
+        return await self._bodies.aside(len(body), left, lambda: self._read(body, query))
+
+    def _likely_deadline(self, body: bytes) -> float:
+        """What may be the deadline of a large body that was not read yet; features may be called so, too."""
+        given = [int(digits) for digits in _DEADLINES.findall(body)]
+        return min(max(given), LONGEST_DEADLINE) if given else self._settings.deadline
 
     async def _answer(self, pending: Pending, scope: Scope, is_one: bool) -> Answered:
         scope[HANG_UP] = lambda: self._batcher.drop(pending, GoneError())
@@ -108,6 +112,8 @@ class Rankers:
             return await self._batcher.answer(pending)
         except RefusedError as error:
             raise (_of_one(error) if is_one else _of_several(error)) from None
+        finally:
+            del scope[HANG_UP]  # a connection keeps its last scope, and that would keep the bundle
 
     # --- what a body says -----------------------------------------------------------------------------------------
 
@@ -167,7 +173,7 @@ class Rankers:
             raise _wrong("bundle", slot, " or ".join(SLOTS))
         served = self._slots[slot]
         if served is None and slot == MAIN:
-            raise RefusedError(503, "no bundle is loaded yet, try again", headers=[RETRY])
+            raise RefusedError(503, "no bundle is loaded yet, try again", headers=[RETRY], reason="no bundle")
         if served is None:
             raise _wrong("bundle", slot, f"{MAIN}, as no other bundle is loaded")
         return served

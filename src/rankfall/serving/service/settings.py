@@ -26,4 +26,5 @@ class Settings:
     max_body: int = 1_000_000
     body_seconds: float = 5.0  # in which a body has to come
     page: bool = True
+    local: bool = False  # whether only those of this machine can reach it, who call it localhost
     shared: Path | None = None  # the directory in which several workers tell each other what they serve

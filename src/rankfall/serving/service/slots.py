@@ -10,12 +10,13 @@ from rankfall.serving.bundle import Bundle
 from rankfall.serving.files import SEAL, is_bundle
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 SLOTS = MAIN, OTHER = ("main", "other")
 _NAME_LENGTH = 12  # characters of the seal by which a model is called
 _UNFINISHED = ".unfinished"
+_PARTS_OF_A_RUN = ("config.yaml", "checkpoints")
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,18 +102,29 @@ def _probe(rules: Mapping[str, Any]) -> dict[str, Any]:
 
 def find_bundle(path: Path) -> Path:
     """A bundle, or in a directory of bundles the one whose manifest was written last."""
+    for bundle in find_bundles(path):
+        return bundle
+    raise ValueError(f"path: {path} is a directory without bundles (see 'rankfall export --help')")
+
+
+def find_bundles(path: Path) -> Iterator[Path]:
+    """A bundle, or those of a directory, the newest first; what can be neither is an error."""
     if is_bundle(path):
-        return path
-    for bundle in _by_age(path):
-        if is_bundle(bundle):
-            return bundle
-    raise ValueError(f"path: {path} is neither a bundle nor a directory of bundles (see 'rankfall export --help')")
+        yield path
+        return
+    if not path.exists():
+        raise ValueError(f"path: {path} does not exist")
+    if not path.is_dir():
+        raise ValueError(f"path: {path} is a file, expected a bundle or a directory of bundles")
+    if all((path / part).exists() for part in _PARTS_OF_A_RUN):
+        raise ValueError(f"path: {path} is a run, expected a bundle; first: rankfall export {path} --out bundle")
+    yield from filter(is_bundle, _by_age(path))
 
 
 def _by_age(directory: Path) -> list[Path]:
     """The directories that have a manifest, the newest first; what is being written is left out."""
     ages: list[tuple[int, Path]] = []
-    for path in directory.iterdir() if directory.is_dir() else ():
+    for path in directory.iterdir():
         if path.name.startswith(".") or path.name.endswith(_UNFINISHED):
             continue
         try:

@@ -4,37 +4,58 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from starlette.types import Receive, Scope, Send
 
     Header = tuple[bytes, bytes]
 
+T = TypeVar("T")
+
 JSON = b"application/json"
 RETRY: Header = (b"retry-after", b"1")
-_TOGETHER = 64_000_000  # bytes of all bodies that are being read
+_TOGETHER = 64_000_000  # bytes of all bodies that come at once, or are kept
+_ASIDE = 4_000_000  # bytes of large bodies in the line of their thread, which takes some tenths of a second for them
 ALWAYS: list[Header] = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
 
 
 class RefusedError(Exception):
-    """A request that is answered with an error: its code, a message that names the field, and headers."""
+    """A request that is answered with an error: its code, a message that names the field, and headers.
 
-    def __init__(self, code: int, message: str, field: str | None = None, headers: Sequence[Header] = ()) -> None:
+    `reason` is for the metrics, if the service had no time or no place for the request.
+    """
+
+    def __init__(
+        self,
+        code: int,
+        message: str,
+        field: str | None = None,
+        headers: Sequence[Header] = (),
+        *,
+        reason: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.field = field
         self.headers = headers
+        self.reason = reason
 
 
 def named(message: str) -> RefusedError:
     """A wrong value; messages of bundles begin with the name of the field."""
     return RefusedError(422, message, message.partition(": ")[0])
+
+
+def late() -> RefusedError:
+    """What is said at a deadline."""
+    return RefusedError(504, "deadline: it is over, and there is no answer yet", "deadline", reason="deadline")
 
 
 class GoneError(Exception):
@@ -75,13 +96,23 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 
 class Bodies:
-    """Reads bodies: each at most `limit` bytes and in `seconds`, and not too many at once."""
+    """Reads bodies: each at most `limit` bytes and in `seconds`, and not too many at once.
+
+    What is done with large ones is done in a thread, one after another, so that the calls of others go on meanwhile.
+    """
 
     def __init__(self, limit: int, *, seconds: float) -> None:
         self._limit = limit
         self._seconds = seconds
         self._together = max(_TOGETHER, limit)
         self._held = 0
+        self._most_aside = max(_ASIDE, limit)
+        self._aside = 0  # bytes in the line of the thread
+        self._thread = ThreadPoolExecutor(1, "rankfall-bodies")
+
+    def stop(self) -> None:
+        """Read no more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def read(self, scope: Scope, receive: Receive) -> bytes:
         """The body of a request that says that it is JSON."""
@@ -103,9 +134,33 @@ class Bodies:
                         return parts[0] if len(parts) == 1 else b"".join(parts)
         except TimeoutError:
             message_text = f"body: found {size:,} bytes in {self._seconds:g} seconds, expected all of it"
-            raise RefusedError(408, message_text, headers=[(b"connection", b"close")]) from None
+            raise RefusedError(408, message_text, headers=[(b"connection", b"close")], reason="slow body") from None
         finally:
             self._held -= size
+
+    async def aside(self, size: int, seconds: float, work: Callable[[], T]) -> T:
+        """What `work` gives in the thread of large bodies, for one of so many bytes that has so many seconds."""
+        if self._aside + size > self._most_aside:
+            message = f"bodies: {self._aside:,} bytes wait to be read and {size:,} came, "
+            message += f"at most {self._most_aside:,} may wait; try again"
+            raise RefusedError(503, message, headers=[RETRY], reason="bodies")
+        self._aside += size
+        self._held += size
+
+        def let_go(done: asyncio.Future[T]) -> None:
+            self._aside -= size
+            self._held -= size
+            if not done.cancelled():
+                done.exception()  # of which nobody may hear any more
+
+        at_work = self._thread.submit(work)
+        done = asyncio.wrap_future(at_work)
+        done.add_done_callback(let_go)
+        await asyncio.wait([done], timeout=seconds)
+        if not done.done():
+            at_work.cancel()  # unless it is being read already, and then its bytes are held until that ends
+            raise late()
+        return done.result()
 
     def _check_headers(self, scope: Scope) -> None:
         kind = (header(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
@@ -120,9 +175,10 @@ class Bodies:
 
     def _check_size(self, size: int) -> None:
         if size > self._limit:
-            raise RefusedError(413, f"body: found at least {size:,} bytes, expected at most {self._limit:,}")
+            message = f"body: found at least {size:,} bytes, expected at most {self._limit:,}"
+            raise RefusedError(413, message, reason="large body")
         if self._held > self._together:
-            raise RefusedError(503, "too many bodies are being read, try again", headers=[RETRY])
+            raise RefusedError(503, "bodies: too many are being read, try again", headers=[RETRY], reason="bodies")
 
 
 def parse(body: bytes) -> dict[str, Any]:

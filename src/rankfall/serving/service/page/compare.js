@@ -80,7 +80,7 @@ function answerList(title, answer, ids, elsewhere) {
 function stagesTable(ours, theirs) {
   const count = Math.max(ours.stages.length, theirs.stages.length);
   const lines = Array.from({ length: count }, (_, place) => stageLine(ours.stages[place], theirs.stages[place]));
-  const heads = ["stage", "main keeps", "other keeps", "shared", "share"];
+  const heads = ["stage", "main keeps", "other keeps", "shared", "of the smaller"];
   return el("div", { class: "scroll", tabindex: "0" }, el("table", {},
     el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))),
     el("tbody", {}, lines)));
@@ -89,8 +89,7 @@ function stagesTable(ours, theirs) {
 function stageLine(mine, yours) {
   const name = mine && yours && mine.name !== yours.name ? `${mine.name} | ${yours.name}` : (mine ?? yours).name;
   const both = mine && yours ? overlap(keptOf(mine), keptOf(yours)) : null;
-  const union = both ? both.shared + both.onlyOurs + both.onlyTheirs : 0;
   const counts = [mine?.kept, yours?.kept, both?.shared].map((count) => (count === undefined ? "none" : whole(count)));
-  const cells = [...counts, both ? percent(both.shared, union) : "none"];
+  const cells = [...counts, both ? percent(both.shared, Math.min(mine.kept, yours.kept)) : "none"];
   return el("tr", {}, el("th", { scope: "row" }, name), cells.map((cell) => el("td", {}, cell)));
 }
