@@ -22,13 +22,13 @@ _MILLISECONDS = {"type": "object", "additionalProperties": _NUMBER}
 _WHY = {
     400: "The body is not JSON.",
     401: "The token is wrong.",
-    403: "The service was started without a token.",
+    403: "The service is for this machine and was called by another name, or it was started without a token.",
     408: "The body did not come in time.",
     409: "The bundle was refused; the one before keeps serving.",
     413: "The body is too large.",
     415: "The body is not said to be JSON.",
     422: "A value is wrong; the field is named.",
-    503: "The line is full, or no bundle is loaded; try again after the seconds in Retry-After.",
+    503: "The line is full or too slow, or no bundle is loaded; try again after the seconds in Retry-After.",
     504: "The deadline is over.",
 }
 _NOT_READY = "No bundle is loaded yet, or the service is ending."
@@ -66,7 +66,7 @@ def _paths(settings: Settings, slots: Slots) -> dict[str, Any]:
         "/metrics": {"get": _asked("What Prometheus reads", None)},
         "/reload": {
             "post": {
-                **_posted("Serve another bundle", "Reload", "Reloaded", (401, 403, 409, *_OF_BODIES)),
+                **_posted("Serve another bundle", "Reload", "Reloaded", (401, 409, *_OF_BODIES)),
                 "security": [{"token": []}],
             }
         },
@@ -93,7 +93,7 @@ def _asked(
 ) -> dict[str, Any]:
     kind = {"text/plain": {"schema": _TEXT}} if gives is None else {"application/json": {"schema": _ref(gives)}}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": kind}}
-    for code in codes:
+    for code in sorted({403, *codes}):
         responses[str(code)] = {
             "description": _WHY[code],
             "content": {"application/json": {"schema": _ref("Error")}},
