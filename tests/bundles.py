@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
-import atexit
-import shutil
+import os
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from command_line import run
+from rankfall._files import locked
+from rankfall.data import ImpressionLog
 from rankfall.data.platform.simulate import Simulation, simulate_log
 from rankfall.training.cascade import train
 from rankfall.training.cascade_config import validate_cascade
 
 if TYPE_CHECKING:
-    from rankfall.data import ImpressionLog, Impressions
+    from collections.abc import Callable
+
+    from rankfall.data import Impressions
 
 DAYS = ("2024-01-13", "2024-01-14", "2024-01-15")
 RETRIEVAL = {"name": "retrieval", "quota": 25, "model": {"kind": "two_tower", "hidden": [16, 8], "dim": 4}}
 RANKING = {"name": "ranking", "quota": 10, "model": {"kind": "din", "hidden": [16], "dim": 4, "attention": 8}}
 
 
-def _directory() -> Path:
-    """One that is gone when the tests end."""
-    path = Path(mkdtemp(prefix="rankfall-bundles-"))
-    atexit.register(shutil.rmtree, path, ignore_errors=True)
+def made_once(name: str, make: Callable[[Path], object]) -> Path:
+    """A directory that one process of a test run makes, and that nobody changes."""
+    shared = Path(os.environ["RANKFALL_TESTS_SHARE"])
+    path = shared / name
+    with locked(shared / f"{name}.lock", wait=True):
+        if not path.exists():
+            make(path)
     return path
 
 
 @cache
 def platform_log() -> ImpressionLog:
     """Three days of a small platform."""
-    return simulate_log(Simulation(preset="tiny", days=3, requests_per_day=60, seed=3), _directory() / "log")
+    simulation = Simulation(preset="tiny", days=3, requests_per_day=60, seed=3)
+    return ImpressionLog.load(made_once("log", lambda out: simulate_log(simulation, out)))
 
 
 def trained(log: Path, out: Path, stages: list[dict[str, Any]], days: tuple[str, ...] = DAYS, **changes: Any) -> Path:
@@ -53,15 +59,18 @@ def trained(log: Path, out: Path, stages: list[dict[str, Any]], days: tuple[str,
 @cache
 def platform_run() -> Path:
     """Two towers and a DIN, trained on the platform."""
-    return trained(platform_log().path, _directory() / "run", [RETRIEVAL, RANKING])
+    return made_once("run", lambda out: trained(platform_log().path, out, [RETRIEVAL, RANKING]))
 
 
 @cache
 def platform_bundle() -> Path:
     """The bundle of that run, written by the command line."""
-    out = _directory() / "bundle"
-    assert run("export", str(platform_run()), "--out", str(out)) == 0
-    return out
+    return made_once("bundle", lambda out: exported(platform_run(), out))
+
+
+def exported(run_directory: Path, out: Path, *options: str) -> None:
+    """The bundle of a run."""
+    assert run("export", str(run_directory), "--out", str(out), *options) == 0
 
 
 def raw_request(batch: Impressions, place: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ the function is the test's parameter `name`, or the marker's second argument. ``
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -41,6 +42,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     path = session.config.getoption("--correctness")
     if path:
         Path(path).write_text(_correctness(session.items))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A directory for what all processes of a test run use and one of them makes."""
+    base = tmp_path_factory.getbasetemp()
+    path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    path.mkdir(exist_ok=True)
+    os.environ["RANKFALL_TESTS_SHARE"] = str(path)
 
 
 @pytest.fixture(scope="session")

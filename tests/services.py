@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn import Server
 
-from bundles import platform_bundle, platform_run
-from command_line import run
+from bundles import exported, made_once, platform_bundle, platform_run
 from rankfall._files import checksum
 from rankfall.serving import Bundle
 from rankfall.serving.files import seal
@@ -42,9 +41,7 @@ PATIENCE = 60.0  # seconds, for what has to happen on a busy machine
 @cache
 def ranking_bundle() -> Path:
     """The second stage of the platform alone, which answers otherwise."""
-    out = platform_run().parent / "ranking"
-    assert run("export", str(platform_run()), "--stage", "ranking", "--out", str(out)) == 0
-    return out
+    return made_once("ranking", lambda out: exported(platform_run(), out, "--stage", "ranking"))
 
 
 @cache

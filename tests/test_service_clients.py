@@ -91,6 +91,14 @@ def connections(service: Running) -> set[protocol.LimitedHttp]:
     return service.server.server_state.connections  # type: ignore[return-value]
 
 
+def test_no_packet_of_an_answer_waits_for_the_client(served: Running) -> None:
+    with Wire(served.port) as client:
+        client.say(HEALTH.replace(b"Host: x", b"Host: localhost")).answer()
+        (connection,) = [one for one in connections(served) if one.client == client.socket.getsockname()]
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+
 # --- requests that would like another protocol --------------------------------------------------------------------
 
 
