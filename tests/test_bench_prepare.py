@@ -36,7 +36,8 @@ def test_an_engine_is_measured_as_a_command() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="only Linux tells what processes need")
 def test_memory_and_time_are_those_of_all_processes() -> None:
-    work = "x = bytearray(80 << 20); x[::4096] = b'1' * len(x[::4096]); sum(range(6_000_000))"
+    # both hold their memory long enough to be seen at the same moment
+    work = "import time; x = bytearray(80 << 20); x[::4096] = b'1' * len(x[::4096]); time.sleep(3)"
     pair = f"import subprocess, sys; code = {work!r}; other = subprocess.Popen([sys.executable, '-c', code])"
     spent = prepare._run([sys.executable, "-c", f"{pair}; exec(code); other.wait()"])
     cpu, peak, processes = spent.figures()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     Reply = Callable[[int], Awaitable[tuple[int, dict[str, Any]] | None]]
 
+pytestmark = pytest.mark.xdist_group("bench serve")  # whose bundles are made once
 ANSWER = {"model": "m", "ids": [1], "scores": [0.5], "milliseconds": {"queue": 1.0, "ranking": 2.0}}
 
 

@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((found for name in NAMES if (found := shutil.which(name))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"needs one of {', '.join(NAMES)} (make browser)")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason=f"needs one of {', '.join(NAMES)} (make browser)"),
+    pytest.mark.xdist_group("page"),  # whose bundles are made once
+]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
 PATIENCE = 30_000  # ms for something to happen on a busy machine

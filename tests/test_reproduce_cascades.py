@@ -36,6 +36,7 @@ from reproductions import check_report, module
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+pytestmark = pytest.mark.xdist_group("reproductions")  # whose logs are made once
 EXPERIMENT_FILES = Path(__file__).parent.parent / "experiments"
 ON_IMPRESSIONS = [name for name, experiment in EXPERIMENTS.items() if experiment.data == "impressions"]
 TABLES = ("lcron_table2", "lcron_table3", "lcron_table6", "lcron_table7", "dftopk_table1")
