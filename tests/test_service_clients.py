@@ -68,6 +68,16 @@ class Wire:
         except ConnectionResetError:  # as something that was said had not been read
             return True
 
+    def rest(self) -> int:
+        """How many bytes still come before the end."""
+        size = len(self._rest)
+        try:
+            while part := self.socket.recv(65536):
+                size += len(part)
+        except ConnectionResetError:
+            pass
+        return size
+
     def _more(self) -> None:
         part = self.socket.recv(65536)
         assert part, f"the connection ended after {self._rest!r}"
@@ -197,6 +207,7 @@ def test_who_does_not_read_is_hung_up_on(wish: bytes, monkeypatch: pytest.Monkey
             client.say(b"GET /health HTTP/1.1\r\nHost: x\r\n" + wish + b"\r\n")
             eventually(lambda: connections(service))
             eventually(lambda: not connections(service))
+            assert client.rest() < len(large)  # it was given up, not delivered
 
 
 def test_there_are_only_so_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:

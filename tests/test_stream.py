@@ -480,8 +480,10 @@ def test_tables_keep_the_size_they_began_with(tmp_path: Path) -> None:
 
 
 def start(config: Path, out: Path, *options: str) -> subprocess.Popen[str]:
-    program = [sys.executable, "-m", "rankfall", "stream", str(config), "--out", str(out), "--follow", "--poll", "0.1"]
-    return subprocess.Popen([*program, *options], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    log = yaml.safe_load(config.read_text())["data"]["path"]
+    program = [sys.executable, "-m", "rankfall", "stream", str(config), "--out", str(out), "data.path=elsewhere"]
+    following = ["--follow", log, "--poll", "0.1"]  # which log it is, whatever the configuration says
+    return subprocess.Popen([*program, *following, *options], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
@@ -560,10 +562,10 @@ def test_it_follows_a_log_that_another_process_writes(log: Path, tmp_path: Path)
         ({"methods": {"LCRON": {"tune": {}}}}, [], "methods.LCRON.tune: unknown, expected relevant, stages"),
         ({"methods": {"lcron": {}}}, [], "methods: 'LCRON' and 'lcron' would have one directory, lcron"),
         ({"seeds": [1, 1]}, [], "seeds [1, 1] name one seed twice"),
-        ({"data": {"days": f"..{WEEK[2]}"}}, ["--follow"], "expected FIRST.. or .."),
+        ({"data": {"days": f"..{WEEK[2]}"}}, ["--follow", "LOG"], "expected FIRST.. or .."),
         (
             {"objective": {"topk": {"tau": {"start": 10.0, "end": 1.0}}}},
-            ["--follow"],
+            ["--follow", "LOG"],
             "LCRON: a temperature follows a schedule over the whole stream, which has no end",
         ),
         ({"stages": []}, [], "stages"),
@@ -578,7 +580,8 @@ def test_it_says_what_is_wrong(
     message: str,
 ) -> None:
     (tmp_path / "stream.yaml").write_text(json.dumps(stream_content(log, **changes)))
-    assert command("stream", str(tmp_path / "stream.yaml"), "--out", str(tmp_path / "out"), *options) == 1
+    given = [str(log) if option == "LOG" else option for option in options]
+    assert command("stream", str(tmp_path / "stream.yaml"), "--out", str(tmp_path / "out"), *given) == 1
     said = capsys.readouterr().err
     assert message in " ".join(said.split())
     assert "Traceback" not in said

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankfall.commands.terminal import examples, progress, say, show, show_json
+from rankfall.commands.terminal import examples, needing, progress, say, show, show_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -76,10 +76,8 @@ def export(
 
 def check_installed(verb: str) -> None:
     """Refuse to write bundles without the packages that this takes."""
-    try:
+    with needing(verb, "serve"):
         import rankfall.serving.export.run  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{verb} needs {error.name}, which is not installed: pip install 'rankfall[serve]'") from None
 
 
 _REPORTED = ("items", "stages", "checks", "files", "made_by", "source")

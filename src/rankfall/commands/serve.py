@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rankfall.commands.terminal import examples, say
+from rankfall.commands.terminal import examples, needing, say
 
 EXAMPLES = examples(
     "rankfall serve bundle",
@@ -55,12 +55,10 @@ def serve(
     Requests that come at the same time are computed together. When too many wait, others are refused at once with 503;
     none waits longer than its deadline. POST /reload, or --watch, replaces the bundle while requests go on.
     """
-    try:
+    with needing("serve", "serve"):
         import rankfall.serving.service.app  # noqa: F401 (what it needs must be there, too, before anything begins)
         from rankfall.serving.service.run import serve as run
         from rankfall.serving.service.settings import Settings
-    except ModuleNotFoundError as error:
-        raise ValueError(f"serve needs {error.name}, which is not installed: pip install 'rankfall[serve]'") from None
 
     token = _token(token_file)
     say("loading the bundle")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,7 +35,7 @@ EXAMPLES = examples(
     "rankfall stream stream.yaml --out streams/first",
     "rankfall stream stream.yaml --out streams/first data.days=2024-01-13..2024-01-20 seeds=[0,1,2]",
     "rankfall stream stream.yaml --out streams/first --resume",
-    "rankfall stream stream.yaml --out streams/live --follow --resume --bundles 3",
+    "rankfall stream stream.yaml --out streams/live --follow log --resume --bundles 3",
 )
 
 
@@ -49,8 +50,13 @@ def stream(
     resume: Annotated[bool, typer.Option("--resume", help="Continue a stream, also with days that are new.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a stream that exists.")] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Wait for new days, and keep the weights after each.")
-    ] = False,
+        Path | None,
+        typer.Option(
+            metavar="LOG",
+            help="Learn from this log, wait for its new days, and keep the weights after each.",
+            show_default=False,
+        ),
+    ] = None,
     poll: Annotated[float, typer.Option(min=0.1, help="Seconds between looks for new days, with --follow.")] = 10.0,
     bundles: Annotated[
         int,
@@ -76,8 +82,10 @@ def stream(
         check_installed("--bundles")
     from rankfall.evaluation.stream_config import load_stream
 
-    settings = load_stream(config, overrides or [])
-    result = _stream(settings, out, bundles, resume=resume, force=force, follow=poll if follow else None, jobs=jobs)
+    followed = [] if follow is None else [f"data.path={json.dumps(str(follow))}"]
+    settings = load_stream(config, [*(overrides or []), *followed])
+    wait = None if follow is None else poll
+    result = _stream(settings, out, bundles, resume=resume, force=force, follow=wait, jobs=jobs)
     if as_json:
         show_json(result)
     else:

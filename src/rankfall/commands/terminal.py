@@ -69,6 +69,17 @@ def fail_for(failures: Sequence[Mapping[str, str]]) -> None:
 
 
 @contextmanager
+def needing(what: str, extra: str) -> Iterator[None]:
+    """Say what to install if something that is imported here is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{what} needs {error.name}, which is not installed: pip install 'rankfall[{extra}]'"
+        ) from None
+
+
+@contextmanager
 def interruptible(kept: Callable[[], str]) -> Iterator[None]:
     """Ctrl-C ends the work inside with one sentence, `kept`: what is there already and how to go on."""
     try:

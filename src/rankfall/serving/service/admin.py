@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankfall.serving.service.slots import MAIN, SLOTS
-from rankfall.serving.service.wire import RefusedError, Reply, header, json_reply, parse
+from rankfall.serving.service.wire import RefusedError, Reply, check_names, header, json_reply, parse
 from rankfall.serving.values import shown
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ class Admin:
         """Put a bundle into a slot."""
         self._check_token(scope)
         content = parse(await self._bodies.read(scope, receive))
-        for name in content:
-            if name not in ("path", "bundle"):
-                raise RefusedError(422, f"body: found {shown(name)}; allowed are path, bundle", "body")
+        check_names(content, ("path", "bundle"))
         path, slot = content.get("path"), content.get("bundle", MAIN)
         if not isinstance(path, str) or not path or "\0" in path:
             raise RefusedError(422, f"path: found {shown(path)}, expected the path of a bundle", "path")

@@ -94,8 +94,8 @@ class Service(FastAPI):
         for slot, served in (loaded or {}).items():
             self.slots.put(slot, served)
         self._board = board or Board(settings.shared)
-        self.batcher = Batcher(batch=settings.batch, queue=settings.queue, on_batch=self._count)
         self.metrics = Metrics(self.slots, lambda: self.batcher.waiting, settings.shared)
+        self.batcher = Batcher(batch=settings.batch, queue=settings.queue, on_batch=self.metrics.batch)
         self.bodies = Bodies(settings.max_body, seconds=settings.body_seconds)
         self.rankers = Rankers(settings, self.slots, self.batcher, self.bodies)
         self.follower = Follower(settings, self.slots, self._board, self.metrics)
@@ -121,9 +121,6 @@ class Service(FastAPI):
             for path, handle in handlers.items():
                 endpoint = Endpoint(path, handle, self.metrics, local=self.settings.local)
                 self.router.routes.append(Route(path, endpoint, methods=[method]))
-
-    def _count(self, requests: int, milliseconds: dict[str, float]) -> None:
-        self.metrics.batch(requests, milliseconds)
 
     async def _no_such_path(self, request: Request, error: Exception) -> Response:
         """Neither the path nor, for a path that there is, the method."""

@@ -107,5 +107,5 @@ def _forget_the_dead(shared: Path) -> None:
     for file in shared.glob("gauge_live*_*.db"):
         try:
             os.kill(int(file.stem.rpartition("_")[2]), 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):  # somebody else's process may have the number now
             file.unlink(missing_ok=True)

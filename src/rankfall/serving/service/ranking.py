@@ -11,13 +11,12 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from rankfall._words import did_you_mean
 from rankfall.serving.requests import KEYS as PARTS
 from rankfall.serving.service.batching import Pending
 from rankfall.serving.service.protocol import HANG_UP
 from rankfall.serving.service.settings import LONGEST_DEADLINE
 from rankfall.serving.service.slots import MAIN, SLOTS
-from rankfall.serving.service.wire import RETRY, GoneError, RefusedError, Reply, late, named, parse
+from rankfall.serving.service.wire import RETRY, GoneError, RefusedError, Reply, check_names, late, named, parse
 from rankfall.serving.values import shown
 
 if TYPE_CHECKING:
@@ -120,9 +119,9 @@ class Rankers:
     def _read(self, body: bytes, query: bytes) -> tuple[Call, Batch]:
         content = parse(body)
         if "requests" in content:
-            _check_names(content, ("requests", *OPTIONS))
+            check_names(content, ("requests", *OPTIONS))
         else:
-            _check_names(content, (*PARTS, *WISHES, *OPTIONS))
+            check_names(content, (*PARTS, *WISHES, *OPTIONS))
         call = self._call(content, query)
         requests = self._requests(content)
         try:
@@ -148,7 +147,7 @@ class Rankers:
         for place, request in enumerate(requests):
             if not isinstance(request, dict):
                 raise _wrong(f"requests[{place}]", request, "a request")
-            _check_names(request, (*PARTS, *WISHES), f"requests[{place}]")
+            check_names(request, (*PARTS, *WISHES), f"requests[{place}]")
         return requests
 
     def _call(self, content: dict[str, Any], query: bytes) -> Call:
@@ -194,14 +193,6 @@ def _explain_of(query: bytes) -> Any:
         if name == "explain":
             return {"true": True, "false": False}.get(value, value)
     return False
-
-
-def _check_names(given: dict[str, Any], allowed: tuple[str, ...], where: str = "") -> None:
-    for name in given:
-        if name not in allowed:
-            hint = did_you_mean(name, allowed)
-            message = f"{where or 'body'}: found {shown(name)}{hint}; allowed are {', '.join(allowed)}"
-            raise RefusedError(422, message, where or "body")
 
 
 def _wrong(field: str, found: Any, expected: str, *, quoted: bool = True) -> RefusedError:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
+from rankfall._words import did_you_mean
+from rankfall.serving.values import shown
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -214,3 +217,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise RefusedError(400, f"body: found {twice[:60]!r} twice in an object, expected every name once")
     return found
+
+
+def check_names(given: dict[str, Any], allowed: tuple[str, ...], where: str = "body") -> None:
+    """Refuse an object that has other names."""
+    for name in given:
+        if name not in allowed:
+            hint = did_you_mean(name, allowed)
+            raise RefusedError(422, f"{where}: found {shown(name)}{hint}; allowed are {', '.join(allowed)}", where)
