@@ -22,7 +22,7 @@ _MILLISECONDS = {"type": "object", "additionalProperties": _NUMBER}
 _WHY = {
     400: "The body is not JSON.",
     401: "The token is wrong.",
-    403: "The service is for this machine and was called by another name, or it was started without a token.",
+    403: "The service is for this machine alone, and was called by another name.",
     408: "The body did not come in time.",
     409: "The bundle was refused; the one before keeps serving.",
     413: "The body is too large.",
@@ -58,18 +58,15 @@ def _paths(settings: Settings, slots: Slots) -> dict[str, Any]:
     busy = (*_OF_BODIES, 503, 504)
     ready = _asked("Whether it can rank", "Status", (503,))
     ready["responses"]["503"]["description"] = _NOT_READY
+    reload = _posted("Serve another bundle", "Reload", "Reloaded", (401, 409, *_OF_BODIES))
+    reload["responses"]["403"]["description"] = f"The service was started without a token. Or: {_WHY[403]}"
     paths = {
         "/rank": {"post": _posted("The best items for a request, or for several", "Call", "Answer", busy, [explain])},
         "/model": {"get": _asked("The bundles that are served", "Models")},
         "/health": {"get": _asked("Whether the process answers", "Status")},
         "/ready": {"get": ready},
         "/metrics": {"get": _asked("What Prometheus reads", None)},
-        "/reload": {
-            "post": {
-                **_posted("Serve another bundle", "Reload", "Reloaded", (401, 409, *_OF_BODIES)),
-                "security": [{"token": []}],
-            }
-        },
+        "/reload": {"post": {**reload, "security": [{"token": []}]}},
     }
     if settings.page:
         paths["/score"] = {"post": _posted("The scores of candidates by every stage", "ScoreCall", "Scores", busy)}
