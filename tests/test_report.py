@@ -18,9 +18,12 @@ from cascades import content, liked_log
 from command_line import run
 from planted import config_for, plant
 from rankfall.evaluation import page
-from rankfall.evaluation.report import comparison_report
+from rankfall.evaluation.report import comparison_report, report
+from rankfall.experiments.stream_plot import stream_plot
+from results import compared, streamed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -81,15 +84,23 @@ class Page:
 
     @property
     def pictures(self) -> list[ElementTree.Element]:
-        return [one for one in self.tree.iter() if one.tag.endswith("svg")]
+        return [one for one in self.tree.iter() if one.get("role") == "img"]
 
     def table(self, first: str) -> list[list[str]]:
-        """The rows of the table whose first heading is this."""
+        """The rows of the table whose first heading is this; "retrieval" above "recall" is read retrieval/recall."""
         for one in self.tree.iter("table"):
             rows = [["".join(cell.itertext()) for cell in row] for row in one.iter("tr")]
             if rows[0][0] == first:
-                return rows
+                return rows if one.find("colgroup") is None else [staged(one, *rows[:2]), *rows[2:]]
         raise AssertionError(f"no table begins with {first}")
+
+
+def staged(table: ElementTree.Element, upper: list[str], lower: list[str]) -> list[str]:
+    """Two rows of headings as one."""
+    below, names = iter(lower), []
+    for name, cell in zip(upper, table.findall("thead/tr[1]/th"), strict=True):
+        names += [f"{name}/{next(below)}" for _ in range(int(cell.get("colspan", 0)))] or [name]
+    return names
 
 
 def check_pictures(page: Page, count: int) -> None:
@@ -97,7 +108,8 @@ def check_pictures(page: Page, count: int) -> None:
     assert len(page.pictures) == count
     for picture in page.pictures:
         assert len(picture.attrib["aria-label"]) > 20
-        assert picture[0].text == picture.attrib["aria-label"]  # its title
+        if picture.tag.endswith("svg"):
+            assert picture[0].text == picture.attrib["aria-label"]  # its title
         for shape in picture.iter():
             for key, value in shape.attrib.items():
                 if value.endswith("%") and key != "width":
@@ -228,7 +240,7 @@ def test_a_comparison_says_what_its_files_say(comparison: Path) -> None:
     assert rows[0][1:] == result["metrics"]
     for row, method in zip(rows[1:], result["methods"], strict=False):
         for shown, figures in zip(row[1:], method["metrics"].values(), strict=True):
-            assert float(shown.rstrip(" *").partition("±")[0]) == pytest.approx(figures["mean"], abs=6e-4)
+            assert float(shown.partition("±")[0].rstrip(" *")) == pytest.approx(figures["mean"], abs=6e-4)
     chosen = [method["settings"]["all"] for method in result["methods"]]
     for settings in chosen:
         ((key, value),) = settings.items()
@@ -266,6 +278,70 @@ def test_what_failed_is_said() -> None:
     assert "No method finished." in text
     assert "all seed 0: the loss became &lt;NaN&gt;" in text
     ElementTree.fromstring(text.removeprefix("<!doctype html>\n"))
+
+
+def read(result: dict[str, Any], directory: Path) -> Page:
+    """The page of a result that was made up."""
+    kind = "stream" if "learned" in result else "comparison"
+    (directory / f"{kind}.json").write_text(json.dumps(result))
+    (directory / "report.html").write_text(report(directory))
+    return Page(directory / "report.html")
+
+
+def widths(page: Page) -> list[list[int]]:
+    """How many columns each row of each table with headings has; a heading of two rows counts for both."""
+    found = []
+    for table in page.tree.iter("table"):
+        wide: list[int] = []
+        below = 0
+        for row in table.iter("tr"):
+            wide.append(below + sum(int(cell.get("colspan", 1)) for cell in row))
+            below = sum(int(cell.get("rowspan", 1)) == 2 for cell in row)
+        found.append(wide)
+    return found
+
+
+@pytest.mark.parametrize("make", [compared, streamed, lambda: compared(stages=[])])
+def test_rows_have_no_gaps(make: Callable[[], dict[str, Any]], tmp_path: Path) -> None:
+    found = read(make(), tmp_path)
+    assert all(len(row) for row in found.tree.iter("tr"))
+    assert all(len(set(wide)) == 1 for wide in widths(found))
+    assert ["wild", "failed"] in found.table("method")
+    assert "Failed: wild." in found.words
+
+
+def test_settings_are_told_if_there_was_a_choice(comparison: Path, tmp_path: Path) -> None:
+    heading = "Settings that validation chose"
+    assert heading in Page(comparison / "report.html").headings
+    result = compared()
+    assert all(method["settings"] == {"all": {}} for method in result["methods"])
+    assert heading not in read(result, tmp_path).headings
+    result["methods"][0]["settings"] = {"all": {"optimizer.lr": 0.125}}
+    found = read(result, tmp_path)
+    assert heading in found.headings
+    assert "optimizer.lr: 0.125" in found.words
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_spread_is_told_if_there_is_one(seeds: int, tmp_path: Path) -> None:
+    found = read(compared(seeds=seeds), tmp_path)
+    assert ("standard deviation over 2 seeds." in found.words) == ("±" in found.table("method")[1][1]) == (seeds == 2)
+    assert ("standard deviation" in found.words) == (seeds == 2)
+
+
+def test_days_without_a_method_and_days_of_long_streams(tmp_path: Path) -> None:
+    result = streamed(days=200)
+    for entry in result["days"][-3:]:
+        entry["methods"].pop(1)
+    found = read(result, tmp_path)
+    last = result["learned"][-14:]
+    assert [row[0] for row in found.table("day")[1:]] == last
+    name = result["methods"][1]["name"]
+    column = [row[found.table("day")[0].index(name)] for row in found.table("day")[1:]]
+    assert [cell == "none" for cell in column] == [False] * 11 + [True] * 3
+    assert all(day in found.words for day in result["learned"][1:])  # those before them are folded
+    ticks = [one.text for one in found.pictures[0].iter() if one.get("text-anchor") == "middle"]
+    assert ticks == [str(day) for day in stream_plot(result).ticks or []] == ["50", "100", "150", "200"]
 
 
 def test_no_p_value_is_nothing(comparison: Path) -> None:
@@ -321,3 +397,12 @@ def test_a_scale_has_all_values_and_round_ticks(values: list[float]) -> None:
     assert all(0 <= scale(tick) <= 100 for tick in ticks)
     gaps = {round((b - a) / (ticks[1] - ticks[0]), 6) for a, b in pairwise(ticks)}
     assert gaps == {1.0}
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_days_and_epochs_are_whole_and_begin_where_they_do(first: int) -> None:
+    for last in range(first, 500):
+        ticks = page.whole_ticks(range(first, last + 1))
+        assert 1 <= len(ticks) <= 10
+        assert first <= ticks[0] <= ticks[-1] <= last
+        assert len({b - a for a, b in pairwise(ticks)}) <= 1

@@ -194,7 +194,7 @@ def test_the_page_the_picture_and_the_tables_say_the_same(out: Path, capsys: pyt
     assert [row[0] for row in rows[1:]] == WEEK[1:4]
     for day, *cells, _ in rows[1:]:
         for name, cell in zip(("LCRON", "BCE, all"), cells, strict=True):
-            assert float(cell.rstrip(" *").partition("±")[0]) == pytest.approx(means[day, name], abs=6e-4)
+            assert float(cell.partition("±")[0].rstrip(" *")) == pytest.approx(means[day, name], abs=6e-4)
     curves, _ = found.pictures
     dots = [one for one in curves.iter() if one.tag.endswith("circle")]
     heights = [float(dot.attrib["cy"]) for dot in dots]

@@ -1,7 +1,8 @@
 """HTML pages that need nothing else: tables, and pictures as SVG.
 
 Pictures are as wide as the page and place things by shares of that width, so that words keep their size on a telephone.
-What is said of a thing stands above it and not beside it, for the same reason.
+What is said of a thing stands above it and not beside it, for the same reason. A table that is wider than the page is
+scrolled by itself, and its first column stays.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from dataclasses import dataclass
 from html import escape
 from importlib.metadata import version
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -18,44 +19,57 @@ import yaml
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from rankfall.evaluation.table import Cell as Figures
+
     Row = Sequence[str | "Cell"]
 
 GENERATOR = '<meta name="generator" content="rankfall'  # by which a page of ours is known
 
 _STYLE = """
-:root { --ink: #1c2430; --soft: #5b6576; --line: #d9dee7; --page: #ffffff; --band: #f5f7fa; --best: #0b62bb;
-  --color0: #2f7fd6; --color1: #f2b36b; --color2: #e07a5f; --color3: #9b5de5; --color4: #2a9d8f;
-  --color5: #8a8f98; }
+:root { color-scheme: light dark;
+  --ink: #1c2430; --soft: #5b6576; --line: #d9dee7; --page: #ffffff; --band: #f5f7fa; --best: #0b62bb;
+  --color0: #2f7fd6; --color1: #e39a3c; --color2: #d9664a; --color3: #9b5de5; --color4: #2a9d8f;
+  --color5: #8a8f98; --color6: #c2478d; --color7: #7a9a2f; --color8: #8c5a3c; --color9: #3a4fa3;
+  --color10: #c9b400; --color11: #56b4d3; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e7ebf0; --soft: #a3adbb; --line: #344054; --page: #14181f;
-  --band: #1d232c; --best: #6cb2ff; --color0: #4b95e6; } }
+  --band: #1d232c; --best: #6cb2ff; --color0: #4b95e6; --color8: #b98562; --color9: #8094e8; } }
 * { box-sizing: border-box; }
 body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--page); margin: 0; }
-main { margin: 0 auto; max-width: 72rem; padding: 1.5rem 1rem 4rem; }
-h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .4rem; overflow-wrap: anywhere; }
+main { margin: 0 auto; max-width: 72rem; padding: 1.5rem 1rem 4rem; overflow-wrap: anywhere; }
+h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .4rem; }
 h2 { font-size: 1.2rem; margin: 2.4rem 0 .6rem; }
 p { max-width: 44rem; } .soft, figcaption { color: var(--soft); }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .95rem; }
-th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap;
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .95rem; overflow-wrap: normal; }
+th, td { padding: .35rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap;
   vertical-align: top; }
-thead th { white-space: normal; vertical-align: bottom; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; } thead th { border-bottom: 2px solid var(--line); }
-tbody th { font-weight: 400; } th.words, td.words { text-align: left; white-space: normal; min-width: 12rem; }
+thead th { white-space: normal; vertical-align: bottom; border-bottom: 2px solid var(--line); }
+th.first, tbody th { text-align: left; padding-left: 0; position: sticky; left: 0; background: var(--page); }
+tbody th { font-weight: 400; } tbody th.long { white-space: normal; min-width: 6rem; overflow-wrap: anywhere; }
+th.group { text-align: center; border-bottom: 0; padding-bottom: 0; }
+colgroup.group { border-left: 1px solid var(--line); }
+th.words, td.words { text-align: left; white-space: normal; min-width: 12rem; overflow-wrap: anywhere; }
+td.rest { text-align: left; color: var(--soft); }
+td small { display: block; color: var(--soft); font-weight: 400; line-height: 1.2; }
+.mark { display: inline-block; width: 0; }
 tr.soft td, tr.soft th { color: var(--soft); } td.best { color: var(--best); font-weight: 650; }
 figure { margin: 0 0 1.2rem; max-width: 46rem; } figcaption { font-size: .88rem; margin-top: .4rem; }
 figure.wide { max-width: none; }
 svg { display: block; width: 100%; overflow: visible; }
-svg text { fill: var(--ink); font-size: 14px; paint-order: stroke; stroke: var(--page); stroke-width: 4px; }
-svg text.soft { fill: var(--soft); font-size: 12px; }
+svg text { fill: var(--soft); font-size: 12px; paint-order: stroke; stroke: var(--page); stroke-width: 4px; }
+.name { font-size: .88rem; line-height: 1.3; padding: .15rem 0; }
 .legend { margin: 0 0 .6rem; padding: 0; list-style: none; }
 .legend li { display: inline-block; margin-right: 1.1rem; font-size: .9rem; }
 .legend i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .4rem; }
-pre { background: var(--band); padding: .8rem 1rem; border-radius: 6px; overflow-x: auto; font-size: .85rem; }
+pre { background: var(--band); padding: .8rem 1rem; border-radius: 6px; font-size: .85rem; white-space: pre-wrap; }
 summary { cursor: pointer; }
-@media (max-width: 30rem) { table { font-size: .85rem; } th, td { padding: .3rem .3rem; }
-  tbody th { white-space: normal; min-width: 6rem; } th.words, td.words { min-width: 9rem; } }
+@media (max-width: 30rem) { table { font-size: .85rem; } th, td { padding: .3rem .4rem; } td { white-space: normal; }
+  th.words, td.words { min-width: 9rem; } }
 """
-_ROW, _NAME, _AXIS = 46, 20, 26  # heights: of a row with its name, of the name alone, of an axis
+_COLORS = 12
+_STRIP, _AXIS = 24, 26  # heights: of a row of a picture, of an axis
+_LONG = 10  # letters of a name, above which it may go on on the next line; a day has as many
+_MANY = 40  # points of a line, above which they are small
 
 
 def page(title: str, *parts: str) -> str:
@@ -97,14 +111,30 @@ class Cell:
 
     text: str
     kind: str = ""  # best or words
+    mark: str = ""  # behind the text; numbers stand below each other with and without one
+    below: str = ""  # in small letters
 
 
-def table(head: Sequence[str], rows: Sequence[Row], *, soft: Sequence[Row] = (), caption: str = "") -> str:
-    """A table, without headings if there are none; `soft` rows at its end are for comparison."""
-    words = [place for row in rows for place, cell in enumerate(row) if isinstance(cell, Cell) and cell.kind == "words"]
-    columns = "".join(_heading(name, "words" if place in words else "") for place, name in enumerate(head))
-    body = "".join(map(_row, rows)) + "".join(_row(row, "soft") for row in soft)
-    above = f"<thead><tr>{columns}</tr></thead>" if head else ""
+def mean(found: Figures) -> Cell:
+    """What was measured, its spread below it: so there is room for many methods or the metrics of many stages."""
+    number, sign, spread = found.number.partition("±")
+    return Cell(number, "best" if found.best else "", mark=" *" if found.close else "", below=sign + spread)
+
+
+def table(
+    head: Sequence[str], rows: Sequence[Row], *, soft: Sequence[Row] = (), caption: str = "", staged: bool = False
+) -> str:
+    """A table, without headings if there are none; `soft` rows at its end are for comparison.
+
+    The last cell of a row with too few goes on to the end. If the headings are `staged`, those of a stage
+    ("retrieval/recall", "retrieval/lost") stand below its name.
+    """
+    wide = max(map(len, [head, *rows]))
+    words = {place for row in rows for place, cell in enumerate(row) if isinstance(cell, Cell) and cell.kind == "words"}
+    kinds = ["first" if place == 0 else "words" if place in words else "" for place in range(len(head))]
+    staged = staged and any("/" in name for name in head)
+    above = (_staged(head) if staged else _headings(head, kinds)) if head else ""
+    body = "".join(_row(row, wide) for row in rows) + "".join(_row(row, wide, "soft") for row in soft)
     below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     return (
         f'<figure class="wide"><div class="scroll" tabindex="0"><table>{above}<tbody>{body}</tbody></table></div>'
@@ -112,19 +142,50 @@ def table(head: Sequence[str], rows: Sequence[Row], *, soft: Sequence[Row] = (),
     )
 
 
-def _heading(name: str, kind: str) -> str:
-    text = escape(name).replace("/", "/<wbr/>")  # a narrow page may break the name of a metric behind its stage
-    return f'<th scope="col"{f" class={kind!r}" if kind else ""}>{text}</th>'
+def _headings(head: Sequence[str], kinds: Sequence[str]) -> str:
+    cells = "".join(_tag("th", kind, _breakable(name), scope="col") for name, kind in zip(head, kinds, strict=True))
+    return f"<thead><tr>{cells}</tr></thead>"
 
 
-def _row(row: Row, kind: str = "") -> str:
+def _staged(head: Sequence[str]) -> str:
+    """Two rows of headings: stages, and what is measured of them."""
+    groups, upper, lower = "", "", ""
+    for stage, of_stage in groupby(head, key=lambda name: name.rpartition("/")[0]):
+        names = [name.rpartition("/")[2] for name in of_stage]
+        groups += _tag("colgroup", "group" if stage else "", "", span=len(names))
+        if stage:
+            upper += _tag("th", "group", _breakable(stage), scope="colgroup", colspan=len(names))
+            lower += "".join(_tag("th", "", _breakable(name), scope="col") for name in names)
+            continue
+        for name in names:
+            upper += _tag("th", "first" if name == head[0] else "", _breakable(name), scope="col", rowspan=2)
+    return f"{groups}<thead><tr>{upper}</tr><tr>{lower}</tr></thead>"
+
+
+def _breakable(name: str) -> str:
+    """A name that a narrow page may break behind its stage, or between its words."""
+    return escape(name).replace("/", "/<wbr/>").replace("_", "_<wbr/>")
+
+
+def _row(row: Row, wide: int, kind: str = "") -> str:
     first, *others = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
-    cells = "".join(_tag("td", one.kind, escape(one.text)) for one in others)
-    return _tag("tr", kind, f'<th scope="row">{escape(first.text)}</th>{cells}')
+    name = _tag("th", "long" if len(first.text) > _LONG else "", _breakable(first.text), scope="row")
+    missing = wide - len(row)
+    cells = [_cell(cell) for cell in (others[:-1] if missing else others)]
+    rest = _tag("td", "rest", escape(others[-1].text), colspan=1 + missing) if missing else ""
+    return _tag("tr", kind, "".join([name, *cells, rest]))
 
 
-def _tag(name: str, kind: str, content: str) -> str:
-    return f'<{name} class="{kind}">{content}</{name}>' if kind else f"<{name}>{content}</{name}>"
+def _cell(cell: Cell) -> str:
+    mark = f'<span class="mark">{escape(cell.mark)}</span>' if cell.mark else ""
+    below = f"<small>{escape(cell.below)}</small>" if cell.below else ""
+    return _tag("td", cell.kind, escape(cell.text) + mark + below)
+
+
+def _tag(name: str, kind: str, content: str, **attributes: object) -> str:
+    told = {"class": kind, **attributes} if kind else attributes
+    inside = "".join(f' {key}="{value}"' for key, value in told.items())
+    return f"<{name}{inside}>{content}</{name}>"
 
 
 def figure(value: float | None) -> str:
@@ -143,22 +204,24 @@ def flow(content: Any) -> str:
 
 def color(number: int) -> str:
     """The colours by number; the first is for what is kept."""
-    return f"var(--color{number % 6})"
+    return f"var(--color{number % _COLORS})"
 
 
 def dots(rows: Sequence[tuple[str, float, float, float]], *, label: str) -> str:
     """A dot and an interval for each name, low, value and high, on an axis that shows their differences."""
     scale = Scale.around([value for _, *values in rows for value in values])
-    parts = _ticks(scale, 0, _ROW * len(rows))
-    for number, (name, low, value, high) in enumerate(rows):
-        top = _ROW * number
-        y = top + _NAME + 12
-        parts += [
-            _text(0, top + 15, f"{name}: {_number(value)}"),
-            _line(scale(low), y, scale(high), y, color(0), 3),
-            f'<circle cx="{scale(value):.2f}%" cy="{y}" r="6" fill="{color(0)}"/>',
-        ]
-    return _figure(_ROW * len(rows) + _AXIS, parts, label)
+    y = _STRIP / 2
+    strips = [
+        (
+            f"{name}: {_number(value)}",
+            [
+                _line(scale(low), y, scale(high), y, color(0), 3),
+                f'<circle cx="{scale(value):.2f}%" cy="{y}" r="6" fill="{color(0)}"/>',
+            ],
+        )
+        for name, low, value, high in rows
+    ]
+    return _strips(strips, scale, label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,70 +236,81 @@ class Bar:
 def bars(rows: Sequence[Bar], legend: Mapping[str, int | None], *, label: str) -> str:
     """Bars below each other on an axis from 0 to 1; the legend gives colours by number, None for that of marks."""
     scale = Scale(0.0, 1.0)
-    parts = _ticks(scale, 0, _ROW * len(rows))
-    for number, bar in enumerate(rows):
-        top = _ROW * number
-        parts.append(_text(0, top + 15, bar.name))
+    strips = []
+    for bar in rows:
+        parts = []
         left = 0.0
         for share, shade in bar.pieces:
             width = max(0.0, scale(left + share) - scale(left))
             parts.append(
-                f'<rect x="{scale(left):.2f}%" y="{top + _NAME}" width="{width:.2f}%" height="{_ROW - _NAME - 6}" '
-                f'fill="{color(shade)}"/>'
+                f'<rect x="{scale(left):.2f}%" y="1" width="{width:.2f}%" height="{_STRIP - 4}" fill="{color(shade)}"/>'
             )
             left += share
-        parts += [
-            _line(scale(mark), top + _NAME + 1, scale(mark), top + _ROW - 3, "var(--ink)", 3) for mark in bar.marks
-        ]
-    return _legend(legend) + _figure(_ROW * len(rows) + _AXIS, parts, label)
+        parts += [_line(scale(mark), 2, scale(mark), _STRIP - 1, "var(--ink)", 3) for mark in bar.marks]
+        strips.append((bar.name, parts))
+    return _legend(legend) + _strips(strips, scale, label)
+
+
+def _strips(rows: Sequence[tuple[str, Sequence[str]]], scale: Scale, label: str) -> str:
+    """Named strips below each other, on one axis.
+
+    The names are no SVG, whose words do not go on on the next line.
+    """
+    grid = [_line(scale(tick), 0, scale(tick), _STRIP, "var(--line)", 1) for tick in scale.ticks()]
+    strips = "".join(
+        f'<div class="name">{_breakable(name)}</div>{_svg(_STRIP, [*grid, *parts])}' for name, parts in rows
+    )
+    axis = _svg(_AXIS, _ticks(scale))
+    return f'<figure><div role="img" aria-label="{escape(label)}">{strips}{axis}</div></figure>'
 
 
 def columns(values: Sequence[tuple[str, float]], *, label: str, caption: str = "") -> str:
     """A column for each name, of the height of its share of the largest."""
-    height, width = 150, 100 / len(values)
+    height, top, width = 150, 20, 100 / len(values)
     most = max(value for _, value in values) or 1.0
     parts = []
     for number, (name, value) in enumerate(values):
         tall = height * value / most
         middle = (number + 0.5) * width
         parts += [
-            f'<rect x="{number * width + 0.1 * width:.2f}%" y="{_NAME + height - tall:.1f}" width="{0.8 * width:.2f}%" '
+            f'<rect x="{number * width + 0.1 * width:.2f}%" y="{top + height - tall:.1f}" width="{0.8 * width:.2f}%" '
             f'height="{tall:.1f}" fill="{color(0)}"/>',
-            _text(middle, _NAME + height + 18, name, soft=True, anchor="middle"),
+            _text(middle, top + height + 18, name, anchor="middle"),
         ]
         if value:
             percent = f"{100 * value:.0f} %" if value >= 0.005 else "<1 %"
-            parts.append(_text(middle, _NAME + height - tall - 5, percent, soft=True, anchor="middle"))
-    return _figure(_NAME + height + _AXIS, parts, label, caption)
+            parts.append(_text(middle, top + height - tall - 5, percent, anchor="middle"))
+    return _figure(top + height + _AXIS, parts, label, caption)
 
 
 def curves(series: Mapping[str, Sequence[tuple[float, float]]], *, label: str, caption: str = "") -> str:
     """Lines through points (x, y) with x in whole numbers, on one axis."""
     height, margin = 180, 12  # percent on the left for the numbers of the axis
-    epochs = Scale.around([x for points in series.values() for x, _ in points], edge=0.02)
+    places = [x for points in series.values() for x, _ in points]
+    along = Scale.around(places, edge=0.02)
     up = Scale.around([y for points in series.values() for _, y in points])
 
     def across(value: float) -> float:
-        return margin + epochs(value) * (100 - margin) / 100
+        return margin + along(value) * (100 - margin) / 100
 
     def y(value: float) -> float:
         return height * (1 - up(value) / 100)
 
     parts = []
     for tick in up.ticks(4):
-        parts += [_line(0, y(tick), 100, y(tick), "var(--line)", 1), _text(0, y(tick) - 4, _number(tick), soft=True)]
-    for tick in epochs.ticks(8):
-        if tick == int(tick):
-            parts.append(_text(across(tick), height + 18, f"{tick:.0f}", soft=True, anchor="middle"))
+        parts += [_line(0, y(tick), 100, y(tick), "var(--line)", 1), _text(0, y(tick) - 4, _number(tick))]
+    parts += [_text(across(tick), height + 18, str(tick), anchor="middle") for tick in whole_ticks(places)]
     for number, points in enumerate(series.values()):
+        size = 3.5 if len(points) <= _MANY else 2
         parts += [
             _line(across(x1), y(y1), across(x2), y(y2), color(number), 2.5) for (x1, y1), (x2, y2) in pairwise(points)
         ]
         parts += [
-            f'<circle cx="{across(x):.2f}%" cy="{y(value):.1f}" r="3.5" fill="{color(number)}"/>' for x, value in points
+            f'<circle cx="{across(x):.2f}%" cy="{y(value):.1f}" r="{size}" fill="{color(number)}"/>'
+            for x, value in points
         ]
     legend = {name: number for number, name in enumerate(series)}
-    return (_legend(legend) if len(series) > 1 else "") + _figure(height + _AXIS, parts, label, caption)
+    return _legend(legend) + _figure(height + _AXIS, parts, label, caption)
 
 
 class Scale:
@@ -264,16 +338,26 @@ class Scale:
         return [round(number * step, 12) for number in range(first, last + 1)]
 
 
-def _ticks(scale: Scale, top: float, bottom: float) -> list[str]:
-    """Lines down from round values, which stand below them."""
+def whole_ticks(values: Sequence[float]) -> list[int]:
+    """Round whole numbers among days or epochs; an axis has room beside those, but there is no day 0.
+
+    >>> whole_ticks(range(2, 201)), whole_ticks([2, 3])
+    ([50, 100, 150, 200], [2, 3])
+    """
+    low, high = min(values), max(values)
+    ticks = [
+        int(tick) for tick in Scale.around(values, edge=0.02).ticks(8) if tick == int(tick) and low <= tick <= high
+    ]
+    return ticks or [int(low)]
+
+
+def _ticks(scale: Scale) -> list[str]:
+    """The round values of an axis."""
     parts = []
     for value in scale.ticks():
         x = scale(value)
         anchor = "start" if x < 2 else "end" if x > 98 else "middle"
-        parts += [
-            _line(x, top, x, bottom, "var(--line)", 1),
-            _text(x, bottom + 16, _number(value), soft=True, anchor=anchor),
-        ]
+        parts.append(_text(x, 16, _number(value), anchor=anchor))
     return parts
 
 
@@ -288,9 +372,8 @@ def _line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float)
     )
 
 
-def _text(x: float, y: float, text: str, *, soft: bool = False, anchor: str = "start") -> str:
-    kind = ' class="soft"' if soft else ""
-    return f'<text x="{x:.2f}%" y="{y:.1f}" text-anchor="{anchor}"{kind}>{escape(text)}</text>'
+def _text(x: float, y: float, text: str, *, anchor: str = "start") -> str:
+    return f'<text x="{x:.2f}%" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _legend(colors: Mapping[str, int | None]) -> str:
@@ -303,7 +386,9 @@ def _legend(colors: Mapping[str, int | None]) -> str:
 
 def _figure(height: float, parts: Sequence[str], label: str, caption: str = "") -> str:
     below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return (
-        f'<figure><svg height="{height:.0f}" role="img" aria-label="{escape(label)}" '
-        f'xmlns="http://www.w3.org/2000/svg"><title>{escape(label)}</title>{"".join(parts)}</svg>{below}</figure>'
-    )
+    told = f' role="img" aria-label="{escape(label)}"'
+    return f"<figure>{_svg(height, [f'<title>{escape(label)}</title>', *parts], told)}{below}</figure>"
+
+
+def _svg(height: float, parts: Sequence[str], told: str = "") -> str:
+    return f'<svg height="{height:.0f}"{told} xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'

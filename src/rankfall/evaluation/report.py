@@ -88,7 +88,7 @@ def comparison_report(
         *sections,
         page.section(f"{main}, with 95 % confidence intervals", _intervals(result, main)),
         page.section("Where the relevant items end", _attribution(result)),
-        page.section("Against the best", _tests(result, main)),
+        _tests(result, main),
         page.section("Settings that validation chose", _settings(result)),
         page.section("What failed", _failures(result)),
         page.section(
@@ -120,6 +120,9 @@ def _finding(result: dict[str, Any], metric: str) -> str:
         text += f" Significantly worse: {_listed(worse)}."
     if close:
         text += f" Not significantly worse: {_listed(close)}."
+    failed = [name for name in result["incomplete"] if any(one["method"] == name for one in result["failed"])]
+    if failed:
+        text += f" Failed: {_listed(failed)}."
     return text
 
 
@@ -131,17 +134,15 @@ def _listed(names: Sequence[str]) -> str:
 def _comparison_table(result: dict[str, Any]) -> str:
     body: list[list[str | Cell]] = []
     for name, cells in rows(result):
-        marked = [
-            Cell(f"{cell.number} *" if cell.close else cell.number, "best" if cell.best else "") for cell in cells
-        ]
-        body.append([name, *marked])
+        body.append([name, *map(page.mean, cells)])
     body += [[name, why_incomplete(result, name)] for name in result["incomplete"]]
     soft = []
     if result["methods"]:
         soft.append(["chance", *(short(one["chance"]) for one in result["methods"][0]["metrics"].values())])
-    runs = " x ".join(reversed(repeats(result)))
-    below = f"Mean over {unit(result)} ± standard deviation over {runs}. Bold: best. {caption(result)}"
-    return page.table(["method", *result["metrics"]], body, soft=soft, caption=below)
+    runs = " x ".join(some for some in reversed(repeats(result)) if not some.startswith("1 "))
+    spread = f" ± standard deviation over {runs}" if runs else ""
+    below = f"Mean over {unit(result)}{spread}. Bold: best. {caption(result)}"
+    return page.table(["method", *result["metrics"]], body, soft=soft, caption=below, staged=True)
 
 
 def _intervals(result: dict[str, Any], metric: str) -> str:
@@ -172,19 +173,22 @@ def _attribution(result: dict[str, Any]) -> str:
 
 
 def _tests(result: dict[str, Any], metric: str) -> str:
+    """How far the others are from the best."""
+    tests = [test for test in result["tests"] if test["metric"] == metric]
     body = [
         [
             test["method"],
-            f"{test['difference']:+.4f}",
-            f"[{test['low']:+.4f}, {test['high']:+.4f}]",
+            f"{test['difference']:+z.4f}",
+            f"[{test['low']:+z.4f}, {test['high']:+z.4f}]",
             _p_value(test["adjusted_p_value"]),
         ]
-        for test in result["tests"]
-        if test["metric"] == metric and test["method"] != test["best"]
+        for test in tests
+        if test["method"] != test["best"]
     ]
     if not body:
-        return page.paragraph("There is nothing to compare it with.", soft=True)
-    return page.table(["method", f"{metric}, difference", "95 % interval", "p (Holm)"], body)
+        return ""
+    head = ["method", f"{metric}, difference", "95 % interval", "p (Holm)"]
+    return page.section(f"Against the best, {tests[0]['best']}", page.table(head, body))
 
 
 def _p_value(value: float) -> str:
@@ -192,7 +196,9 @@ def _p_value(value: float) -> str:
 
 
 def _settings(result: dict[str, Any]) -> str:
-    """What each method was tuned to, fold by fold, and what that reached on validation."""
+    """What each method was tuned to, fold by fold, and what that reached on validation; nothing if none was."""
+    if not any(settings for method in result["methods"] for settings in method.get("settings", {}).values()):
+        return ""
     body: list[list[str | Cell]] = []
     for method in result["methods"]:
         for fold, settings in method.get("settings", {}).items():

@@ -126,20 +126,35 @@ def _about(run: Path, config: RankerConfig | CascadeConfig) -> str:
         told = {"loss": page.flow(config.loss.model_dump()), "model": page.flow(config.model.model_dump())}
     told |= {
         "data": config.data.path,
-        "trained on": ", ".join(config.data.train),
-        "validated on": ", ".join(config.data.valid),
+        **_parts(config, _days(read_lines(run))),
         "optimizer": page.flow(config.optimizer.model_dump()),
         "seed": str(config.training.seed),
+        "result": _outcome(run, config),
     }
-    if is_finished(run):
-        result = read_result(run)
-        told["result"] = (
-            f"validation {config.training.metric} {page.figure(result.best_metric)} in epoch {result.best_epoch} of "
-            f"{result.epochs}, {result.parameters:,} parameters, {result.seconds:,.0f} s"
-        )
-    else:
-        told["result"] = "training has not finished"
     return page.table([], [[name, Cell(text, "words")] for name, text in told.items()])
+
+
+def _parts(config: RankerConfig | CascadeConfig, days: Sequence[str]) -> dict[str, str]:
+    """What of the data was learned from; a stream may have learned from fewer days than it was told."""
+    if days:
+        return {"learned from": f"{days[0]} to {days[-1]}, {len(days)} days" if len(days) > 1 else days[0]}
+    return {"trained on": ", ".join(config.data.train), "validated on": ", ".join(config.data.valid)}
+
+
+def _outcome(run: Path, config: RankerConfig | CascadeConfig) -> str:
+    if not is_finished(run):
+        return "training has not finished"
+    result = read_result(run)
+    when = f"on day {result.best_epoch}" if _days(read_lines(run)) else f"in epoch {result.best_epoch}"
+    return (
+        f"validation {config.training.metric} {page.figure(result.best_metric)} {when} of {result.epochs}, "
+        f"{result.parameters:,} parameters, {result.seconds:,.1f} s"
+    )
+
+
+def _days(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Those that a stream has learned from, one after the other; other trainings have epochs."""
+    return [line["day"] for line in lines if "day" in line]
 
 
 def _metrics(measured: _Measured) -> str:
@@ -205,9 +220,7 @@ def _spread(measured: _Measured, metric: str) -> str:
         label=f"Share of {lists} by their {metric}: " + ", ".join(f"{name} {share:.2f}" for name, share in shares),
         caption=f"{metric} of single {lists}, each counted at the nearest of {BINS + 1} values.",
     )
-    return picture + page.table(
-        ["quantile", "5 %", "25 %", "50 %", "75 %", "95 %"], [[metric, *map(page.figure, quantiles)]]
-    )
+    return picture + page.table(["quantile", "5 %", "25 %", "50 %", "75 %", "95 %"], [[metric, *map(short, quantiles)]])
 
 
 def _worst(measured: _Measured, metric: str) -> str:
@@ -228,14 +241,14 @@ def _worst(measured: _Measured, metric: str) -> str:
         ]
         for number in order[:WORST]
     ]
-    return page.table(["request" if stages else "query", metric, "chance", *stages], body)
+    return page.table(["request" if stages else "query", metric, "chance", *stages], body, staged=bool(stages))
 
 
 def _curves(config: RankerConfig | CascadeConfig, epochs: Sequence[Mapping[str, Any]]) -> str:
     """The loss and its terms, and what validation measured, epoch by epoch."""
     if not epochs:
         return page.paragraph("No epoch has been finished.", soft=True)
-    metric = config.training.metric
+    metric, step = config.training.metric, "day" if _days(epochs) else "epoch"
     parts: dict[str, list[tuple[float, float]]] = {}
     reached: dict[str, list[tuple[float, float]]] = {}
     for line in epochs:
@@ -249,26 +262,25 @@ def _curves(config: RankerConfig | CascadeConfig, epochs: Sequence[Mapping[str, 
     if len(epochs) == 1:
         figures = {**parts, **{f"validation {name}": points for name, points in reached.items()}}
         return page.table(
-            ["after one epoch", ""], [[name, page.figure(points[0][1])] for name, points in figures.items()]
+            [f"after one {step}", ""], [[name, page.figure(points[0][1])] for name, points in figures.items()]
         )
     speed = epochs[-1].get("impressions_per_second") or epochs[-1].get("lists_per_second")
+    last = "on the last day" if step == "day" else "in the last epoch"
     return (
-        page.curves(parts, label=_described("Training loss by epoch", parts), caption="Training loss by epoch.")
-        + page.curves(
-            reached,
-            label=_described("Validation by epoch", reached),
-            caption=f"Validation by epoch: {', '.join(reached)}.",
-        )
-        + page.paragraph(f"{speed:,.0f} lists a second in the last epoch." if speed else "", soft=True)
+        _drawn(f"Training loss by {step}", parts)
+        + _drawn(f"Validation by {step}", reached)
+        + page.paragraph(f"{speed:,.0f} lists a second {last}." if speed else "", soft=True)
     )
 
 
-def _described(what: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+def _drawn(what: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    if not series:  # days on which nothing could be measured
+        return ""
     ends = (
         f"{name} from {page.figure(points[0][1])} to {page.figure(points[-1][1])}" for name, points in series.items()
     )
-    return f"{what}: {', '.join(ends)}"
+    return page.curves(series, label=f"{what}: {', '.join(ends)}", caption=f"{what}.")
 
 
 def _difference(value: float | None, chance: float | None) -> str:
-    return "none" if value is None or chance is None else f"{value - chance:+.4f}"
+    return "none" if value is None or chance is None else f"{value - chance:+z.4f}"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankfall.evaluation import page
 from rankfall.evaluation.page import Cell
-from rankfall.evaluation.stream_table import SHOWN, curves, day_rows
+from rankfall.evaluation.stream_table import curves, day_rows
 from rankfall.evaluation.table import caption, short
 
+if TYPE_CHECKING:
+    from rankfall.evaluation.table import Cell as Figures
+
 STREAM, STREAM_CONFIG = "stream.json", "stream.yaml"
+SHOWN = 14  # days, the last ones; others are folded
 
 
 def stream_sections(result: dict[str, Any]) -> list[str]:
@@ -24,10 +28,11 @@ def stream_sections(result: dict[str, Any]) -> list[str]:
 def learned(result: dict[str, Any]) -> str:
     """What was done, in a sentence."""
     days = result["learned"]
-    span = f"{days[0]} to {days[-1]}" if len(days) > 1 else days[0]
+    if len(days) == 1:
+        return f"One day, {days[0]}, which was learned from; those that follow will be measured before that."
     return (
-        f"{len(days)} days, {span}: each was measured by what was learned from the days before it, then learned from, "
-        "once."
+        f"{len(days)} days, {days[0]} to {days[-1]}: each was measured by what was learned from the days before it, "
+        "then learned from, once."
     )
 
 
@@ -52,7 +57,8 @@ def _days(result: dict[str, Any]) -> list[str]:
     head = ["day", *names, "chance"]
     below = f"{result['metric']}, mean over impressions. Bold: best. {caption({'unit': 'impressions'})}"
     earlier = body[:-SHOWN]
-    folded = [page.folded(f"{len(earlier)} earlier days", page.table(head, earlier))] if earlier else []
+    count = f"{len(earlier)} earlier day{'s' * (len(earlier) > 1)}"
+    folded = [page.folded(count, page.table(head, earlier))] if earlier else []
     return [page.table(head, body[-SHOWN:], caption=below), *folded]
 
 
@@ -62,7 +68,6 @@ def _refused(result: dict[str, Any]) -> str:
     return page.table(["method", "run"], body) if body else ""
 
 
-def _cell(cell: Any) -> str | Cell:
-    if cell is None:
-        return ""
-    return Cell(f"{cell.number} *" if cell.close else cell.number, "best" if cell.best else "")
+def _cell(found: Figures | None) -> str | Cell:
+    """Nothing is known of a method that failed before, or has not come to the day."""
+    return "none" if found is None else page.mean(found)

@@ -24,6 +24,8 @@ ENDINGS = (".png", ".svg")
 _INK, _PALE = "#1f2933", "#9aa5b1"
 _DASHES = [[1, 0], [5, 4]]
 _COLOURS = ["#0b6fa4", "#d1495b", "#2a9d8f", "#edae49", "#7b5ea7", "#5c6b73", "#8c564b", "#17a2b8", "#b5bd00"]
+_COLOURS += ["#e377c2", "#393b79", "#637939"]
+_MANY = 40  # points of a line, above which they are small
 
 
 class MissingExtraError(ImportError):
@@ -173,7 +175,9 @@ class Lines:
         alt = _altair()
         names = list(dict.fromkeys(row["series"] for row in self.rows))
         axis = (
-            alt.Axis(values=list(self.ticks), format="~g", labelOverlap=True) if self.ticks else alt.Axis(tickMinStep=1)
+            alt.Axis(values=list(self.ticks), labelExpr="format(datum.value, '~g')", labelOverlap=True)
+            if self.ticks
+            else alt.Axis(tickMinStep=1)
         )
         x = alt.X("x:Q", title=self.x, scale=_scale(self.log_x), axis=axis)
         y = alt.Y("y:Q", title=self.y, scale=_scale(self.log_y))
@@ -187,7 +191,8 @@ class Lines:
             dash = alt.Scale(domain=kinds, range=_DASHES[: len(kinds)])
             legend = alt.Legend(symbolType="stroke", symbolSize=400)
             line = line.encode(strokeDash=alt.StrokeDash(f"{self.dashed}:N", title=None, scale=dash, legend=legend))
-        layers = [line, base.mark_circle(size=36, opacity=1).encode(y=y, color=colour)]
+        size = 36 if len(rows) <= _MANY * len(names) else 8
+        layers = [line, base.mark_circle(size=size, opacity=1).encode(y=y, color=colour)]
         if any("low" in row for row in rows):
             band = base.mark_area(opacity=0.15).encode(
                 y=alt.Y("low:Q", title=self.y, scale=_scale(self.log_y)), y2="high:Q"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rankfall.evaluation.page import whole_ticks
 from rankfall.experiments.plots import Lines
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def stream_plot(result: dict[str, Any]) -> Lines:
         x="day",
         y=metric,
         series="method",
+        ticks=whole_ticks([row["x"] for row in rows]),
     )
 
 
