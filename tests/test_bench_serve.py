@@ -29,6 +29,7 @@ from rankfall.benchmarks.serving.bundles import bad_bundles, requests_like_examp
 from rankfall.benchmarks.serving.load import LOST, Job, drive, write_bodies
 from rankfall.serving import Bundle
 from rankfall.serving.files import EXAMPLES
+from rankfall.serving.service.settings import share_of_cores
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -314,7 +315,9 @@ def measured(bundle: Bundle) -> serve.Report:
 
 
 def test_a_service_is_measured_beside_its_calls(bundle: Bundle, measured: serve.Report) -> None:
-    assert [(row.clients, row.requests_in_call) for row in measured.rows] == list(serve.SETTINGS)
+    threads = sorted({1, share_of_cores(workers=1)})
+    settings = [(row.threads, row.clients, row.requests_in_call) for row in measured.rows]
+    assert settings == [(count, *setting) for count in threads for setting in serve.SETTINGS]
     for row in measured.rows:
         assert row.not_answered == {}
         assert row.requests_per_second > 0
@@ -323,9 +326,12 @@ def test_a_service_is_measured_beside_its_calls(bundle: Bundle, measured: serve.
         # a service cannot answer before its stages have
         assert row.call_ms.p99 > sum(row.parts_ms[name].p50 for name in bundle.names)
     assert [one.batch for one in measured.bare] == list(serve.BATCHES)
-    assert measured.half_rate.requests_per_second == pytest.approx(
-        max(row.requests_per_second for row in measured.rows if row.requests_in_call == 1) / 2
-    )
+    assert [half.threads for half in measured.half_rates] == threads
+    for half in measured.half_rates:
+        rates = [row.requests_per_second for row in measured.rows if row.threads == half.threads]
+        assert half.requests_per_second in [rate / 2 for rate in rates]
+    # only what computes with one thread, as the bare calls do, can be compared with them
+    assert {row.threads for row in measured.rows if row.overhead is not None} == {1}
     assert measured.score_all is not None
     assert measured.score_all.items == len(bundle.items)
 
@@ -356,9 +362,10 @@ def test_the_cpu_time_of_bare_calls_is_that_of_their_thread() -> None:
 
 
 def test_promises_are_those_of_full_batches(measured: serve.Report) -> None:
-    rows = [replace(row, overhead=0.2 if row.requests_in_call == 1 else 0.3) for row in measured.rows]
-    half = replace(measured.half_rate, tail=2.9, not_answered={503: 2})
-    met = {what: met for what, _, _, met in serve.promises(replace(measured, rows=rows, half_rate=half))}
+    one = [row for row in measured.rows if row.threads == 1]
+    rows = [replace(row, overhead=0.2 if row.requests_in_call == 1 else 0.3) for row in one]
+    halves = [replace(measured.half_rates[-1], tail=tail, not_answered={503: 1}) for tail in (3.1, 2.9)]
+    met = {what: met for what, _, _, met in serve.promises(replace(measured, rows=rows, half_rates=halves))}
     assert list(met.values()) == [True, False, False, True, False]
     assert "32 x 1" in next(iter(met))
 

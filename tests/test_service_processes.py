@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -146,6 +147,66 @@ def test_a_watched_directory_may_have_no_bundle_yet(tmp_path: Path) -> None:
         code, said = program.end()
     assert code == 0, said
     assert "main has no bundle: " in said
+
+
+def without_a_bundle(source: Path, out: Path, manifest: str) -> Path:
+    """A copy of a bundle with another manifest, newer than those of all bundles."""
+    shutil.copytree(source, out)
+    (out / "manifest.json").write_text(manifest)
+    return out
+
+
+OTHER_MANIFESTS = {"no JSON": '{"format": "rankfall bun', "not that of a bundle": '{"format": "rankfall log"}'}
+
+
+@pytest.mark.parametrize("why", OTHER_MANIFESTS)
+def test_a_newest_directory_that_is_no_bundle_is_refused_aloud(
+    why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "bundles"
+    placed(platform_bundle(), place / "good", 1000)
+    refused = 'rankfall_swaps_total{result="refused"}'
+    with running(place, watch=True) as service, service.client() as client:
+        monkeypatch.setattr(logging.getLogger("rankfall.serving.service"), "propagate", True)
+        strange = without_a_bundle(ranking_bundle(), tmp_path / "strange", OTHER_MANIFESTS[why])
+        strange.rename(place / "strange")
+        eventually(lambda: client.metric(refused) == 1)
+        assert client.post("/rank", {}).json["model"] == model_of(platform_bundle())
+        (message,) = [record.getMessage() for record in caplog.records]
+        assert f"{place / 'strange' / 'manifest.json'} is {why}" in message
+        # It is not said again, and whatever is newer than that is taken.
+        shutil.copytree(ranking_bundle(), tmp_path / "next")
+        (tmp_path / "next" / "manifest.json").touch()
+        (tmp_path / "next").rename(place / "next")
+        eventually(lambda: client.get("/ready").json["model"] == model_of(ranking_bundle()))
+        assert client.metric(refused) == 1
+
+
+def test_a_bundle_that_is_replaced_by_something_else_is_kept(tmp_path: Path) -> None:
+    place = tmp_path / "bundle"
+    shutil.copytree(platform_bundle(), place)
+    without_a_bundle(ranking_bundle(), tmp_path / "strange", "[]")
+    with running(place, watch=True) as service, service.client() as client:
+        place.rename(tmp_path / "before")
+        (tmp_path / "strange").rename(place)
+        eventually(lambda: client.metric('rankfall_swaps_total{result="refused"}') == 1)
+        assert client.post("/rank", {}).json["model"] == model_of(platform_bundle())
+
+
+def test_a_start_says_what_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "bundles"
+    strange = without_a_bundle(ranking_bundle(), place / "strange", "")
+    for path in (place, strange):
+        assert run("serve", path) == 1
+        assert f"{strange / 'manifest.json'} is no JSON" in capsys.readouterr().err
+    placed(platform_bundle(), place / "good", 1000)
+    with Program(place) as program:
+        assert model_of(platform_bundle()) in program.line
+        with program.client() as client:
+            assert client.reload(place).json["model"] == model_of(platform_bundle())
+        code, said = program.end()
+    assert code == 0
+    assert said.count(f"WARNING {strange} is passed over") == 2  # at the start, and at the reload
 
 
 # --- processes ----------------------------------------------------------------------------------------------------

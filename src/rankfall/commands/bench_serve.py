@@ -45,9 +45,10 @@ def serve(
 ) -> None:
     """Measure a service beside the bare calls of faiss and onnxruntime that it makes.
 
-    `rankfall serve` runs as a process of its own on one thread and is asked by another: by 1, 8 and 32 clients that
-    wait for their answers, with one request or 32 of them in a call, in turns with the bare calls on the same requests.
-    Then requests arrive at random times at half of the largest rate. The simulated bundle has two stages, which keep
+    `rankfall serve` runs as a process of its own and is asked by another: by 1, 8 and 32 clients that wait for their
+    answers, with one request or 32 of them in a call, in turns with the bare calls on the same requests; once with one
+    thread, as these have, and once with as many as it has by default. Then requests arrive at random times at half of
+    the largest rate. The simulated bundle has two stages, which keep
     200 and 20 items, and sequences of up to 50 events; making it takes a minute.
     """
     _need_serving()
@@ -157,7 +158,7 @@ def _table(first: str, *headings: str) -> Table:
 def _show_serve(report: Report) -> None:
     funnel = " -> ".join(f"{stage['name']} {stage['quota']}" for stage in report.stages)
     show(f"{report.bundle}: {report.items:,} items -> {funnel}; times in ms, p50 / p99\n")
-    rows = _table("clients x requests", "requests/s", "a call", "over bare", "CPU a request", "over bare")
+    rows = _table("threads, clients x requests", "requests/s", "a call", "over bare", "CPU a request", "over bare")
     for row in report.rows:
         wall = f"{row.requests_per_second:,.0f}", _spread(row.call_ms), _share(row.overhead)
         rows.add_row(_setting(row), *wall, _number(row.cpu_ms), _share(row.cpu_overhead))
@@ -174,9 +175,10 @@ def _show_serve(report: Report) -> None:
         cells = f"{one.requests_per_second:,.0f}", _spread(one.call_ms), _number(one.cpu_ms), f"{one.cpu:.0%}"
         bare.add_row(str(one.batch), *cells, *(_number(one.parts_ms[part]) for part in parts_of_bare))
     show(bare)
-    half = report.half_rate
-    rate = f"{half.requests_per_second:,.0f} requests/s, half of the most"
-    show(f"\nat {rate}: {_spread(half.call_ms)}; {_late(half.late_ms)}")
+    show("")
+    for half in report.half_rates:
+        rate = f"{half.requests_per_second:,.0f} requests/s, half of the most of {_count(half.threads)}"
+        show(f"at {rate}: {_spread(half.call_ms)}; {_late(half.late_ms)}")
     if report.score_all is not None:
         whole = report.score_all
         took = f"{whole.seconds:,.2f} s, {whole.cpu_seconds:,.2f} of the CPU"
@@ -184,7 +186,11 @@ def _show_serve(report: Report) -> None:
 
 
 def _setting(row: Row) -> str:
-    return f"{row.clients} x {row.requests_in_call}"
+    return f"{_count(row.threads)}, {row.clients} x {row.requests_in_call}"
+
+
+def _count(threads: int) -> str:
+    return "1 thread" if threads == 1 else f"{threads} threads"
 
 
 def _show_soak(report: SoakReport) -> None:

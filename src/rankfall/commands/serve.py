@@ -33,7 +33,15 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 is any that is free.")] = 8080,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Processes.")] = 1,
-    threads: Annotated[int, typer.Option(min=1, max=256, help="Threads that a batch is computed with.")] = 1,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=256,
+            help="Batches that a process computes at the same time.",
+            show_default="a share of the cores, at most 4",
+        ),
+    ] = None,
     other: Annotated[
         Path | None, typer.Option(metavar="BUNDLE2", help="A second bundle, to compare with.", show_default=False)
     ] = None,
@@ -45,6 +53,10 @@ def serve(
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Requests that are computed together, at most.")] = 32,
     queue: Annotated[int, typer.Option(min=1, max=10_000, help="Requests that may wait; others are refused.")] = 256,
     deadline: Annotated[int, typer.Option(min=1, max=60_000, help="Milliseconds that a request may take.")] = 1000,
+    drain: Annotated[
+        int, typer.Option(min=0, max=3600, help="Seconds after SIGTERM in which /ready is 503 but requests are taken.")
+    ] = 0,
+    keep_alive: Annotated[int, typer.Option(min=1, max=3600, help="Seconds that a connection may be idle.")] = 75,
     max_body: Annotated[
         int, typer.Option(min=100, max=1_000_000_000, help="Bytes that a request may have.")
     ] = 1_000_000,
@@ -58,19 +70,21 @@ def serve(
     with needing("serve", "serve"):
         import rankfall.serving.service.app  # noqa: F401 (what it needs must be there, too, before anything begins)
         from rankfall.serving.service.run import serve as run
-        from rankfall.serving.service.settings import Settings
+        from rankfall.serving.service.settings import Settings, share_of_cores
 
     token = _token(token_file)
     say("loading the bundle")
     settings = Settings(
         bundle,
         other=other,
-        threads=threads,
+        threads=threads or share_of_cores(workers),
         watch=watch,
         token=token,
         batch=batch,
         queue=queue,
         deadline=deadline,
+        drain=drain,
+        keep_alive=keep_alive,
         max_body=max_body,
         page=not no_page,
         local=_is_loopback(host),
@@ -119,6 +133,6 @@ def _is_loopback(host: str) -> bool:
 def _warn_of_open_doors(host: str, token: str | None, has_page: bool) -> None:
     say(f"note: everybody who reaches {host} may ask; put it behind something that knows its callers")
     if has_page:
-        say("note: /examples shows the requests that the bundle keeps, which are real users'; --no-page hides them")
+        say("note: /examples and /docs show requests of the bundle, which are real users'; --no-page hides them")
     if token is None:
         say("note: there is no token, so that nobody may POST /reload")

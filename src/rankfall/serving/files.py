@@ -43,6 +43,18 @@ def is_bundle(path: Path) -> bool:
     return has_format(path / MANIFEST, FORMAT)
 
 
+def why_no_bundle(path: Path) -> str | None:
+    """What is wrong with the manifest of a directory that is no bundle; None for a bundle of any version."""
+    file = path / MANIFEST
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        return f"{file} cannot be read: {error.strerror or error}"
+    except ValueError:
+        return f"{file} is no JSON, it is damaged or cut off"
+    return None if is_bundle(path) else f"{file} is not that of a bundle"
+
+
 def read_manifest(path: Path) -> dict[str, Any]:
     """What a bundle says of itself, if this release can read it."""
     kind = "a bundle (see 'rankfall export --help')"

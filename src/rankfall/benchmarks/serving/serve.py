@@ -1,7 +1,8 @@
 """A service beside the bare calls of faiss and onnxruntime that it makes, in turns on one machine.
 
-The service runs as users run it, and is asked by another process over HTTP. Turns of the service and of the bare calls
-follow one another, so that a busy moment of the machine hits both; ratios are medians of the turns. The CPU time of a
+The service runs as users run it, and is asked by another process over HTTP. Beside it runs one that computes with one
+thread, as the bare calls do: by how much it is slower is the overhead. Turns of the services and of the bare calls
+follow one another, so that a busy moment of the machine hits all; ratios are medians of the turns. The CPU time of a
 request does not count the neighbours.
 """
 
@@ -11,6 +12,7 @@ import math
 import statistics
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -21,9 +23,11 @@ from rankfall.benchmarks.serving.bundles import requests_like_examples
 from rankfall.benchmarks.serving.load import Job, drive, write_bodies
 from rankfall.benchmarks.serving.service import running
 from rankfall.serving import Bundle
+from rankfall.serving.service.settings import share_of_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
 
@@ -62,8 +66,9 @@ class Bare:
 
 @dataclass(frozen=True)
 class Row:
-    """The service with so many clients."""
+    """A service with so many clients."""
 
+    threads: int  # that compute
     clients: int
     requests_in_call: int
     requests_per_second: float
@@ -71,15 +76,16 @@ class Row:
     parts_ms: dict[str, Spread]  # as the service itself has them
     cpu_ms: float | None  # of a request, all processes of the service; Linux alone tells
     batch: int  # of the bare calls beside it
-    overhead: float | None  # of p50 over theirs; None if the service had more to do at once
+    overhead: float | None  # of p50 over theirs; None if the service had more to do at once, or more threads
     cpu_overhead: float | None
     not_answered: dict[int, int]  # how many calls, by code
 
 
 @dataclass(frozen=True)
 class HalfRate:
-    """Requests at random times, half as many as the service can answer."""
+    """Requests at random times, half as many as a service can answer."""
 
+    threads: int
     requests_per_second: float
     call_ms: Spread
     tail: float  # p99 over p50
@@ -107,7 +113,7 @@ class Report:
     seconds: float  # of a turn
     bare: list[Bare]
     rows: list[Row]
-    half_rate: HalfRate
+    half_rates: list[HalfRate]
     score_all: ScoreAll | None  # None: the bundle has no stage that scores
 
 
@@ -133,11 +139,17 @@ class _BareTurns:
 
 def steps(turns: int = TURNS) -> int:
     """How often a measurement reports."""
-    return 4 + turns * (len(SETTINGS) + len(BATCHES))
+    services = len(_threads())
+    return 3 + services + turns * (services * len(SETTINGS) + len(BATCHES))
+
+
+def _threads() -> list[int]:
+    """The threads of the services: one, as the bare calls have, and what users get."""
+    return sorted({1, share_of_cores(workers=1)})
 
 
 def measure(path: Path, *, seconds: float, report: Callable[[str], None], turns: int = TURNS) -> Report:
-    """Measure the service of a bundle; `seconds` is the length of a turn."""
+    """Measure services of a bundle; `seconds` is the length of a turn."""
     bundle = Bundle.load(path)
     bare = BareCalls(bundle)
     requests = requests_like_examples(bundle, POOL)
@@ -145,36 +157,40 @@ def measure(path: Path, *, seconds: float, report: Callable[[str], None], turns:
     report("bundle loaded")
     score_all = _score_all(bundle, bare, batches[1][0])
     report("all items scored")
-    with tempfile.TemporaryDirectory() as scratch, running(path, ["--deadline", str(DEADLINE)]) as service:
-        asking = _Asking(service, Path(scratch), requests, seconds)
-        report("service started")
-        served = {setting: _Turns() for setting in SETTINGS}
+    with ExitStack() as stack:
+        calls = _Calls(Path(stack.enter_context(tempfile.TemporaryDirectory())), requests)
+        services = [_Asking(stack.enter_context(_started(path, count)), count, calls, seconds) for count in _threads()]
+        report("services started")
         alone = {size: _BareTurns() for size in BATCHES}
         for _ in range(turns):
             for size in BATCHES:
                 _bare_turn(bare, batches[size], size, seconds, alone[size])
                 report(f"bare calls of {size}")
-                for clients, in_call in (one for one in SETTINGS if _beside(one) == size):
-                    asking.turn(clients, in_call, served[clients, in_call])
-                    report(f"{clients} clients, {in_call} in a call")
-        rows = [_row(setting, served[setting], alone[_beside(setting)]) for setting in SETTINGS]
-        half_rate = asking.half_rate(max(row.requests_per_second for row in rows if row.requests_in_call == 1), turns)
-        report("half of the rate")
+                for setting in (one for one in SETTINGS if _beside(one) == size):
+                    for service in services:
+                        service.turn(setting)
+                        report(f"{setting[0]} clients, {setting[1]} in a call")
+        rows = [service.row(setting, alone[_beside(setting)]) for service in services for setting in SETTINGS]
+        half_rates = []
+        for service in services:
+            half_rates.append(service.half_rate(rows, turns))
+            report("half of the rate")
     stages = [{"name": name, "quota": quota} for name, quota in zip(bundle.names, bundle.quotas, strict=True)]
     bare_rows = [_bare_row(size, turns_of) for size, turns_of in alone.items()]
-    return Report(path.name, len(bundle.items), stages, turns, seconds, bare_rows, rows, half_rate, score_all)
+    return Report(path.name, len(bundle.items), stages, turns, seconds, bare_rows, rows, half_rates, score_all)
 
 
 def promises(report: Report) -> list[tuple[str, str, str, bool]]:
     """What is promised, the target, what was measured, and whether that is met."""
     found = []
     for row in report.rows:
-        if row.batch == max(BATCHES) and row.overhead is not None:
+        if row.batch == max(BATCHES) and row.overhead is not None:  # of one thread beside one
             what = f"p50 over the bare calls, {row.clients} x {row.requests_in_call}"
             found.append((what, f"< {MOST_OVERHEAD:.0%}", f"{row.overhead:+.0%}", row.overhead < MOST_OVERHEAD))
-    tail = report.half_rate.tail
+    tail = report.half_rates[-1].tail  # of what users get
     found.append(("p99 / p50 at half of the largest rate", f"< {MOST_TAIL:g}", f"{tail:.2f}", tail < MOST_TAIL))
-    failed = sum(sum(of.values()) for of in (*(row.not_answered for row in report.rows), report.half_rate.not_answered))
+    codes = [*(row.not_answered for row in report.rows), *(half.not_answered for half in report.half_rates)]
+    failed = sum(sum(of.values()) for of in codes)
     found.append(("calls that were not answered", "0", f"{failed:,}", not failed))
     return found
 
@@ -236,20 +252,35 @@ def _score_all(bundle: Bundle, bare: BareCalls, arrays: dict[str, NDArray[Any]])
 # --- the service --------------------------------------------------------------------------------------------------
 
 
-class _Asking:
-    """A service, and the calls that it is asked."""
+def _started(path: Path, threads: int) -> AbstractContextManager[Service]:
+    return running(path, ["--deadline", str(DEADLINE), "--threads", str(threads)])
 
-    def __init__(self, service: Service, scratch: Path, requests: Sequence[dict[str, Any]], seconds: float) -> None:
-        self._service = service
-        self._seconds = seconds
-        self._files = {}
+
+class _Calls:
+    """Files with calls of so many requests each."""
+
+    def __init__(self, scratch: Path, requests: Sequence[dict[str, Any]]) -> None:
+        self.files = {}
         for in_call in sorted({in_call for _, in_call in SETTINGS}):
-            self._files[in_call] = scratch / f"{in_call}.jsonl"
+            self.files[in_call] = scratch / f"{in_call}.jsonl"
             starts = range(0, len(requests) - in_call + 1, in_call)
             calls = [{"requests": requests[start : start + in_call]} for start in starts]
-            write_bodies(self._files[in_call], list(requests) if in_call == 1 else calls)
+            write_bodies(self.files[in_call], list(requests) if in_call == 1 else calls)
 
-    def turn(self, clients: int, in_call: int, turns: _Turns) -> None:
+
+class _Asking:
+    """A service with so many threads, the calls that it is asked, and what came of them."""
+
+    def __init__(self, service: Service, threads: int, calls: _Calls, seconds: float) -> None:
+        self._service = service
+        self._threads = threads
+        self._calls = calls
+        self._seconds = seconds
+        self._turns = {setting: _Turns() for setting in SETTINGS}
+
+    def turn(self, setting: tuple[int, int]) -> None:
+        clients, in_call = setting
+        turns = self._turns[setting]
         job = self._job(in_call, self._seconds, clients=clients)
         before = self._service.cpu_seconds()
         outcome = drive(job)
@@ -258,18 +289,23 @@ class _Asking:
         if before is not None and after is not None:  # Linux alone tells, but then of every turn
             turns.cpu_ms.append((after - before) * 1e3 / (outcome.asked * in_call))
 
-    def half_rate(self, largest: float, turns: int) -> HalfRate:
-        rate = HALF * largest
+    def row(self, setting: tuple[int, int], bare: _BareTurns) -> Row:
+        return _row(self._threads, setting, self._turns[setting], bare)
+
+    def half_rate(self, rows: Sequence[Row], turns: int) -> HalfRate:
+        own = [row for row in rows if row.threads == self._threads and row.requests_in_call == 1]
+        rate = HALF * max(row.requests_per_second for row in own)
         outcome = drive(self._job(1, self._seconds * turns, rate=rate))
         times = spread(outcome.latency.get(200, []))
-        return HalfRate(rate, times, times.p99 / times.p50, spread(outcome.late).p99, _not_answered([outcome]))
+        late = spread(outcome.late).p99
+        return HalfRate(self._threads, rate, times, times.p99 / times.p50, late, _not_answered([outcome]))
 
     def _job(self, in_call: int, seconds: float, **how: Any) -> Job:
-        bodies = str(self._files[in_call])
+        bodies = str(self._calls.files[in_call])
         return Job(self._service.port, bodies, seconds, warm_up=WARM_UP * self._seconds, **how)
 
 
-def _row(setting: tuple[int, int], turns: _Turns, bare: _BareTurns) -> Row:
+def _row(threads: int, setting: tuple[int, int], turns: _Turns, bare: _BareTurns) -> Row:
     clients, in_call = setting
     latency = turns.latency()
     if not latency:
@@ -282,6 +318,7 @@ def _row(setting: tuple[int, int], turns: _Turns, bare: _BareTurns) -> Row:
     answered = [outcome.in_time * in_call / outcome.seconds for outcome in turns.outcomes]
     cpu = _ratios(turns.cpu_ms, bare.cpu_ms) if turns.cpu_ms else None
     return Row(
+        threads=threads,
         clients=clients,
         requests_in_call=in_call,
         requests_per_second=statistics.median(answered),
@@ -289,7 +326,7 @@ def _row(setting: tuple[int, int], turns: _Turns, bare: _BareTurns) -> Row:
         parts_ms=parts,
         cpu_ms=statistics.median(turns.cpu_ms) if turns.cpu_ms else None,
         batch=batch,
-        overhead=_overhead(turns, bare) if clients * in_call == batch else None,
+        overhead=_overhead(turns, bare) if threads == 1 and clients * in_call == batch else None,
         cpu_overhead=cpu,
         not_answered=_not_answered(turns.outcomes),
     )

@@ -1,7 +1,8 @@
-"""Requests of many callers, answered together by one thread.
+"""Requests of many callers, answered together by a few threads.
 
-There is no waiting for a batch to fill: whatever came while the thread was at work is its next batch. The line of those
-who wait is bounded, and nobody waits beyond a deadline.
+There is no waiting for a batch to fill: whatever came while all threads were at work is the next batch of the first
+that is free, and threads that are free at the same time share it. The line of those who wait is bounded, and nobody
+waits beyond a deadline.
 """
 
 from __future__ import annotations
@@ -74,33 +75,41 @@ class _WrongError(Exception):
 
 
 class Batcher:
-    """The line, and the thread that works on it."""
+    """The line, and the threads that work on it."""
 
-    def __init__(self, *, batch: int, queue: int, on_batch: Callable[[int, dict[str, float]], None]) -> None:
+    def __init__(
+        self, *, threads: int, batch: int, queue: int, on_batch: Callable[[int, dict[str, float]], None]
+    ) -> None:
         self._batch = batch
         self._queue = queue
         self._on_batch = on_batch  # hears the requests of a batch and the milliseconds of every stage
         self._line: deque[Pending] = deque()
         self._waiting = 0  # requests in the line
-        self._lock = threading.Lock()  # of the line
-        self._bell = SimpleQueue[None]()  # rung for the thread when it sleeps; faster than a condition
-        self._is_asleep = False
+        self._lock = threading.Lock()  # of the line, and of what threads say of themselves
+        self._bell = SimpleQueue[None]()  # rung for a thread that sleeps; faster than a condition
+        self._asleep = 0  # threads for which the bell was not rung yet,
+        self._free = 0  # and those that are at work on nothing, asleep or not
         self._stopping = False
         self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds of batches
         self._usual = 0.0  # their median
-        self._thread = threading.Thread(target=self._work, name="rankfall-batches", daemon=True)
+        names = [f"rankfall-batches-{place}" for place in range(threads)]
+        self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
         """Begin to work, for callers of the running event loop."""
         self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self, seconds: float = 5.0) -> None:
-        """End when the batch at work is done."""
+        """End when the batches at work are done."""
         self._stopping = True
-        self._bell.put(None)
-        self._thread.join(seconds)
+        ends = monotonic() + seconds
+        for _ in self._threads:
+            self._bell.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, ends - monotonic()))
 
     @property
     def waiting(self) -> int:
@@ -110,7 +119,7 @@ class Batcher:
     @property
     def is_working(self) -> bool:
         """Whether there is somebody to answer."""
-        return self._thread.is_alive() and not self._stopping
+        return all(thread.is_alive() for thread in self._threads) and not self._stopping
 
     def check_line(self, seconds: float) -> None:
         """Refuse a call of which nothing is known yet if the line is full, or takes far more than so many seconds."""
@@ -120,7 +129,8 @@ class Batcher:
     def _check_room(self, count: int, seconds: float, at_least: int) -> None:
         """Refuse if the line is full, or if `at_least` so many wait and that takes longer than so many seconds."""
         waiting = self._waiting
-        is_slow = waiting >= at_least and (waiting / self._batch + 1) * self._usual > seconds
+        at_once = self._batch * len(self._threads)
+        is_slow = waiting >= at_least and (waiting / at_once + 1) * self._usual > seconds
         if waiting + count > self._queue or is_slow:
             limit = "there is no time for more before the deadline" if is_slow else f"at most {self._queue:,} may wait"
             message = f"requests: {waiting:,} wait and {count:,} came, {limit}; try again"
@@ -154,11 +164,12 @@ class Batcher:
             self._check_room(pending.count, seconds, at_least=1)
             self._line.append(pending)
             self._waiting += pending.count
-            is_asleep, self._is_asleep = self._is_asleep, False
-        if is_asleep:  # after everybody who came in the same moment
+            is_needed = self._asleep > 0
+            self._asleep -= is_needed
+        if is_needed:  # after everybody who came in the same moment
             asyncio.get_running_loop().call_soon(self._bell.put, None)
 
-    # --- the thread ---------------------------------------------------------------------------------------------
+    # --- the threads --------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while self._answer_some():
@@ -172,20 +183,26 @@ class Batcher:
         begin = monotonic()
         results = self._results(taken, begin)
         if taken[0].batch is not None and sum(pending.count for pending in taken) <= self._batch:
-            self._recent.append(monotonic() - begin)
-            self._usual = sorted(self._recent)[(len(self._recent) - 1) // 2]
+            self._note(monotonic() - begin)
         return self._tell(_deliver, taken, results)
+
+    def _note(self, seconds: float) -> None:
+        with self._lock:
+            self._recent.append(seconds)
+            self._usual = sorted(self._recent)[(len(self._recent) - 1) // 2]
 
     def _take(self) -> list[Pending]:
         """The first in the line and those who can be answered with it; none if the work is over."""
+        with self._lock:
+            self._free += 1
         while True:
             with self._lock:
                 taken = self._first_batch() if self._line else []
                 if taken or self._stopping:
+                    self._free -= 1
                     return taken
-                self._is_asleep = not self._line
-            if self._is_asleep:
-                self._bell.get()
+                self._asleep += 1
+            self._bell.get()
 
     def _first_batch(self) -> list[Pending]:
         soon = monotonic() + self._usual
@@ -197,8 +214,9 @@ class Batcher:
         for pending in too_late:  # its answer would come too late, and others would wait for it
             self._tell(_fail, pending, late())
         taken, rest, count = in_time[:1], deque[Pending](), sum(pending.count for pending in in_time[:1])
+        share = -(-sum(pending.count for pending in in_time) // self._free)  # a batch takes as long as all its requests
         for pending in in_time[1:]:
-            if count + pending.count <= self._batch and pending.goes_with(taken[0]):
+            if count + pending.count <= min(share, self._batch) and pending.goes_with(taken[0]):
                 taken.append(pending)
                 count += pending.count
             else:

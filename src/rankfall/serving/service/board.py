@@ -88,7 +88,7 @@ def load_first(settings: Settings, board: Board) -> dict[str, Served]:
     loaded = {}
     for slot, place in places(settings).items():
         try:
-            served, seen = (_newest_good if settings.watch else _newest)(place, settings.threads)
+            served, seen = (_newest_good if settings.watch else _newest)(place)
         except ValueError as error:
             raise ValueError(f"{_ARGUMENTS[slot]}: {str(error).removeprefix('path: ')}") from None
         if served is not None:
@@ -97,24 +97,24 @@ def load_first(settings: Settings, board: Board) -> dict[str, Served]:
     return loaded
 
 
-def _newest(place: Path, threads: int) -> tuple[Served | None, str]:
+def _newest(place: Path) -> tuple[Served | None, str]:
     found = find_bundle(place)
     seen = fingerprint(found)  # before it is read, so that a change meanwhile is noticed
-    return load_checked(found, threads), seen
+    return load_checked(found), seen
 
 
-def _newest_good(place: Path, threads: int) -> tuple[Served | None, str]:
+def _newest_good(place: Path) -> tuple[Served | None, str]:
     """The newest good bundle of a directory, if there is one, and what the newest of all looks like.
 
     A newest one that is bad counts as seen, so that it is tried again only when it changes.
     """
     found = list(find_bundles(place))
     if found == [place]:
-        return _newest(place, threads)
+        return _newest(place)
     seen = fingerprint(found[0]) if found else ""
     for path in found:
         try:
-            return load_checked(path, threads), seen
+            return load_checked(path), seen
         except (ValueError, OSError) as error:
             _log.warning("%s is not served: %s", path, str(error).removeprefix("path: "))
     return None, seen

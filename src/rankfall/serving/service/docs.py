@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankfall.serving.service.example import Example
 
 
-def docs_page(document: dict[str, Any]) -> str:
-    """A page with a section for every path and for every schema."""
+def docs_page(document: dict[str, Any], example: Example | None) -> str:
+    """A page with a section for every path and for every schema, and a call of /rank that can be tried."""
     info = document["info"]
     paths = [
-        _operation(path, method, about)
+        _operation(path, method, about, example if path == "/rank" else None)
         for path, methods in document["paths"].items()
         for method, about in methods.items()
     ]
@@ -37,7 +40,7 @@ def docs_page(document: dict[str, Any]) -> str:
 """
 
 
-def _operation(path: str, method: str, about: dict[str, Any]) -> str:
+def _operation(path: str, method: str, about: dict[str, Any], example: Example | None) -> str:
     rows = [
         f"<tr><td>{code}</td><td>{escape(answer['description'])}</td><td>{_links(answer.get('content', {}))}</td></tr>"
         for code, answer in about["responses"].items()
@@ -50,12 +53,22 @@ def _operation(path: str, method: str, about: dict[str, Any]) -> str:
     return f"""<section>
 <h2><code>{method.upper()} {escape(path)}</code></h2>
 <p>{escape(about["summary"])}. {f"Takes {takes}." if takes else ""}</p>
-{query}{token}
+{query}{token}{"" if example is None else _example(example)}
 <table><thead><tr><th>code</th><th>meaning</th><th>content</th></tr></thead><tbody>
 {"".join(rows)}
 </tbody></table>
 </section>
 """
+
+
+def _example(example: Example) -> str:
+    of_whom = "one that the bundle keeps" if example.is_real else "made up"
+    answer = "The answer, but for the milliseconds" if example.is_real else "What an answer looks like"
+    return f"""
+<p>To try; the request is {of_whom}, and a click selects the command:</p>
+<pre class="command" tabindex="0">{escape(example.command)}</pre>
+<p>{answer}:</p>
+<pre class="answer" tabindex="0">{escape(example.answer)}</pre>"""
 
 
 def _links(content: dict[str, Any]) -> str:

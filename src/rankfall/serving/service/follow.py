@@ -12,14 +12,16 @@ import logging
 import os
 import shutil
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
 from rankfall.serving.service.board import places
-from rankfall.serving.service.slots import find_bundle, find_bundles, fingerprint, load_checked
+from rankfall.serving.service.slots import find_bundles, find_strangers, fingerprint, load_checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +35,7 @@ Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 _SECONDS = 0.5  # between two looks at what other workers did,
 _LOOKS = 2  # every so many of which the watched places are looked at, too
+_LOW = 10  # of 0 to 19, the priority of loading bundles
 _PAUSE = 30.0  # seconds before a bundle that could not be read is tried again
 
 
@@ -48,7 +51,7 @@ class Follower:
         # by slot and path: the fingerprint of a bundle that is not tried until some time, and that of the last look
         self._refused: dict[tuple[str, Path], tuple[str, float]] = {}
         self._last_seen: dict[tuple[str, Path], str] = {}
-        self._thread = ThreadPoolExecutor(1, "rankfall-swaps")
+        self._thread = ThreadPoolExecutor(1, "rankfall-swaps", _step_back)
         self._one_at_a_time = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._parent = os.getppid()
@@ -73,7 +76,7 @@ class Follower:
         async with self._one_at_a_time:
             before = self._slots.models().get(slot)
             try:
-                served = await self._in_thread(load_checked, path, self._settings.threads)
+                served = await self._in_thread(load_checked, path)
             except (ValueError, OSError) as error:
                 self._refuse(slot, error)
                 raise
@@ -124,6 +127,7 @@ class Follower:
         for slot, place in places(self._settings).items():
             async with self._one_at_a_time:
                 try:
+                    await self._look_at_strangers(slot, place)
                     found = await self._in_thread(self._found, slot, place)
                 except (ValueError, OSError):  # in the moment of a replacement there is nothing
                     continue
@@ -133,17 +137,28 @@ class Follower:
 
     def _found(self, slot: str, place: Path) -> list[Path]:
         """The newest bundle of a place; for a slot that has none, any may do."""
-        return list(find_bundles(place)) if self._slots[slot] is None else [find_bundle(place)]
+        return list(islice(find_bundles(place), None if self._slots[slot] is None else 1))
+
+    async def _look_at_strangers(self, slot: str, place: Path) -> None:
+        """Refuse what is newer than all bundles and is none itself, once until it changes."""
+        for path, why in await self._in_thread(lambda: list(find_strangers(place))):
+            seen = await self._in_thread(fingerprint, path)
+            if self._is_settled(slot, path, seen) and self._refused.get((slot, path)) != (seen, inf):
+                self._refused[slot, path] = seen, inf
+                self._refuse(slot, ValueError(why))
 
     async def _look_at(self, slot: str, found: Path) -> bool:
         """Whether a bundle was new, good, and is served now."""
         seen = await self._in_thread(fingerprint, found)
-        # What is being copied looks different every time.
-        is_settled = self._last_seen.get((slot, found)) == seen
-        self._last_seen[slot, found] = seen
+        is_settled = self._is_settled(slot, found, seen)
         entry = (await self._in_thread(self._board.read)).get(slot)
         is_news = entry is None or entry.seen != seen
         return is_settled and is_news and await self._try(slot, found, seen=seen)
+
+    def _is_settled(self, slot: str, path: Path, seen: str) -> bool:
+        """Whether it is as at the last look; what is being copied looks different every time."""
+        before, self._last_seen[slot, path] = self._last_seen.get((slot, path)), seen
+        return before == seen
 
     async def _try(self, slot: str, path: Path, *, seen: str | None = None) -> bool:
         """Put a bundle into a slot if it is good, unless it was refused before and has not changed since.
@@ -155,7 +170,7 @@ class Follower:
         if refused == mark and monotonic() < until:
             return False
         try:
-            served = await self._in_thread(load_checked, path, self._settings.threads)
+            served = await self._in_thread(load_checked, path)
         except (ValueError, OSError) as error:
             passes = isinstance(error, OSError)  # too few file handles, a disk that is away
             self._refused[slot, path] = mark, monotonic() + _PAUSE if passes else inf
@@ -187,6 +202,12 @@ class Follower:
 
     async def _in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+
+def _step_back() -> None:
+    """Let other threads have the cores first: requests wait for them, and nobody for a swap."""
+    if sys.platform == "linux":  # where threads have priorities of their own
+        os.setpriority(os.PRIO_PROCESS, 0, max(_LOW, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def _let_go(old: list[Served | None]) -> None:

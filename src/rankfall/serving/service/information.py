@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
@@ -10,15 +11,17 @@ import orjson
 
 from rankfall.serving.service import metrics as prometheus
 from rankfall.serving.service.docs import docs_page
+from rankfall.serving.service.example import ADDRESS, example
 from rankfall.serving.service.openapi import openapi
 from rankfall.serving.service.slots import MAIN, SLOTS
-from rankfall.serving.service.wire import RETRY, RefusedError, Reply, json_reply
+from rankfall.serving.service.wire import RETRY, RefusedError, Reply, header, json_reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from starlette.types import Receive, Scope
 
+    from rankfall.serving.service.ending import Ending
     from rankfall.serving.service.metrics import Metrics
     from rankfall.serving.service.settings import Settings
     from rankfall.serving.service.slots import Slots
@@ -30,6 +33,7 @@ KINDS = {
     ".js": b"text/javascript; charset=utf-8",
     ".svg": b"image/svg+xml",
 }
+_HOST = re.compile(rb"[\w.-]{1,253}(:\d{1,5})?|\[[\da-fA-F:]{2,39}\](:\d{1,5})?")
 # Pages may load what this service serves, nothing else, and nobody may put them into a frame.
 SAFE = [
     (b"content-security-policy", b"default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
@@ -40,10 +44,13 @@ SAFE = [
 class Information:
     """Answers questions about the service."""
 
-    def __init__(self, settings: Settings, slots: Slots, metrics: Metrics, is_working: Callable[[], bool]) -> None:
+    def __init__(
+        self, settings: Settings, slots: Slots, metrics: Metrics, ending: Ending, is_working: Callable[[], bool]
+    ) -> None:
         self._settings = settings
         self._slots = slots
         self._metrics = metrics
+        self._ending = ending
         self._is_working = is_working
         self._made: dict[str, tuple[int, bytes]] = {}  # what is the same until a bundle is replaced
 
@@ -52,10 +59,12 @@ class Information:
         return json_reply({"status": "ok"})
 
     async def ready(self, scope: Scope, receive: Receive) -> Reply:
-        """Whether it can rank."""
+        """Whether it can rank, and will for a while."""
+        if self._ending.has_begun:
+            raise RefusedError(503, "the service is ending", headers=[RETRY])
         served = self._slots[MAIN]
         if served is None or not self._is_working():
-            raise RefusedError(503, "no bundle is loaded yet, or the service is ending", headers=[RETRY])
+            raise RefusedError(503, "no bundle is loaded yet, or nothing works on the line", headers=[RETRY])
         return json_reply({"status": "ready", "model": served.model})
 
     async def metrics(self, scope: Scope, receive: Receive) -> Reply:
@@ -87,8 +96,15 @@ class Information:
 
     async def docs(self, scope: Scope, receive: Receive) -> Reply:
         """The same for people."""
-        made = self._until_swapped("docs", lambda: docs_page(openapi(self._settings, self._slots)).encode())
-        return Reply(made, kind=KINDS[".html"], headers=SAFE)
+
+        def content() -> str:
+            served = self._slots[MAIN]
+            to_try = None if served is None else example(served, real=self._settings.page)
+            return docs_page(openapi(self._settings, self._slots), to_try)
+
+        made = self._until_swapped("docs", lambda: content().encode())
+        # It comes before anything of the bundle that may look like it.
+        return Reply(made.replace(ADDRESS.encode(), _address(scope), 1), kind=KINDS[".html"], headers=SAFE)
 
     def _until_swapped(self, name: str, make: Callable[[], bytes]) -> bytes:
         changes = self._slots.changes
@@ -96,6 +112,15 @@ class Information:
         if made is None or made[0] != changes:
             made = self._made[name] = changes, make()
         return made[1]
+
+
+def _address(scope: Scope) -> bytes:
+    """Where the service was asked, if the client says so in a way that can be shown to others."""
+    host = header(scope, b"host") or b""
+    if not _HOST.fullmatch(host):
+        name, port = scope["server"]
+        host = (f"[{name}]:{port}" if ":" in name else f"{name}:{port}").encode()
+    return b"http://" + host
 
 
 class File:

@@ -31,7 +31,7 @@ _WHY = {
     503: "The line is full or too slow, or no bundle is loaded; try again after the seconds in Retry-After.",
     504: "The deadline is over.",
 }
-_NOT_READY = "No bundle is loaded yet, or the service is ending."
+_NOT_READY = "The service is ending, or no bundle is loaded yet."
 _OF_BODIES = (400, 408, 413, 415, 422)
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-if TYPE_CHECKING:
-    import asyncio
 
 HANG_UP = "rankfall.hang_up"  # in a scope: what to call if the client hangs up before it is answered
 MOST_HEADERS = 65_536  # bytes of the path and the headers of a request
@@ -27,6 +25,7 @@ def _most_connections() -> int:
 
 MOST_CONNECTIONS = _most_connections()  # of a worker
 _TOO_MANY = b'{"error":"connections: there are too many, try again"}'
+_CONTINUE = b"HTTP/1.1 100 "  # which is no answer yet
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
     b"retry-after: 1\r\nconnection: close\r\n\r\n%b" % (len(_TOO_MANY), _TOO_MANY)
@@ -55,6 +54,35 @@ class PlainParser(HttpRequestParser):
                 super().feed_data(self._protocol.head_without_upgrade())
 
 
+class _Together(asyncio.Transport):
+    """A transport for one answer whose head waits for the body: one packet, for which a client wakes once."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._head = b""
+        self._has_begun = False
+
+    def is_closing(self) -> bool:
+        """Whether nothing more is written."""
+        return self._transport.is_closing()
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]  # uvicorn writes nothing else
+        """Write a part of the body, the first one with the head."""
+        if self._has_begun or data.startswith(_CONTINUE):
+            self._transport.write(self._head + data)
+            self._head = b""
+        else:
+            self._has_begun = True
+            self._head = data
+
+    def close(self) -> None:
+        """Write what there is, and close."""
+        if self._head:
+            self.write(b"")
+        self._transport.close()
+
+
 class LimitedHttp(HttpToolsProtocol):
     """A connection."""
 
@@ -71,8 +99,8 @@ class LimitedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Somebody has connected, and has to say something."""
         super().connection_made(transport)
-        # The body of an answer follows its head in a second packet, which must not wait for the client to confirm the
-        # first (40 ms). asyncio asks for that only on sockets that were made with the number of the protocol.
+        # What follows the head of an answer in a second packet must not wait for the client to confirm the first, which
+        # takes 40 ms. asyncio asks for that only on sockets that were made with the number of the protocol.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > MOST_CONNECTIONS:
             transport.write(_FULL)
@@ -125,6 +153,8 @@ class LimitedHttp(HttpToolsProtocol):
         self._end_patience()
         self._unset_keepalive_if_required()
         super().on_headers_complete()
+        if self.scope["method"] == "POST":  # others may have answers without a body
+            self.cycle.transport = _Together(self.transport)
 
     def head_without_upgrade(self) -> bytes:
         """The path and the headers of the request that has just come, which is to be read as an ordinary one."""

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import tempfile
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,9 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors.multiprocess import Multiprocess
 
 from rankfall.serving.service.board import Board, load_first
+from rankfall.serving.service.ending import SIGNALS, end_by
 from rankfall.serving.service.protocol import LimitedHttp
+from rankfall.serving.service.settings import LONGEST_DEADLINE
 from rankfall.serving.service.slots import MAIN
 
 if TYPE_CHECKING:
@@ -30,8 +33,7 @@ if TYPE_CHECKING:
     from rankfall.serving.service.settings import Settings
 
 _log = logging.getLogger(__name__)
-_KEEP_ALIVE = 30  # seconds that a connection may be idle
-_GRACE = 15  # seconds that requests under way have at the end, beyond their deadline
+_GRACE = LONGEST_DEADLINE // 1000 + 15  # seconds that requests under way have at the end, whatever their deadline
 _SILENCE = 30  # seconds after which a worker that says nothing is replaced; on a busy machine they start slowly
 _LOGGING: dict[str, Any] = {
     "version": 1,
@@ -51,6 +53,7 @@ def serve(settings: Settings, *, host: str, port: int, workers: int, on_start: C
     A bundle that is not good and a port that is taken are errors, before anybody can connect.
     """
     logging.config.dictConfig(_LOGGING)
+    told_again = None
     with _shared(workers) as shared:
         settings = replace(settings, shared=shared)
         board = Board(shared)
@@ -64,7 +67,9 @@ def serve(settings: Settings, *, host: str, port: int, workers: int, on_start: C
             _run_one(server_config(Service(settings, board, loaded), settings), listening, started)
         else:
             del loaded  # every worker loads its own
-            _run_many(server_config(partial(_service, settings), settings, workers), listening, started)
+            told_again = _run_many(server_config(partial(_service, settings), settings, workers), listening, started)
+    if told_again is not None:
+        end_by(told_again)
 
 
 def _service(settings: Settings) -> Any:
@@ -88,9 +93,9 @@ def server_config(app: Any, settings: Settings, workers: int = 1) -> Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=_KEEP_ALIVE,
+        timeout_keep_alive=settings.keep_alive,
         timeout_worker_healthcheck=_SILENCE,
-        timeout_graceful_shutdown=_GRACE + settings.deadline // 1000,
+        timeout_graceful_shutdown=_GRACE,
     )
 
 
@@ -112,7 +117,7 @@ def _run_one(config: Config, listening: socket.socket, on_start: Callable[[], No
     def end(number: int, frame: object) -> None:
         server.should_exit = True  # as uvicorn's own handler, which repeats the signal when all is done
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, end) for number in SIGNALS}
     try:
         server.run([listening])
     finally:
@@ -126,6 +131,7 @@ class _Workers(Multiprocess):
     def __init__(self, config: Config, sockets: list[socket.socket], on_start: Callable[[], None]) -> None:
         super().__init__(config, sockets)
         self._on_start: Callable[[], None] | None = on_start
+        self.told_again: int | None = None  # the second signal that tells the service to end
 
     def init_processes(self) -> None:
         resource_tracker.ensure_running()  # Python's own helper, whose start would undo what follows
@@ -149,6 +155,37 @@ class _Workers(Multiprocess):
             self._on_start()
             self._on_start = None
 
+    def handle_int(self) -> None:
+        """Ctrl+C."""
+        self._end(signal.SIGINT)
+
+    def handle_term(self) -> None:
+        """Whoever looks after services wants it to end."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, number: int) -> None:
+        if self.should_exit.is_set():
+            self.told_again = number
+        self.should_exit.set()
+
+    def terminate_all(self) -> None:
+        """Tell all workers to end, and leave the sockets to them: nobody is to connect after the last has closed."""
+        super().terminate_all()
+        for listening in self.sockets:
+            listening.close()
+
+    def join_all(self) -> None:
+        """Wait for workers that were told to end, but not if that is said a second time."""
+        while self.told_again is None and any(worker.exitcode is None for worker in self.processes):
+            time.sleep(0.1)
+            for number in filter(SIGNALS.__contains__, self.signal_queue):
+                self._end(number)
+        if self.told_again is not None:
+            _log.warning("told again to end: workers are killed, and what is under way is not answered")
+            for worker in self.processes:
+                worker.kill()
+        super().join_all()
+
 
 def _how(code: int | None) -> str:
     return f"by signal {-code}" if code is not None and code < 0 else f"with code {code}"
@@ -164,11 +201,13 @@ def _no_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _run_many(config: Config, listening: socket.socket, on_start: Callable[[], None]) -> None:
+def _run_many(config: Config, listening: socket.socket, on_start: Callable[[], None]) -> int | None:
+    """Run several workers; the signal that ended them at once, if there was one."""
     workers = _Workers(config, [listening], on_start)
     workers.run()
     if any(worker.exitcode == STARTUP_FAILURE for worker in workers.processes):
         raise ValueError("workers: they do not start, which the log above explains")
+    return workers.told_again
 
 
 @contextmanager

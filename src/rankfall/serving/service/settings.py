@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LONGEST_DEADLINE = 60_000  # milliseconds
+_MOST_THREADS = 4  # that are of use beside the one of the same process that reads and writes
+
+
+def share_of_cores(workers: int) -> int:
+    """The threads of a worker if several share the cores that this process may use."""
+    knows = hasattr(os, "sched_getaffinity")  # Linux does
+    cores = len(os.sched_getaffinity(0)) if knows else os.cpu_count() or 1
+    return max(1, min(_MOST_THREADS, cores // workers))
 
 
 @dataclass(frozen=True)
@@ -17,12 +26,14 @@ class Settings:
 
     bundle: Path
     other: Path | None = None
-    threads: int = 1
+    threads: int = 1  # that compute, each a batch of its own
     watch: bool = False
     token: str | None = field(default=None, repr=False)
     batch: int = 32
     queue: int = 256
     deadline: int = 1000
+    drain: int = 0  # seconds in which it says that it ends and still takes requests
+    keep_alive: int = 75  # seconds that a connection may be idle
     max_body: int = 1_000_000
     body_seconds: float = 5.0  # in which a body has to come
     page: bool = True

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankfall._manifest import MANIFEST
 from rankfall.serving.bundle import Bundle
-from rankfall.serving.files import SEAL, is_bundle
+from rankfall.serving.files import SEAL, is_bundle, why_no_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+_log = logging.getLogger(__name__)
 SLOTS = MAIN, OTHER = ("main", "other")
 _NAME_LENGTH = 12  # characters of the seal by which a model is called
 _UNFINISHED = ".unfinished"
@@ -76,10 +78,10 @@ class Slots:
         return {slot: served.model for slot, served in self._served.items() if served is not None}
 
 
-def load_checked(path: Path, threads: int) -> Served:
+def load_checked(path: Path) -> Served:
     """A bundle with the right checksums that answers its examples as at its export, and one request more."""
     try:
-        bundle = Bundle.load(find_bundle(path), threads=threads)
+        bundle = Bundle.load(find_bundle(path))
         bundle.check()
         ranking = bundle.rank(_probe(bundle.manifest["request"]), explain=True)
     except (ValueError, OSError):
@@ -102,9 +104,13 @@ def _probe(rules: Mapping[str, Any]) -> dict[str, Any]:
 
 def find_bundle(path: Path) -> Path:
     """A bundle, or in a directory of bundles the one whose manifest was written last."""
+    strangers = list(find_strangers(path)) if path.is_dir() else []
     for bundle in find_bundles(path):
+        for stranger, why in strangers:
+            _log.warning("%s is passed over, though it is newer than every bundle: %s", stranger, why)
         return bundle
-    raise ValueError(f"path: {path} is a directory without bundles (see 'rankfall export --help')")
+    hint = strangers[0][1] if strangers else "see 'rankfall export --help'"
+    raise ValueError(f"path: {path} is a directory without bundles ({hint})")
 
 
 def find_bundles(path: Path) -> Iterator[Path]:
@@ -119,6 +125,17 @@ def find_bundles(path: Path) -> Iterator[Path]:
     if all((path / part).exists() for part in _PARTS_OF_A_RUN):
         raise ValueError(f"path: {path} is a run, expected a bundle; first: rankfall export {path} --out bundle")
     yield from filter(is_bundle, _by_age(path))
+
+
+def find_strangers(path: Path) -> Iterator[tuple[Path, str]]:
+    """What is newer in a directory than all of its bundles and has a manifest that is not a bundle's, and why."""
+    if is_bundle(path):
+        return
+    for directory in _by_age(path) or ([path] if (path / MANIFEST).exists() else []):
+        why = why_no_bundle(directory)
+        if why is None:
+            return
+        yield directory, why
 
 
 def _by_age(directory: Path) -> list[Path]:
