@@ -11,11 +11,17 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from _pytest.doctest import DoctestItem
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forks import Forks
 
 torch.set_num_threads(1)
 settings.register_profile("rankfall", deadline=None)  # a busy machine proves nothing wrong
@@ -67,6 +73,15 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from logs import random_log
 
     return random_log(tmp_path_factory.mktemp("random") / "log", impressions=32).path
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """Processes that have imported torch; tests of the group "forks" share them."""
+    from forks import Forks
+
+    with Forks(tmp_path_factory.mktemp("forks")) as started:
+        yield started
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
-"""A training or stream that is killed again and again, as a program: ``python killing.py CONFIG DIRECTORY KILLS``.
+"""A training or stream that is killed again and again, in a fork (``forks.py``) that forks in turn.
 
-Only a process without threads can fork safely, and forks spare the seconds in which torch is imported. Every
-attempt continues the run before it; a run that is finished is followed by the next. ``whole`` in the directory is a run
-that nobody killed. For each kill a line says in which moment it came.
+Every attempt continues the run before it; a run that is finished is followed by the next. ``whole`` in the directory is
+a run that nobody killed. For each kill a line says in which moment it came.
 """
 
 from __future__ import annotations
@@ -15,9 +14,6 @@ import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
-import torch._dynamo  # which optimizers import when they are first used, in every fork anew
 
 from rankfall.evaluation.stream import stream_methods
 from rankfall.evaluation.stream_config import load_stream
@@ -36,8 +32,9 @@ INSIDE = ("half written", "before the rename", "after the rename", "before the o
 ATTEMPTS = 200
 
 
-def main(config_path: str, directory: str, kills: str) -> None:
-    """Work once without being killed, then with so many kills."""
+def main(arguments: list[str]) -> None:
+    """Work once without being killed, then with so many kills: CONFIG DIRECTORY KILLS."""
+    config_path, directory, kills = arguments
     work = work_of(Path(config_path))
     rng, place = random.Random(0), Path(directory)
     start = time.perf_counter()
@@ -131,8 +128,3 @@ def inside(moment: str, count: int) -> Arrange:
 def die() -> None:
     """As whoever pulls the plug would have it."""
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(*sys.argv[1:])

@@ -78,7 +78,7 @@ def test_batches_are_computed_at_the_same_time() -> None:
 
 
 @pytest.mark.parametrize(("threads", "largest"), [(1, 8), (2, 4), (3, 3), (8, 1)])
-def test_free_threads_share_what_came_in_one_moment(threads: int, largest: int) -> None:
+def test_threads_share_what_came_in_one_moment(threads: int, largest: int) -> None:
     bundle = Doubling()
     assert answers(bundle, [(number,) for number in range(8)], threads=threads) == [[2 * n] for n in range(8)]
     assert max(bundle.sizes) <= largest

@@ -326,10 +326,11 @@ def test_a_service_is_measured_beside_its_calls(bundle: Bundle, measured: serve.
         # a service cannot answer before its stages have
         assert row.call_ms.p99 > sum(row.parts_ms[name].p50 for name in bundle.names)
     assert [one.batch for one in measured.bare] == list(serve.BATCHES)
-    assert [half.threads for half in measured.half_rates] == threads
-    for half in measured.half_rates:
+    assert [half.threads for half in measured.half_rates] == [None, *threads]
+    for half in measured.half_rates[1:]:
         rates = [row.requests_per_second for row in measured.rows if row.threads == half.threads]
         assert half.requests_per_second in [rate / 2 for rate in rates]
+    assert measured.half_rates[0].requests_per_second == pytest.approx(measured.bare[0].requests_per_second / 2)
     # only what computes with one thread, as the bare calls do, can be compared with them
     assert {row.threads for row in measured.rows if row.overhead is not None} == {1}
     assert measured.score_all is not None

@@ -6,12 +6,11 @@ import csv
 import dataclasses
 import json
 import math
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import lightgbm
@@ -23,6 +22,8 @@ import yaml
 from scipy import stats
 
 from command_line import run as run_command
+from elsewhere import counted
+from forks import DEADLINE
 from rankfall._settings import ConfigError
 from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.evaluation import compare as comparing
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+
+    from forks import Forks
 
 FEATURES = 4
 METRICS = ["ndcg@3", "mrr"]
@@ -280,59 +283,40 @@ def test_half_of_a_run_is_done_again(compare: Callable[..., dict[str, Any]], tmp
     assert compare() == whole
 
 
-COUNTING = """
-import sys
-import time
-from pathlib import Path
-from rankfall.evaluation import compare as comparing
-from rankfall.evaluation.runs import load_comparison
-
-perform = comparing.perform
-
-def counted(step):
-    notices = perform(step)
-    time.sleep(0.1)  # so that whoever kills this is not too late
-    with Path(sys.argv[3]).open("a") as file:
-        file.write(f"{step.action} {step.run.directory.name}\\n")
-    return notices
-
-if __name__ == "__main__":
-    comparing.perform = counted
-    comparing.compare_methods(load_comparison(Path(sys.argv[1])), Path(sys.argv[2]), jobs=int(sys.argv[4]))
-"""
-
-
+@pytest.mark.xdist_group("forks")
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_killed_comparison_goes_on(
-    write: Callable[..., Path], compare: Callable[..., dict[str, Any]], tmp_path: Path, jobs: int
+    forks: Forks,
+    write: Callable[..., Path],
+    compare: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    jobs: int,
 ) -> None:
     methods = {name: {"loss": {"name": f"{name}_loss"}} for name in ("softmax", "mse")}
-    path, script = write(methods=methods, seeds=[0, 1, 2]), tmp_path / "script.py"
-    script.write_text(COUNTING)
-    log, runs = tmp_path / "log", tmp_path / "killed" / "runs"
-    command = [sys.executable, str(script), str(path), str(tmp_path / "killed"), str(log), str(jobs)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
+    path, log, runs = write(methods=methods), tmp_path / "log", tmp_path / "killed" / "runs"
+    process = forks.start(path, tmp_path / "killed", log, str(jobs), call="elsewhere:compare_counted")
+    deadline = time.monotonic() + DEADLINE
     while len(list(runs.glob("*/result.json"))) < 3:
         assert time.monotonic() < deadline
-        assert process.poll() is None, process.stderr and process.stderr.read().decode()
+        assert process.poll() is None, process.communicate()[1]
         time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.communicate()
     time.sleep(0.5)  # its workers notice
     kept = {result.parent.name for result in runs.glob("*/result.json")}
-    assert 3 <= len(kept) < 12
+    assert 3 <= len(kept) < 8
     marks = {name: (runs / name / "result.json").stat().st_mtime_ns for name in kept}
     tested = len(list(runs.glob("*/values.parquet")))
     log.unlink(missing_ok=True)
 
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    with monkeypatch.context() as patch:
+        patch.setattr(comparing, "perform", partial(counted, log))
+        interrupted = compare("killed", methods=methods)
     assert {name: (runs / name / "result.json").stat().st_mtime_ns for name in kept} == marks
-    assert len(log.read_text().splitlines()) == 12 - tested
-    assert len(list(runs.glob("*/result.json"))) == 12
-    interrupted = json.loads((tmp_path / "killed" / "comparison.json").read_text())
-    assert interrupted == compare("whole", methods=methods, seeds=[0, 1, 2])
+    assert len(log.read_text().splitlines()) == 8 - tested
+    assert len(list(runs.glob("*/result.json"))) == 8
+    assert interrupted == compare("whole", methods=methods)
 
 
 def test_only_one_comparison_works_in_a_directory(
@@ -344,10 +328,19 @@ def test_only_one_comparison_works_in_a_directory(
     }
 
 
-def test_jobs_change_nothing(write: Callable[..., Path], tmp_path: Path) -> None:
-    config = load_comparison(write())
-    one = compare_methods(config, tmp_path / "one", jobs=1)
-    assert compare_methods(config, tmp_path / "two", jobs=2) == one
+def test_jobs_change_nothing(write: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither what comes of a comparison, nor that what a training has to say is shown with its run."""
+    path, results = write(), []
+    for jobs in (1, 2):
+        out = tmp_path / str(jobs)
+        run = make_plan(load_comparison(path), out).run("softmax", "two", {}, 0)
+        perform(Step(run, "train", "softmax", ""))
+        (run.directory / "result.json").unlink()
+        assert run_command("compare", str(path), "--out", str(out), "--jobs", str(jobs)) == 0
+        notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+        assert notes == [f"note: softmax, two seed 0: {run.directory} has no checkpoint yet: training begins again"]
+        results.append(json.loads((out / "comparison.json").read_text()))
+    assert results[0] == results[1]
 
 
 def test_parts_of_a_split_make_folds(data: Path) -> None:
@@ -519,15 +512,11 @@ def test_ridge_minimises_its_objective(data: Path, compare: Callable[..., dict[s
     assert model["mean"] == pytest.approx(scaler.mean_.tolist())
 
 
-def test_lightgbm_is_not_imported_unless_asked_for(write: Callable[..., Path], tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from rankfall.evaluation.runs import load_comparison\n"
-        "from rankfall.evaluation.compare import compare_methods\n"
-        f"compare_methods(load_comparison(Path({str(write(seeds=[0]))!r})), Path({str(tmp_path / 'out')!r}))\n"
-        "assert 'lightgbm' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.xdist_group("forks")
+def test_lightgbm_is_not_imported_unless_asked_for(forks: Forks, write: Callable[..., Path], tmp_path: Path) -> None:
+    done = forks.start(write(seeds=[0]), tmp_path / "out", call="elsewhere:compare_without_lightgbm")
+    _, err = done.communicate()
+    assert done.returncode == 0, err
 
 
 def test_missing_lightgbm_says_how_to_install_it(
@@ -585,19 +574,6 @@ def test_a_traceback_goes_with_its_cause(
     assert "ZeroDivisionError" in (step.run.directory / "error.txt").read_text()
     perform(step)
     assert not (step.run.directory / "error.txt").exists()
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_what_a_training_has_to_say_is_shown_with_its_run(
-    write: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], jobs: int
-) -> None:
-    path, out = write(methods={"softmax": {"loss": {"name": "softmax_loss"}}}), tmp_path / "out"
-    run = make_plan(load_comparison(path), out).run("softmax", "two", {}, 0)
-    perform(Step(run, "train", "softmax", ""))
-    (run.directory / "result.json").unlink()
-    assert run_command("compare", str(path), "--out", str(out), "--jobs", str(jobs)) == 0
-    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
-    assert notes == [f"note: softmax, two seed 0: {run.directory} has no checkpoint yet: training begins again"]
 
 
 def test_a_trial_that_fails_is_not_chosen(compare: Callable[..., dict[str, Any]]) -> None:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import resource
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import killing
 from command_line import run as command
+from forks import DEADLINE
 from interrupted import cascade_content, outcome, train
 from logs import random_log
 from rankfall._checkpoint import read_checkpoint
@@ -23,9 +19,11 @@ from rankfall.training.checkpoint import Checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
-DEADLINE = 600  # seconds, for a process that should have answered at once
+    from forks import Fork, Forks
+
+pytestmark = pytest.mark.xdist_group("forks")
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +31,12 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_log(tmp_path_factory.mktemp("faults") / "log", impressions=50).path
 
 
-def test_killed_at_twenty_moments(log: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(json.dumps(cascade_content(log)))
-    program = [sys.executable, killing.__file__, str(tmp_path / "config.yaml"), str(tmp_path), "20"]
-    done = subprocess.run(program, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    moments = done.stdout.splitlines()
+def test_killed_at_twenty_moments(forks: Forks, log: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(json.dumps(cascade_content(log, training={"epochs": 2})))
+    program = forks.start(tmp_path / "config.yaml", tmp_path, "20", call="killing:main")
+    out, err = program.communicate()
+    assert program.returncode == 0, err
+    moments = out.splitlines()
     assert len(moments) == 20
     assert all(moments.count(moment) >= 2 for moment in killing.INSIDE)
     whole, runs = outcome(tmp_path / "whole"), sorted(tmp_path.glob("run*"))
@@ -49,12 +47,7 @@ def test_killed_at_twenty_moments(log: Path, tmp_path: Path) -> None:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def start(config: Path, run: Path, *options: str, **settings: Any) -> subprocess.Popen[str]:
-    program = [sys.executable, "-m", "rankfall", "train", str(config), "--out", str(run), *options]
-    return subprocess.Popen(program, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, **settings)
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_for(condition: Callable[[], bool], process: Fork) -> None:
     deadline = time.monotonic() + DEADLINE
     while not condition():
         assert process.poll() is None, process.communicate()[1]
@@ -67,28 +60,32 @@ def steps(run: Path) -> list[int]:
     return [int(path.stem.partition("-")[2]) for path in Checkpoints(run / "checkpoints", 9).paths()]
 
 
-def signalled(process: subprocess.Popen[str], run: Path, number: int) -> str:
+def signalled(process: Fork, run: Path, number: int) -> str:
     """Send a signal once there are checkpoints of this process; what it says of it."""
     before = max(steps(run), default=0)
     wait_for(lambda: max(steps(run), default=0) >= before + 3, process)
     process.send_signal(number)
-    return process.communicate(timeout=DEADLINE)[1]
+    return process.communicate()[1]
 
 
-def test_the_command_survives_a_bad_day(log: Path, tmp_path: Path) -> None:
+def test_the_command_survives_a_bad_day(forks: Forks, log: Path, tmp_path: Path) -> None:
     config, run = tmp_path / "config.yaml", tmp_path / "run"
+
+    def start(*options: str, **settings: Any) -> Fork:
+        return forks.start("train", config, "--out", run, *options, **settings)
+
     content = cascade_content(log, training={"epochs": 6})
     config.write_text(json.dumps(content))
 
-    killed = start(config, run)
+    killed = start()
     signalled(killed, run, signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL
 
     kept = {path: path.read_bytes() for path in Checkpoints(run / "checkpoints", 9).paths()}
     assert len(kept) in (2, 3)  # perhaps one more, which was about to go
     limit = min(map(len, kept.values())) // 2
-    full = start(config, run, "--resume", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
-    said = full.communicate(timeout=DEADLINE)[1]
+    full = start("--resume", largest_file=limit)
+    said = full.communicate()[1]
     assert full.returncode == 1
     assert f"error: {run} cannot be written to: " in said
     assert "File too large" in said
@@ -96,15 +93,15 @@ def test_the_command_survives_a_bad_day(log: Path, tmp_path: Path) -> None:
     assert "Traceback" not in said
     assert {path: path.read_bytes() for path in Checkpoints(run / "checkpoints", 9).paths()} == kept
 
-    stopped = start(config, run, "--resume")
+    stopped = start("--resume")
     said = signalled(stopped, run, signal.SIGTERM)
     assert stopped.returncode == 128 + signal.SIGTERM
     assert f"the same command with --resume continues {run} from there" in said
 
     newest, *_ = Checkpoints(run / "checkpoints", 9).paths()
     newest.write_bytes(newest.read_bytes()[:-1])
-    ended = start(config, run, "--resume", stdout=subprocess.DEVNULL)
-    said = ended.communicate(timeout=DEADLINE)[1]
+    ended = start("--resume")
+    said = ended.communicate()[1]
     assert ended.returncode == 0
     assert f"{newest} cannot be read as a checkpoint" in said
 

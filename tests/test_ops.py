@@ -674,10 +674,11 @@ def test_backward_can_run_twice_and_nothing_is_overwritten(name: str) -> None:
 @pytest.mark.witness("compile")
 @pytest.mark.parametrize("name", ALL)
 def test_compiles_without_a_break(name: str) -> None:
-    torch._dynamo.reset()
+    """Also backwards; without a mask, settings of an operator are only traced forwards, in a quarter of the time."""
     scores, mask = lists(48, 3, 6, dtype=torch.float32), masks(49, 3, 6)
-    compiled = torch.compile(partial(apply, name), fullgraph=True, backend="aot_eager")
-    for given in (None, mask):
+    for given, backend in ((None, "eager" if "/" in name else "aot_eager"), (mask, "aot_eager")):
+        torch._dynamo.reset()
+        compiled = torch.compile(partial(apply, name), fullgraph=True, backend=backend)
         eager_scores, compiled_scores = scores.clone().requires_grad_(), scores.clone().requires_grad_()
         eager, traced = apply(name, eager_scores, mask=given), compiled(compiled_scores, mask=given)
         eager.square().sum().backward()

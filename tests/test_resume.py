@@ -3,95 +3,48 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import shutil
 import threading
 import time
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
+import resuming
 from command_line import run as command
-from interrupted import cascade_content, outcome, ranker_content, train
-from logs import DAYS, random_log
-from planted import plant
+from interrupted import outcome, train
 from rankfall import _checkpoint
-from rankfall._checkpoint import read_checkpoint, write_checkpoint
+from rankfall._checkpoint import read_checkpoint
 from rankfall._files import locked
-from rankfall._settings import ConfigError
-from rankfall.data import RankingData
-from rankfall.data.batches import Batch, ListLoader, Lists
 from rankfall.evaluation import compare
 from rankfall.evaluation.compare import perform
 from rankfall.evaluation.runs import Run
 from rankfall.training import ranker
-from rankfall.training.checkpoint import Checkpoints, DamagedError, join, split
+from rankfall.training.checkpoint import Checkpoints, DamagedError
 from rankfall.training.config import set_option, validate
 from rankfall.training.distributed import Group
 from rankfall.training.run import Step, Stopped, TrainingError
+from resuming import Interrupted, after, alter, interrupt, left
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    import torch
+
+    from rankfall.data.batches import Batch
     from rankfall.training.learner import Position, Taken
-
-    Content = dict[str, Any]
-
-
-class Interrupted(Exception):  # noqa: N818
-    """What happens to a training in these tests."""
-
-
-def after(count: int) -> Callable[[Step], None]:
-    """Interrupts a training once it has reported so many batches."""
-    seen: list[Step] = []
-
-    def hear(step: Step) -> None:
-        seen.append(step)
-        if len(seen) == count:
-            raise Interrupted
-
-    return hear
-
-
-def interrupt(content: Content, run: Path, batches: int, **options: Any) -> list[Path]:
-    """Train until so many batches are reported; the checkpoints that are left, the newest first."""
-    with pytest.raises(Interrupted):
-        train(content, run, progress=after(batches), **options)
-    return left(run)
-
-
-def left(run: Path) -> list[Path]:
-    """The checkpoints of a run, the newest first."""
-    return Checkpoints(run / "checkpoints", 9).paths()
+    from resuming import Content
 
 
 @pytest.fixture(scope="module")
-def contents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Content]:
-    """Configurations of a cascade and of rankers with other optimizers."""
-    place = tmp_path_factory.mktemp("data")
-    random_log(place / "log", impressions=50)
-    data = plant(place / "planted")
-    return {
-        "cascade": cascade_content(place / "log"),
-        "ranker": ranker_content(data),
-        "adamw": ranker_content(data, optimizer={"name": "adamw", "weight_decay": 0.01, "clip": 0.5}),
-        "sgd": ranker_content(data, optimizer={"name": "sgd"}, loss={"name": "grade_softmax_loss"}),
-    }
+def contents() -> dict[str, Content]:
+    return resuming.contents()
 
 
 @pytest.fixture(scope="module")
-def whole(contents: dict[str, Content], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Their runs without any interruption, or checkpoint."""
-    place = tmp_path_factory.mktemp("whole")
-    for name, content in contents.items():
-        train(set_option(content, "training.checkpoint_every", 1e9), place / name)
-    return {name: place / name for name in contents}
+def whole() -> dict[str, Path]:
+    return resuming.whole_runs()
 
 
 KINDS = pytest.mark.parametrize("kind", ["cascade", "ranker", "adamw", "sgd"])
@@ -193,45 +146,6 @@ def test_what_was_left_in_the_last_moment_goes(contents: dict[str, Content], tmp
     assert outcome(run) == before
 
 
-# --- nothing to continue from ---------------------------------------------------------------------------------------
-
-
-def test_where_nothing_is_training_begins(contents: dict[str, Content], whole: dict[str, Path], tmp_path: Path) -> None:
-    left = tmp_path / "killed before it had begun"
-    (left / "checkpoints").mkdir(parents=True)
-    (left / ".config.yaml.123.tmp").touch()
-    (left / "checkpoints" / ".step-000000001.safetensors.123.tmp").touch()
-    (tmp_path / "empty").mkdir()
-    for run in (left, tmp_path / "empty", tmp_path / "new"):
-        train(contents["ranker"], run, resume=True)
-        assert outcome(run) == outcome(whole["ranker"])
-
-
-def test_before_the_first_checkpoint_training_begins_again(
-    contents: dict[str, Content], whole: dict[str, Path], tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    heard: list[str] = []
-    interrupt(contents["ranker"], run, 1)
-    train(contents["ranker"], run, resume=True, on_notice=heard.append)
-    assert heard == [f"{run} has no checkpoint yet: training begins again"]
-    assert outcome(run) == outcome(whole["ranker"])
-
-
-def test_other_files_are_no_run(contents: dict[str, Content], tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").touch()
-    with pytest.raises(ValueError, match="holds other files and no run"):
-        train(contents["ranker"], tmp_path, resume=True)
-
-
-def test_a_run_is_continued_only_if_told(contents: dict[str, Content], tmp_path: Path) -> None:
-    interrupt(contents["ranker"], tmp_path / "run", 3)
-    with pytest.raises(ValueError, match="holds a run already; name another directory, continue it with --resume, or"):
-        train(contents["ranker"], tmp_path / "run")
-    with pytest.raises(ValueError, match="force: found with resume; a run is either replaced or continued"):
-        train(contents["ranker"], tmp_path / "run", force=True, resume=True)
-
-
 # --- damage ---------------------------------------------------------------------------------------------------------
 
 
@@ -241,12 +155,6 @@ def truncate(path: Path) -> None:
 
 def empty(path: Path) -> None:
     path.write_bytes(b"")
-
-
-def alter(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(content)
 
 
 def replace(path: Path) -> None:
@@ -301,155 +209,6 @@ def test_the_best_weights_must_be_whole(contents: dict[str, Content], tmp_path: 
     alter(run / "checkpoints" / "best.safetensors")
     with pytest.raises(DamagedError, match=r"best\.safetensors is damaged: .* training cannot go on; --force starts"):
         train(contents["ranker"], run, resume=True)
-
-
-def test_no_byte_of_a_checkpoint_changes_unnoticed(tmp_path: Path) -> None:
-    tensors = {"a": torch.randn(5), "none": torch.empty(0), "bits": torch.tensor([True, False])}
-    path = tmp_path / "x.safetensors"
-    write_checkpoint(path, tensors, {"epoch": 3, "by number": {2: "b", 10: None}, "nan": float("nan")})
-    content, rng = path.read_bytes(), random.Random(0)
-    assert all(torch.equal(tensor, tensors[name]) for name, tensor in read_checkpoint(path)[0].items())
-    for place in range(len(content)):
-        altered = bytearray(content)
-        altered[place] ^= 1 << rng.randrange(8)
-        path.write_bytes(altered)
-        with pytest.raises(ValueError, match=r"x.safetensors (is damaged|cannot be read|is not a checkpoint)"):
-            read_checkpoint(path)
-
-
-def test_others_can_read_a_checkpoint(tmp_path: Path) -> None:
-    tensors = {str(dtype): (torch.randn(3, 5).T * 3).to(dtype) for dtype in _checkpoint._TYPES}
-    tensors |= {"number": torch.tensor(2.5), "none": torch.empty(0, 4), "odd": torch.ones(7, dtype=torch.uint8)}
-    write_checkpoint(tmp_path / "x", tensors, {})
-    found = load_file(tmp_path / "x")
-    assert found.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name], tensor)
-    assert oct((tmp_path / "x").stat().st_mode)[-3:] == oct(0o666 & ~_umask())[-3:]
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def test_a_part_of_a_checkpoint_is_checked_alone(tmp_path: Path) -> None:
-    path = tmp_path / "x.safetensors"
-    write_checkpoint(path, {"a": torch.ones(5), "b": torch.ones(5)}, {})
-    alter(path)
-    assert torch.equal(read_checkpoint(path, lambda name: name == "a")[0]["a"], torch.ones(5))
-    with pytest.raises(ValueError, match="is damaged"):
-        read_checkpoint(path, lambda name: name == "b")
-
-
-def test_checkpoints_of_before_there_were_checksums(tmp_path: Path) -> None:
-    header = {"rankfall": json.dumps({"format": "rankfall checkpoint", "version": 1, "epoch": 3})}
-    save_file({"a": torch.ones(2)}, tmp_path / "x", header)
-    tensors, about = read_checkpoint(tmp_path / "x")
-    assert torch.equal(tensors["a"], torch.ones(2))
-    assert about["epoch"] == 3
-
-
-# --- what cannot be continued ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "key", "value", "message"),
-    [
-        ("cascade", "optimizer.lr", 0.1, r"another configuration: optimizer\.lr was 0\.05 and is 0\.1\. Continue it"),
-        ("cascade", "training.threads", 2, r"training\.threads was 1 and is 2"),
-        ("cascade", "training.epochs", 4, r"training\.epochs was 3 and is 4"),
-        ("cascade", "stages.1.quota", 2, r"stages\.1\.quota was 3 and is 2"),
-        ("cascade", "share", [], r"share\.0 was 'video' and is nothing"),
-        ("cascade", "objective", {"name": "bce"}, r"objective\.name was 'lcron' and is 'bce'"),
-        ("ranker", "loss.k", 4, r"loss\.k was 5 and is 4"),
-    ],
-)
-def test_another_configuration_is_refused(
-    kind: str, key: str, value: Any, message: str, contents: dict[str, Content], tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    interrupt(contents[kind], run, 3)
-    changed = set_option(contents[kind], key, value)
-    with pytest.raises(ConfigError, match=message):
-        train(changed, run, resume=True)
-    (run / "config.yaml").write_text(json.dumps(changed))  # an edited file is no other beginning
-    with pytest.raises(ConfigError, match=message):
-        train(changed, run, resume=True)
-
-
-def test_what_changes_nothing_may_change(contents: dict[str, Content], whole: dict[str, Path], tmp_path: Path) -> None:
-    content, run = contents["cascade"], tmp_path / "run"
-    interrupt(content, run, 3)
-    shutil.copytree(content["data"]["path"], tmp_path / "moved")
-    for key, value in (("data.path", str(tmp_path / "moved")), ("training.keep", 1), ("training.checkpoint_every", 60)):
-        content = set_option(content, key, value)
-    train(content, run, resume=True)
-    assert str(tmp_path / "moved") in (run / "config.yaml").read_text()
-    assert outcome(run) == outcome(whole["cascade"])
-
-
-def test_other_data_are_refused(contents: dict[str, Content], tmp_path: Path) -> None:
-    interrupt(contents["cascade"], tmp_path / "cascade", 3)
-    random_log(tmp_path / "log", impressions=50, seed=1)
-    with pytest.raises(ConfigError, match=rf"data\.path: .* other data, different are day {DAYS[0]}, day {DAYS[1]}"):
-        train(set_option(contents["cascade"], "data.path", str(tmp_path / "log")), tmp_path / "cascade", resume=True)
-    interrupt(contents["ranker"], tmp_path / "ranker", 3)
-    data = plant(tmp_path / "planted", log1p=True)
-    with pytest.raises(ConfigError, match=r"data\.path: .* other data, different are S1"):
-        train(set_option(contents["ranker"], "data.path", str(data)), tmp_path / "ranker", resume=True)
-
-
-def test_a_finished_run_is_of_its_data(contents: dict[str, Content], tmp_path: Path) -> None:
-    run, content = tmp_path / "run", contents["ranker"]
-    train(content, run)
-    data = plant(tmp_path / "planted", log1p=True)
-    with pytest.raises(ConfigError, match=r"data\.path: .* other data, different are S1"):
-        train(set_option(content, "data.path", str(data)), run, resume=True)
-
-
-@pytest.mark.parametrize(
-    ("part", "message"),
-    [("modules", "'modules'"), ("optimizer", "'optimizer'"), ("position", r"unexpected keyword argument 'weather'")],
-)
-def test_a_checkpoint_of_another_kind_of_training_is_named(
-    part: str, message: str, contents: dict[str, Content], tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    interrupt(contents["ranker"], run, 3)
-    store = Checkpoints(run / "checkpoints", 1)
-    state = store.load(pytest.fail)
-    assert state is not None
-    if part == "position":
-        state[part]["weather"] = "fine"
-    else:
-        del state[part]
-    store.save(9, state)
-    with pytest.raises(DamagedError, match=rf"of rankfall \S+ does not fit this release, \S+: .*{message}.*--force"):
-        train(contents["ranker"], run, resume=True)
-
-
-def test_another_release_is_worth_a_word(
-    contents: dict[str, Content], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
-    heard: list[str] = []
-    with monkeypatch.context() as patch:
-        patch.setattr("rankfall.training.loop.__version__", "0.0.1")
-        with pytest.raises(Interrupted):
-            train(contents["ranker"], run, progress=after(3))
-    train(contents["ranker"], run, resume=True, on_notice=heard.append)
-    assert len(heard) == 1
-    assert f"{run} was begun with rankfall 0.0.1, now " in heard[0]
-
-
-def test_one_training_works_in_a_directory(contents: dict[str, Content], tmp_path: Path) -> None:
-    interrupt(contents["ranker"], tmp_path, 3)
-    with locked(tmp_path), pytest.raises(ValueError, match="another training is working in"):
-        train(contents["ranker"], tmp_path, resume=True)
-    train(contents["ranker"], tmp_path, resume=True)
 
 
 # --- processes that are started again -------------------------------------------------------------------------------
@@ -606,68 +365,3 @@ def test_where_nothing_was_kept_it_begins_again(
         TrainingError, match="There is no checkpoint yet: when the cause is gone, training begins again"
     ):
         train(contents["ranker"], tmp_path / "run")
-
-
-# --- parts ----------------------------------------------------------------------------------------------------------
-
-
-def test_no_more_checkpoints_than_wanted_are_kept(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path, keep=2)
-    assert store.load(print) is None
-    for step in (3, 10, 200):
-        store.save(step, {"step": step})
-    assert [path.name for path in store.paths()] == ["step-000000200.safetensors", "step-000000010.safetensors"]
-    assert store.load(print) == {"step": 200}
-    store.clear()
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_state_is_split_and_joined() -> None:
-    shared = torch.arange(3.0)
-    state = {
-        "a": {0: {"x": shared, 1: None}, "y": [shared, 0.1]},
-        "big": 1 << 100,
-        "z": torch.tensor(2, dtype=torch.int8),
-    }
-    tensors, plain = split(state)
-    assert len(tensors) == 2
-    joined = join(json.loads(json.dumps(plain)), tensors)
-    assert str(joined) == str(state)
-    assert joined["a"][0]["x"].data_ptr() != shared.data_ptr()
-    assert joined["z"].dtype == torch.int8
-
-
-def test_batches_of_lists_go_on_anywhere(contents: dict[str, Content], monkeypatch: pytest.MonkeyPatch) -> None:
-    data = RankingData.load(contents["ranker"]["data"]["path"])
-    lists = Lists([data["S1"], data["S2"]])
-
-    def loader() -> ListLoader:
-        return ListLoader(lists, batch=7, seed=3, max_list=9)
-
-    whole = loader()
-    whole.set_epoch(1)
-    batches, states = [], [whole.state_dict()]
-    for batch in whole:
-        batches.append(batch)
-        states.append(json.loads(json.dumps(whole.state_dict())))
-    assert len(batches) == len(whole) == 12
-    made: list[Any] = []
-    make = lists.batch
-
-    def count(numbers: Any, **options: Any) -> Batch:
-        made.append(numbers)
-        return make(numbers, **options)
-
-    monkeypatch.setattr(lists, "batch", count)
-    for done, state in enumerate(states):
-        again = loader()
-        again.load_state_dict(state)
-        again.set_epoch(1)
-        made.clear()
-        left = list(again)
-        assert len(made) == len(left) == 12 - done  # and none is made only to be passed over
-        assert all(np.array_equal(one.rows, other.rows) for one, other in zip(left, batches[done:], strict=True))
-        again.set_epoch(2)
-        assert len(list(again)) == 12
-    with pytest.raises(ValueError, match="state: was saved with batch = 7, this loader has 8"):
-        ListLoader(lists, batch=8, seed=3, max_list=9).load_state_dict(states[2])

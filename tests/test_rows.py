@@ -212,7 +212,7 @@ def assert_same(found: list[Row], expected: list[Row]) -> None:
 # --- against loops ----------------------------------------------------------------------------------------------
 
 
-@examples(60)
+@examples(40)
 @given(st.data())
 def test_impressions_are_those_of_a_loop_over_rows(folder: Path, data: st.DataObject) -> None:
     rows, spec = data.draw(logs())
@@ -275,7 +275,7 @@ def test_sequences_hold_nothing_of_the_present_or_the_future(folder: Path, data:
 # --- only the rows count ----------------------------------------------------------------------------------------
 
 
-@examples(30)
+@examples(20)
 @given(st.data())
 def test_files_formats_order_and_portions_do_not_matter(folder: Path, data: st.DataObject) -> None:
     rows, spec = data.draw(logs())
@@ -381,7 +381,7 @@ def simple_log() -> tuple[list[Row], Spec]:
     return rows, validate_spec(content)
 
 
-@examples(25)
+@examples(16)
 @given(st.data())
 def test_joined_tables_give_what_columns_of_the_log_give(folder: Path, data: st.DataObject) -> None:
     rows, spec = data.draw(logs())

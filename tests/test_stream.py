@@ -6,12 +6,9 @@ import contextlib
 import io
 import json
 import math
-import os
 import shutil
 import signal
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +19,8 @@ import yaml
 from rich.console import Console
 from scipy import stats
 
-import killing
 from command_line import run as command
+from forks import DEADLINE
 from interrupted import train
 from rankfall._settings import ConfigError
 from rankfall.data.platform.simulate import Simulation, append_days, simulate_log
@@ -38,11 +35,9 @@ from week import WEEK, add_day, drop_day, log_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from forks import Fork, Forks
     from rankfall.evaluation.stream_config import StreamRun
     from rankfall.training.run import Step
-
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
-DEADLINE = 600  # seconds, for a process that should have answered at once
 
 
 @pytest.fixture(scope="module")
@@ -233,13 +228,14 @@ def test_a_narrow_terminal_folds_tables(out: Path) -> None:
 # --- what may go wrong ----------------------------------------------------------------------------------------------
 
 
-def test_killed_at_any_moment(log: Path, tmp_path: Path) -> None:
+@pytest.mark.xdist_group("forks")
+def test_killed_at_any_moment(forks: Forks, log: Path, tmp_path: Path) -> None:
     content = one_method(log, data={"days": WEEK[:3]}, training={"batch": 20})
     (tmp_path / "stream.yaml").write_text(json.dumps(content | {"methods": {"LCRON": {}}}))
-    program = [sys.executable, killing.__file__, str(tmp_path / "stream.yaml"), str(tmp_path), "5"]
-    done = subprocess.run(program, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 5
+    program = forks.start(tmp_path / "stream.yaml", tmp_path, "5", call="killing:main")
+    out, err = program.communicate()
+    assert program.returncode == 0, err
+    assert len(out.splitlines()) == 5
     whole, runs = stream_outcome(tmp_path / "whole"), sorted(tmp_path.glob("run*"))
     assert runs
     assert all(stream_outcome(run) == whole for run in runs)
@@ -479,14 +475,13 @@ def test_tables_keep_the_size_they_began_with(tmp_path: Path) -> None:
 # --- following ------------------------------------------------------------------------------------------------------
 
 
-def start(config: Path, out: Path, *options: str) -> subprocess.Popen[str]:
+def start(forks: Forks, config: Path, out: Path, *options: str, **settings: Any) -> Fork:
     log = yaml.safe_load(config.read_text())["data"]["path"]
-    program = [sys.executable, "-m", "rankfall", "stream", str(config), "--out", str(out), "data.path=elsewhere"]
-    following = ["--follow", log, "--poll", "0.1"]  # which log it is, whatever the configuration says
-    return subprocess.Popen([*program, *following, *options], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    following = ("data.path=elsewhere", "--follow", log)  # which log it is, whatever the configuration says
+    return forks.start("stream", config, "--out", out, *following, "--poll", "0.1", *options, **settings)
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_for(condition: Callable[[], bool], process: Fork) -> None:
     deadline = time.monotonic() + DEADLINE
     while not condition():
         assert process.poll() is None, process.communicate()[1]
@@ -499,20 +494,21 @@ def learned(out: Path) -> list[str]:
     return list(json.loads(path.read_text())["learned"]) if path.is_file() else []
 
 
-def stopped(process: subprocess.Popen[str], number: int) -> str:
+def stopped(process: Fork, number: int) -> str:
     process.send_signal(number)
-    said = process.communicate(timeout=DEADLINE)[1]
+    said = process.communicate()[1]
     assert process.returncode == 128 + number, said
     assert "with --resume" in said
     return said
 
 
-def test_it_follows_a_log_that_another_process_writes(log: Path, tmp_path: Path) -> None:
+@pytest.mark.xdist_group("forks")
+def test_it_follows_a_log_that_another_process_writes(forks: Forks, log: Path, tmp_path: Path) -> None:
     growing, config, out = log_of(tmp_path / "log", range(1)), tmp_path / "stream.yaml", tmp_path / "out"
     content = one_method(growing)
     config.write_text(json.dumps(content))
 
-    process = start(config, out)
+    process = start(forks, config, out)
     wait_for(lambda: learned(out) == WEEK[:1], process)
     place = drop_day(growing, 1)  # by somebody whose disk is bad
     good = (place / "impressions.arrow").read_bytes()
@@ -528,7 +524,7 @@ def test_it_follows_a_log_that_another_process_writes(log: Path, tmp_path: Path)
     assert f"learned from {WEEK[2]}, whose joint_recall before was: lcron" in said
 
     add_day(growing, 3)
-    process = start(config, out, "--resume")
+    process = start(forks, config, out, "--resume")
     wait_for(lambda: learned(out) == WEEK[:4], process)
     stopped(process, signal.SIGINT)
 

@@ -32,8 +32,11 @@ from week import WEEK, log_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from forks import Fork, Forks
     from rankfall.data.loader import Impressions
 
+# what a fork would import when it exports
+EXPORTING = ("rankfall.serving.export.run", "torch.onnx._internal.exporter._core", "onnxscript.optimizer")
 PLATFORM: dict[str, Any] = {"preset": "tiny", "requests_per_day": 30, "seed": 3}
 
 
@@ -86,13 +89,16 @@ def written(out: Path) -> dict[str, int]:
 # --- beside a producer ----------------------------------------------------------------------------------------------
 
 
-def test_a_follower_writes_one_after_each_day_also_if_it_is_killed(tmp_path: Path) -> None:
+@pytest.mark.xdist_group("forks")
+def test_a_follower_writes_one_after_each_day_also_if_it_is_killed(forks: Forks, tmp_path: Path) -> None:
     log, out, config = tmp_path / "log", tmp_path / "out", tmp_path / "stream.yaml"
     simulate_log(Simulation(days=1, **PLATFORM), log)
     config.write_text(yaml.safe_dump(content(log)))
-    options = ("--bundles", "2")
 
-    process = start(config, out, *options)
+    def follow(*options: str) -> Fork:
+        return start(forks, config, out, "--bundles", "2", *options, first=EXPORTING)
+
+    process = follow()
     for number in (1, 2):
         wait_for(lambda number=number: WEEK[number - 1] in written(out), process)  # type: ignore[misc]
         check_bundle(out, log, WEEK[number - 1])
@@ -105,7 +111,7 @@ def test_a_follower_writes_one_after_each_day_also_if_it_is_killed(tmp_path: Pat
     assert sorted(before) == WEEK[:2]
     assert any(out.glob(half))
 
-    process = start(config, out, "--resume", *options)
+    process = follow("--resume")
     wait_for(lambda: len(list((out / "bundles/lcron").iterdir())) == 2 and WEEK[2] in written(out), process)
     stopped(process, signal.SIGTERM)
     assert sorted(written(out)) == WEEK[1:3]

@@ -33,6 +33,7 @@ from rankfall.training.run import Step, Stopped, SurroundingsError, TrainingErro
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from forks import Forks
     from rankfall.evaluation.search import TrainingSettings
 
     Fake = Callable[[TrainingSettings], list[float]]  # the validations of a training, an epoch each
@@ -604,24 +605,14 @@ def test_what_is_around_a_training_ends_all_processes(
     assert states(tune(search, out, jobs=2)) == ["complete"] * 4
 
 
-KILLED_INSIDE = """
-import os, signal, sys
-from pathlib import Path
-from rankfall.evaluation.search import load_search
-from rankfall.evaluation.tune import tune
-
-def on_step(number, step):
-    if (number, step.epoch, step.batch) == (1, 2, 3):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-tune(load_search(Path(sys.argv[1])), Path(sys.argv[2]), on_step=on_step)
-"""
-
-
-def test_a_search_that_was_killed_goes_on_from_its_checkpoint(write: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.xdist_group("forks")
+def test_a_search_that_was_killed_goes_on_from_its_checkpoint(
+    forks: Forks, write: Callable[..., Path], tmp_path: Path
+) -> None:
     path = write(trials=2, training={"epochs": 3, "checkpoint_every": 0}, model={"kind": "mlp", "hidden": [4]})
     search, out = load_search(path), tmp_path / "out"
-    killed = subprocess.run([sys.executable, "-c", KILLED_INSIDE, str(path), str(out)], check=False)
+    killed = forks.start(path, out, call="elsewhere:tune_and_die")
+    killed.communicate()
     assert killed.returncode == -signal.SIGKILL
     heard: list[tuple[int, int, int]] = []
     result = tune(search, out, on_step=lambda number, step: heard.append((number, step.epoch, step.batch)))

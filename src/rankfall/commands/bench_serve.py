@@ -177,8 +177,9 @@ def _show_serve(report: Report) -> None:
     show(bare)
     show("")
     for half in report.half_rates:
-        rate = f"{half.requests_per_second:,.0f} requests/s, half of the most of {_count(half.threads)}"
-        show(f"at {rate}: {_spread(half.call_ms)}; {_late(half.late_ms)}")
+        whose = "the bare calls" if half.threads is None else _count(half.threads)
+        rate = f"{half.requests_per_second:,.0f} requests/s, half of the most of {whose}"
+        show(f"at {rate}: {_spread(half.call_ms)}, {half.tail:.1f} times as much; {_late(half.late_ms)}")
     if report.score_all is not None:
         whole = report.score_all
         took = f"{whole.seconds:,.2f} s, {whole.cpu_seconds:,.2f} of the CPU"

@@ -95,6 +95,10 @@ class Outcome:
         """How many requests had which answer."""
         return {code: len(of) for code, of in sorted(self.latency.items())}
 
+    def not_answered(self) -> dict[int, int]:
+        """How many requests had an error, by its code."""
+        return {code: count for code, count in self.codes().items() if code != 200}
+
     @property
     def sent_share(self) -> float:
         """How much of what was due within the seconds was sent within them."""

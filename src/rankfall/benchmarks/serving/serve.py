@@ -9,9 +9,11 @@ request does not count the neighbours.
 from __future__ import annotations
 
 import math
+import random
 import statistics
 import tempfile
 import time
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -26,7 +28,7 @@ from rankfall.serving import Bundle
 from rankfall.serving.service.settings import share_of_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
@@ -83,12 +85,12 @@ class Row:
 
 @dataclass(frozen=True)
 class HalfRate:
-    """Requests at random times, half as many as a service can answer."""
+    """Requests at random times, half as many as a service can answer, or the bare calls one after the other."""
 
-    threads: int
+    threads: int | None  # None: the bare calls
     requests_per_second: float
     call_ms: Spread
-    tail: float  # p99 over p50
+    tail: float  # p99 over p50, the median of the turns
     late_ms: float  # by which the load itself was behind with the 99th of 100 requests
     not_answered: dict[int, int]
 
@@ -129,6 +131,33 @@ class _Turns:
 
 
 @dataclass
+class _HalfTurns:
+    """What came of turns with requests at random times, at half of the rate of the moment."""
+
+    rates: list[float] = field(default_factory=list)
+    times: list[list[float]] = field(default_factory=list)  # of calls, in milliseconds
+    late: list[float] = field(default_factory=list)
+    not_answered: list[dict[int, int]] = field(default_factory=list)
+
+    def add(self, rate: float, times: list[float], late: Sequence[float], not_answered: dict[int, int]) -> None:
+        self.rates.append(rate)
+        self.times.append(times)
+        self.late += late
+        self.not_answered.append(not_answered)
+
+    def found(self, threads: int | None) -> HalfRate:
+        spreads = [spread(times) for times in self.times]
+        return HalfRate(
+            threads=threads,
+            requests_per_second=statistics.median(self.rates),
+            call_ms=spread([one for times in self.times for one in times]),
+            tail=statistics.median(one.p99 / one.p50 for one in spreads),
+            late_ms=spread(self.late).p99,
+            not_answered=_added(self.not_answered),
+        )
+
+
+@dataclass
 class _BareTurns:
     """The times of the bare calls of one size, turn by turn, in milliseconds."""
 
@@ -140,7 +169,7 @@ class _BareTurns:
 def steps(turns: int = TURNS) -> int:
     """How often a measurement reports."""
     services = len(_threads())
-    return 3 + services + turns * (services * len(SETTINGS) + len(BATCHES))
+    return 3 + turns * (services * (len(SETTINGS) + 1) + len(BATCHES) + 1)
 
 
 def _threads() -> list[int]:
@@ -162,6 +191,7 @@ def measure(path: Path, *, seconds: float, report: Callable[[str], None], turns:
         services = [_Asking(stack.enter_context(_started(path, count)), count, calls, seconds) for count in _threads()]
         report("services started")
         alone = {size: _BareTurns() for size in BATCHES}
+        bare_half = _HalfTurns()
         for _ in range(turns):
             for size in BATCHES:
                 _bare_turn(bare, batches[size], size, seconds, alone[size])
@@ -170,11 +200,13 @@ def measure(path: Path, *, seconds: float, report: Callable[[str], None], turns:
                     for service in services:
                         service.turn(setting)
                         report(f"{setting[0]} clients, {setting[1]} in a call")
+            _bare_half_turn(bare, batches[1], alone[1], seconds, bare_half)
+            report("bare calls at half of the rate")
+            for service in services:
+                service.half_turn()
+                report("half of the rate")
         rows = [service.row(setting, alone[_beside(setting)]) for service in services for setting in SETTINGS]
-        half_rates = []
-        for service in services:
-            half_rates.append(service.half_rate(rows, turns))
-            report("half of the rate")
+        half_rates = [bare_half.found(None), *(service.half_rate() for service in services)]
     stages = [{"name": name, "quota": quota} for name, quota in zip(bundle.names, bundle.quotas, strict=True)]
     bare_rows = [_bare_row(size, turns_of) for size, turns_of in alone.items()]
     return Report(path.name, len(bundle.items), stages, turns, seconds, bare_rows, rows, half_rates, score_all)
@@ -234,6 +266,26 @@ def _calls(bare: BareCalls, batches: Sequence[dict[str, NDArray[Any]]], seconds:
     return walls
 
 
+def _bare_half_turn(
+    bare: BareCalls, calls: Sequence[dict[str, NDArray[Any]]], alone: _BareTurns, seconds: float, turns: _HalfTurns
+) -> None:
+    """Bare calls for requests at random times, in the order in which these come: what no service can be better than."""
+    rate = HALF * 1e3 / statistics.mean(alone.walls[-1])
+    dice, times, late = random.Random(len(turns.rates)), list[float](), list[float]()
+    due = time.perf_counter()
+    ends = due + seconds
+    for arrays in cycle(calls):
+        due += dice.expovariate(rate)
+        if due >= ends:
+            break
+        free = time.perf_counter()
+        time.sleep(max(0.0, due - free))
+        late.append(max(0.0, time.perf_counter() - max(due, free)) * 1e3)
+        bare(arrays)
+        times.append((time.perf_counter() - due) * 1e3)
+    turns.add(rate, times, late, {})
+
+
 def _bare_row(size: int, turns: _BareTurns) -> Bare:
     walls = [one for turn in turns.walls for one in turn]
     parts = {part: statistics.median(turn[part] for turn in turns.parts_ms) for part in PARTS}
@@ -277,6 +329,7 @@ class _Asking:
         self._calls = calls
         self._seconds = seconds
         self._turns = {setting: _Turns() for setting in SETTINGS}
+        self._half_turns = _HalfTurns()
 
     def turn(self, setting: tuple[int, int]) -> None:
         clients, in_call = setting
@@ -292,13 +345,16 @@ class _Asking:
     def row(self, setting: tuple[int, int], bare: _BareTurns) -> Row:
         return _row(self._threads, setting, self._turns[setting], bare)
 
-    def half_rate(self, rows: Sequence[Row], turns: int) -> HalfRate:
-        own = [row for row in rows if row.threads == self._threads and row.requests_in_call == 1]
-        rate = HALF * max(row.requests_per_second for row in own)
-        outcome = drive(self._job(1, self._seconds * turns, rate=rate))
-        times = spread(outcome.latency.get(200, []))
-        late = spread(outcome.late).p99
-        return HalfRate(self._threads, rate, times, times.p99 / times.p50, late, _not_answered([outcome]))
+    def half_turn(self) -> None:
+        """Ask at half of the largest rate that single requests had in this turn."""
+        last = [turns.outcomes[-1] for (_, in_call), turns in self._turns.items() if in_call == 1]
+        rate = HALF * max(outcome.in_time / outcome.seconds for outcome in last)
+        seed = len(self._half_turns.rates)  # as the bare calls of this turn have
+        outcome = drive(self._job(1, self._seconds, rate=rate, seed=seed))
+        self._half_turns.add(rate, outcome.latency.get(200, []), outcome.late, outcome.not_answered())
+
+    def half_rate(self) -> HalfRate:
+        return self._half_turns.found(self._threads)
 
     def _job(self, in_call: int, seconds: float, **how: Any) -> Job:
         bodies = str(self._calls.files[in_call])
@@ -328,7 +384,7 @@ def _row(threads: int, setting: tuple[int, int], turns: _Turns, bare: _BareTurns
         batch=batch,
         overhead=_overhead(turns, bare) if threads == 1 and clients * in_call == batch else None,
         cpu_overhead=cpu,
-        not_answered=_not_answered(turns.outcomes),
+        not_answered=_added(outcome.not_answered() for outcome in turns.outcomes),
     )
 
 
@@ -343,13 +399,8 @@ def _ratios(of: Sequence[float], over: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(of, over, strict=True) if not math.isnan(a)) - 1
 
 
-def _not_answered(outcomes: Sequence[Outcome]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for outcome in outcomes:
-        for code, count in outcome.codes().items():
-            if code != 200:
-                found[code] = found.get(code, 0) + count
-    return found
+def _added(counts: Iterable[dict[int, int]]) -> dict[int, int]:
+    return dict(sum(map(Counter, counts), Counter[int]()))
 
 
 def spread(times: Sequence[float]) -> Spread:

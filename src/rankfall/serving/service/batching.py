@@ -1,8 +1,7 @@
 """Requests of many callers, answered together by a few threads.
 
-There is no waiting for a batch to fill: whatever came while all threads were at work is the next batch of the first
-that is free, and threads that are free at the same time share it. The line of those who wait is bounded, and nobody
-waits beyond a deadline.
+There is no waiting for a batch to fill: whoever came while all threads were at work is answered by those that are free
+next, each of which takes its share. The line of those who wait is bounded, and nobody waits beyond a deadline.
 """
 
 from __future__ import annotations
@@ -85,10 +84,9 @@ class Batcher:
         self._on_batch = on_batch  # hears the requests of a batch and the milliseconds of every stage
         self._line: deque[Pending] = deque()
         self._waiting = 0  # requests in the line
-        self._lock = threading.Lock()  # of the line, and of what threads say of themselves
+        self._lock = threading.Lock()  # of the line, of who sleeps, and of what batches took
         self._bell = SimpleQueue[None]()  # rung for a thread that sleeps; faster than a condition
-        self._asleep = 0  # threads for which the bell was not rung yet,
-        self._free = 0  # and those that are at work on nothing, asleep or not
+        self._asleep = 0  # threads for which it was not rung yet
         self._stopping = False
         self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds of batches
         self._usual = 0.0  # their median
@@ -193,13 +191,10 @@ class Batcher:
 
     def _take(self) -> list[Pending]:
         """The first in the line and those who can be answered with it; none if the work is over."""
-        with self._lock:
-            self._free += 1
         while True:
             with self._lock:
                 taken = self._first_batch() if self._line else []
                 if taken or self._stopping:
-                    self._free -= 1
                     return taken
                 self._asleep += 1
             self._bell.get()
@@ -214,7 +209,8 @@ class Batcher:
         for pending in too_late:  # its answer would come too late, and others would wait for it
             self._tell(_fail, pending, late())
         taken, rest, count = in_time[:1], deque[Pending](), sum(pending.count for pending in in_time[:1])
-        share = -(-sum(pending.count for pending in in_time) // self._free)  # a batch takes as long as all its requests
+        # a batch takes about as long as its requests one after another, so that nobody is to have all of them
+        share = -(-sum(pending.count for pending in in_time) // len(self._threads))
         for pending in in_time[1:]:
             if count + pending.count <= min(share, self._batch) and pending.goes_with(taken[0]):
                 taken.append(pending)
