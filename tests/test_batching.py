@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
+from functools import partial
 from time import monotonic
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -16,10 +18,12 @@ pytest.importorskip("fastapi")
 
 from rankfall.serving.ranking import Answers, Ranking
 from rankfall.serving.requests import Batch
+from rankfall.serving.service import settings
 from rankfall.serving.service.batching import Batcher, Pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from rankfall.serving.service.slots import Served
 
@@ -92,6 +96,21 @@ def test_nothing_is_lost_or_swapped_among_many_threads() -> None:
     assert answers(bundle, calls, threads=4, batch=7) == [[2 * number for number in call] for call in calls]
     assert max(bundle.sizes) <= 7
     assert sum(bundle.sizes) == sum(map(len, calls))
+
+
+def test_threads_keep_to_the_cores_and_to_the_quota_of_a_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quota = tmp_path / "cpu.max"
+    monkeypatch.setattr(settings, "_quota", partial(settings._quota, quota))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)), raising=False)
+    found = {}
+    for text in ("", "max 100000", "150000 100000", "800000 100000"):
+        quota.write_text(text)
+        found[text] = [settings.share_of_cores(workers) for workers in (1, 2, 8, 99)]
+    assert found[""] == found["max 100000"] == [4, 4, 2, 1]  # of 16 cores
+    assert found["150000 100000"] == [2, 1, 1, 1]
+    assert found["800000 100000"] == [4, 4, 1, 1]
 
 
 def test_a_line_that_several_threads_work_on_is_shorter() -> None:

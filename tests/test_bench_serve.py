@@ -390,6 +390,7 @@ def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few requests that have much time: what is tested is what happens, not how fast this machine is."""
     monkeypatch.setattr(soak, "POOL", 64)
     monkeypatch.setattr(soak, "DEADLINE", 30_000.0)
+    monkeypatch.setattr(soak, "SLOWEST", 30_000.0)
     monkeypatch.setattr(soak, "SENT", 0.0)
     monkeypatch.setattr(soak, "Settings", partial(soak.Settings, rate=0.05, finding=0.5, overload=0.5))
 
@@ -491,6 +492,11 @@ def test_a_generator_that_falls_behind_is_blamed_before_the_service() -> None:
     generator, service = soak._problems(report_of(sent_share=0.7, sent_per_second=210.0, slowest_ms=9000.0))
     assert generator == "the generator could send only 210 of 300 requests/s, so that overload was not shown"
     assert "an answer took 9,000 ms" in service
+
+
+def test_a_service_that_stands_still_under_load_is_a_problem() -> None:
+    (problem,) = soak._problems(replace(report_of(), slowest_ms=6000.0))
+    assert problem == "under load an answer took 6,000 ms"
 
 
 def test_many_ties_are_a_problem() -> None:

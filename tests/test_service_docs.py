@@ -130,5 +130,5 @@ def test_a_shell_takes_any_text_of_a_request_for_what_it_is() -> None:
     made = example(served(kept), real=True)
     assert made.is_real
     assert json.loads(shlex.split(made.command)[-1]) == {"user": {"name": texts}, "k": 3}
-    assert made.command.startswith("curl -s http://ADDRESS/rank ")
+    assert made.command.startswith("curl -s 'http://ADDRESS/rank' ")
     assert json.loads(made.answer)["ids"] == ["x", "y"]

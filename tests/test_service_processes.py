@@ -17,6 +17,8 @@ import pytest
 
 from bundles import platform_bundle
 from command_line import run
+from rankfall.serving import files
+from rankfall.serving.service import slots
 from rankfall.serving.service.app import Service
 from rankfall.serving.service.board import Board, load_first
 from rankfall.serving.service.settings import Settings
@@ -191,6 +193,23 @@ def test_a_bundle_that_is_replaced_by_something_else_is_kept(tmp_path: Path) -> 
         (tmp_path / "strange").rename(place)
         eventually(lambda: client.metric('rankfall_swaps_total{result="refused"}') == 1)
         assert client.post("/rank", {}).json["model"] == model_of(platform_bundle())
+
+
+def test_a_bundle_that_could_not_be_read_is_taken_when_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with too few file handles: nothing of the bundle changes afterwards."""
+    place = tmp_path / "bundles"
+    placed(platform_bundle(), place / "good", 1000)
+    shutil.copytree(ranking_bundle(), tmp_path / "next")
+    (tmp_path / "next" / "manifest.json").touch()
+    with running(place, watch=True) as service, service.client() as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(slots, "is_bundle", lambda path: path.name != "next" and files.is_bundle(path))
+            patched.setattr(
+                slots, "why_no_bundle", lambda path: "no handle" if path.name == "next" else files.why_no_bundle(path)
+            )
+            (tmp_path / "next").rename(place / "next")
+            eventually(lambda: client.metric('rankfall_swaps_total{result="refused"}') == 1)
+        eventually(lambda: client.get("/ready").json["model"] == model_of(ranking_bundle()))
 
 
 def test_a_start_says_what_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

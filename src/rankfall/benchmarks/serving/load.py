@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Done = Callable[[int, bytes], None]
 
 LOST = 0  # in place of a code: the connection ended, or nothing came
-_MOST_CONNECTIONS = 512  # more than a service lets wait; select() takes 1024 files
+_MOST_CONNECTIONS = 512  # more than a service lets wait by default; select() takes 1024 files
 _IDLE = 2.0  # seconds after which a connection is not used again; services close those that are idle for longer
 _QUOTED = 5  # answers that are not as expected, kept to be looked at
 

@@ -269,7 +269,8 @@ def _calls(bare: BareCalls, batches: Sequence[dict[str, NDArray[Any]]], seconds:
 def _bare_half_turn(
     bare: BareCalls, calls: Sequence[dict[str, NDArray[Any]]], alone: _BareTurns, seconds: float, turns: _HalfTurns
 ) -> None:
-    """Bare calls for requests at random times, in the order in which these come: what no service can be better than."""
+    """Bare calls for requests at random times, one after the other in the order in which these come."""
+    _calls(bare, calls, WARM_UP * seconds)
     rate = HALF * 1e3 / statistics.mean(alone.walls[-1])
     dice, times, late = random.Random(len(turns.rates)), list[float](), list[float]()
     due = time.perf_counter()
@@ -349,8 +350,7 @@ class _Asking:
         """Ask at half of the largest rate that single requests had in this turn."""
         last = [turns.outcomes[-1] for (_, in_call), turns in self._turns.items() if in_call == 1]
         rate = HALF * max(outcome.in_time / outcome.seconds for outcome in last)
-        seed = len(self._half_turns.rates)  # as the bare calls of this turn have
-        outcome = drive(self._job(1, self._seconds, rate=rate, seed=seed))
+        outcome = drive(self._job(1, self._seconds, rate=rate, seed=len(self._half_turns.rates)))
         self._half_turns.add(rate, outcome.latency.get(200, []), outcome.late, outcome.not_answered())
 
     def half_rate(self) -> HalfRate:

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 POOL = 2048  # different requests
 CLIENTS = 32  # with whom the largest rate is found
 OVERLOAD = 3.0  # times the largest rate
-PATIENT = ("--deadline", "10000", "--queue", "4096")  # the service under load: neither limit is to be reached
+PATIENT = ("--deadline", "10000", "--queue", "4096")  # the service under load: its limits are not to be reached
 DEADLINE = 1000.0  # milliseconds, of the service under overload
+SLOWEST = 5000.0  # milliseconds of an answer under load, beyond which it was no slow moment
 SLACK = 250.0  # milliseconds beyond it within which an answer has to be there
 REFUSED = (503, 504)
 SENT = 0.9  # of what is due, below which the generator did not keep up
@@ -336,6 +337,7 @@ def _problems(report: Report) -> list[str]:
             verdicts["tied"] > TIED * verdicts.total()
         ),
         "no request was answered": not report.answered,
+        f"under load an answer took {report.slowest_ms:,.0f} ms": report.slowest_ms > SLOWEST,
         "memory grew": memory is not None and not memory.flat,
         f"under overload requests had the codes {others}": others,
         f"under overload an answer took {overload.slowest_ms:,.0f} ms": overload.slowest_ms > DEADLINE + SLACK,

@@ -65,7 +65,7 @@ def _made_up(schema: Mapping[str, Any]) -> Any:
 
 
 def _command(request: Mapping[str, Any]) -> str:
-    return f"curl -s {ADDRESS}/rank -H 'content-type: application/json' -d {shlex.quote(_written(request))}"
+    return f"curl -s '{ADDRESS}/rank' -H 'content-type: application/json' -d {shlex.quote(_written(request))}"
 
 
 def _written(value: Any, indent: str = "") -> str:

@@ -51,7 +51,8 @@ class Follower:
         # by slot and path: the fingerprint of a bundle that is not tried until some time, and that of the last look
         self._refused: dict[tuple[str, Path], tuple[str, float]] = {}
         self._last_seen: dict[tuple[str, Path], str] = {}
-        self._thread = ThreadPoolExecutor(1, "rankfall-swaps", _step_back)
+        self._strangers: dict[tuple[str, Path], str] = {}  # what was no bundle, which it may be when it can be read
+        self._thread = ThreadPoolExecutor(1, "rankfall-swaps")
         self._one_at_a_time = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._parent = os.getppid()
@@ -59,6 +60,7 @@ class Follower:
     async def start(self) -> None:
         """Load what is missing, and keep up from now on."""
         await self._look_at_board()
+        await self._in_thread(_step_back)
         self._task = asyncio.create_task(self._keep_up())
 
     async def stop(self) -> None:
@@ -143,8 +145,8 @@ class Follower:
         """Refuse what is newer than all bundles and is none itself, once until it changes."""
         for path, why in await self._in_thread(lambda: list(find_strangers(place))):
             seen = await self._in_thread(fingerprint, path)
-            if self._is_settled(slot, path, seen) and self._refused.get((slot, path)) != (seen, inf):
-                self._refused[slot, path] = seen, inf
+            if self._is_settled(slot, path, seen) and self._strangers.get((slot, path)) != seen:
+                self._strangers[slot, path] = seen
                 self._refuse(slot, ValueError(why))
 
     async def _look_at(self, slot: str, found: Path) -> bool:
@@ -206,8 +208,12 @@ class Follower:
 
 def _step_back() -> None:
     """Let other threads have the cores first: requests wait for them, and nobody for a swap."""
-    if sys.platform == "linux":  # where threads have priorities of their own
+    if sys.platform != "linux":  # where threads have priorities of their own
+        return
+    try:
         os.setpriority(os.PRIO_PROCESS, 0, max(_LOW, os.getpriority(os.PRIO_PROCESS, 0)))
+    except OSError as error:  # not allowed in some sandboxes, and not needed
+        _log.info("bundles are loaded with the usual priority: %s", error)
 
 
 def _let_go(old: list[Served | None]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 LONGEST_DEADLINE = 60_000  # milliseconds
+_MANY = 1 << 20  # cores, for which there is no limit
 _MOST_THREADS = 4  # that are of use beside the one of the same process that reads and writes
 
 
@@ -17,7 +16,16 @@ def share_of_cores(workers: int) -> int:
     """The threads of a worker if several share the cores that this process may use."""
     knows = hasattr(os, "sched_getaffinity")  # Linux does
     cores = len(os.sched_getaffinity(0)) if knows else os.cpu_count() or 1
-    return max(1, min(_MOST_THREADS, cores // workers))
+    return max(1, min(_MOST_THREADS, cores // workers, _quota() // workers))
+
+
+def _quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """The cores that a container may keep busy; beyond that it is stopped for some time, and with it all requests."""
+    try:
+        most, period = file.read_text().split()
+    except (OSError, ValueError):  # no container of this sort
+        return _MANY
+    return _MANY if most == "max" else math.ceil(int(most) / int(period))
 
 
 @dataclass(frozen=True)
