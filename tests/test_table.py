@@ -55,3 +55,9 @@ def test_a_wide_terminal_has_one_part_and_a_narrow_one_keeps_stages_together() -
     assert printed(result, 200).count("method") == 1
     heads = re.findall(r"^(.*)\nmethod", printed(result, 80), re.MULTILINE)
     assert [re.findall(r"(\w+)/", head) for head in heads] == [[stage] * 3 for stage in STAGES]
+
+
+def test_a_spread_is_told_of_only_where_there_is_one() -> None:
+    result = comparison(400)
+    assert "mean±standard deviation over 2 seeds\n" in printed(result, 120)
+    assert "standard deviation" not in printed(result | {"seeds": [0]}, 120)

@@ -48,8 +48,9 @@ class _Folded:
         from rich.text import Text
 
         result = self.result
-        runs = " x ".join(repeats(result))
-        yield Text(f"test {unit(result)}, mean±standard deviation over {runs}", style="italic")
+        runs = " x ".join(some for some in repeats(result) if not some.startswith("1 "))
+        spread = f"±standard deviation over {runs}" if runs else ""
+        yield Text(f"test {unit(result)}, mean{spread}", style="italic")
         for number, metrics in enumerate(_groups(result, options.max_width)):
             if number:
                 yield Text()
