@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect
 
+import chromium
 from bundles import platform_bundle
 from explorer import (
     DIGITS,
@@ -36,23 +36,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next((found for name in NAMES if (found := shutil.which(name))), None)
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason=f"needs one of {', '.join(NAMES)} (make browser)"),
+    chromium.needed,
     pytest.mark.xdist_group("page"),  # whose bundles are made once
 ]
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
-FLAGS += ["--disable-background-networking", "--disable-component-update"]
 PATIENCE = 30_000  # ms for something to happen on a busy machine
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
+    with chromium.launched() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

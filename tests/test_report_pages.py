@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
 
+import chromium
 from rankfall.evaluation.report import comparison_report
 from rankfall.evaluation.stream_report import stream_sections
 from results import METHODS, compared, streamed
@@ -15,11 +14,10 @@ from results import METHODS, compared, streamed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next((found for name in NAMES if (found := shutil.which(name))), None)
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    from playwright.sync_api import Browser, Page
+
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason=f"needs one of {', '.join(NAMES)} (make browser)"),
+    chromium.needed,
     pytest.mark.xdist_group("report_pages"),  # one browser
 ]
 
@@ -34,10 +32,8 @@ SCROLLED = """[...document.querySelectorAll(".scroll")].filter(one => one.scroll
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
+    with chromium.launched() as found:
+        yield found
 
 
 @pytest.fixture

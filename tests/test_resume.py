@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
 
-import resuming
 from command_line import run as command
 from interrupted import outcome, train
 from rankfall import _checkpoint
@@ -24,7 +23,7 @@ from rankfall.training.checkpoint import Checkpoints, DamagedError
 from rankfall.training.config import set_option, validate
 from rankfall.training.distributed import Group
 from rankfall.training.run import Step, Stopped, TrainingError
-from resuming import Interrupted, after, alter, interrupt, left
+from resuming import Interrupted, after, alter, contents, interrupt, left, whole_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,17 +33,6 @@ if TYPE_CHECKING:
 
     from rankfall.data.batches import Batch
     from rankfall.training.learner import Position, Taken
-    from resuming import Content
-
-
-@pytest.fixture(scope="module")
-def contents() -> dict[str, Content]:
-    return resuming.contents()
-
-
-@pytest.fixture(scope="module")
-def whole() -> dict[str, Path]:
-    return resuming.whole_runs()
 
 
 KINDS = pytest.mark.parametrize("kind", ["cascade", "ranker", "adamw", "sgd"])
@@ -54,18 +42,14 @@ KINDS = pytest.mark.parametrize("kind", ["cascade", "ranker", "adamw", "sgd"])
 
 
 @KINDS
-def test_checkpoints_change_nothing(
-    kind: str, contents: dict[str, Content], whole: dict[str, Path], tmp_path: Path
-) -> None:
-    train(contents[kind], tmp_path / "run")
-    assert outcome(tmp_path / "run") == outcome(whole[kind])
+def test_checkpoints_change_nothing(kind: str, tmp_path: Path) -> None:
+    train(contents()[kind], tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(whole_runs()[kind])
 
 
 @KINDS
-def test_interrupted_after_every_batch(
-    kind: str, contents: dict[str, Content], whole: dict[str, Path], tmp_path: Path
-) -> None:
-    content, run = contents[kind], tmp_path / "run"
+def test_interrupted_after_every_batch(kind: str, tmp_path: Path) -> None:
+    content, run = contents()[kind], tmp_path / "run"
     interruptions = 0
     while True:
         try:
@@ -76,40 +60,34 @@ def test_interrupted_after_every_batch(
         break
     batches = {"cascade": 8, "ranker": 5, "adamw": 5, "sgd": 5}[kind] * len(outcome(run)["metrics"])
     assert interruptions == batches - 1
-    assert outcome(run) == outcome(whole[kind])
+    assert outcome(run) == outcome(whole_runs()[kind])
 
 
 @pytest.mark.parametrize("kind", ["cascade", "ranker"])
-def test_epochs_are_kept_whatever_the_time_between_checkpoints(
-    kind: str, contents: dict[str, Content], whole: dict[str, Path], tmp_path: Path
-) -> None:
-    content, run = set_option(contents[kind], "training.checkpoint_every", 1e9), tmp_path / "run"
+def test_epochs_are_kept_whatever_the_time_between_checkpoints(kind: str, tmp_path: Path) -> None:
+    content, run = set_option(contents()[kind], "training.checkpoint_every", 1e9), tmp_path / "run"
     batches = 8 if kind == "cascade" else 5
     interrupt(content, run, 2 * batches + 1)
     assert [path.name for path in left(run)] == [f"step-{epoch * batches:09}.safetensors" for epoch in (2, 1)]
     heard: list[Step] = []
     train(content, run, resume=True, progress=heard.append)
     assert (heard[0].epoch, heard[0].batch) == (3, 1)
-    assert outcome(run) == outcome(whole[kind])
+    assert outcome(run) == outcome(whole_runs()[kind])
 
 
 @pytest.mark.parametrize("kind", ["cascade", "ranker"])
-def test_whoever_asks_it_to_stop_waits_for_one_batch(
-    kind: str, contents: dict[str, Content], whole: dict[str, Path], tmp_path: Path
-) -> None:
-    content, run = set_option(contents[kind], "training.checkpoint_every", 1e9), tmp_path / "run"
+def test_whoever_asks_it_to_stop_waits_for_one_batch(kind: str, tmp_path: Path) -> None:
+    content, run = set_option(contents()[kind], "training.checkpoint_every", 1e9), tmp_path / "run"
     heard: list[Step] = []
     message = rf"stopped after batch 3 of \d in epoch 1; the same command with --resume continues {run} from there"
     with pytest.raises(Stopped, match=message):
         train(content, run, progress=heard.append, stop=lambda: len(heard) == 3)
     train(content, run, resume=True, progress=heard.append)
     assert [(step.epoch, step.batch) for step in heard[2:4]] == [(1, 3), (1, 4)]
-    assert outcome(run) == outcome(whole[kind])
+    assert outcome(run) == outcome(whole_runs()[kind])
 
 
-def test_time_is_counted_without_the_interruption(
-    contents: dict[str, Content], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_is_counted_without_the_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, now = tmp_path / "run", 0.0
 
     def clock() -> float:
@@ -118,31 +96,31 @@ def test_time_is_counted_without_the_interruption(
         return now
 
     monkeypatch.setattr("time.perf_counter", clock)
-    interrupt(contents["ranker"], run, 8)
+    interrupt(contents()["ranker"], run, 8)
     now += 10_000
-    result = train(contents["ranker"], run, resume=True)
+    result = train(contents()["ranker"], run, resume=True)
     seconds = [json.loads(line)["seconds"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert 0 < seconds[0] < seconds[-1] < result.seconds < 10_000
     assert seconds == sorted(seconds)
 
 
-def test_a_run_that_is_finished_stays_as_it_is(contents: dict[str, Content], whole: dict[str, Path]) -> None:
-    run = whole["ranker"]
+def test_a_run_that_is_finished_stays_as_it_is() -> None:
+    run = whole_runs()["ranker"]
     heard: list[str] = []
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    content = set_option(contents["ranker"], "metrics", ["mrr"])
+    content = set_option(contents()["ranker"], "metrics", ["mrr"])
     result = train(content, run, resume=True, on_notice=heard.append)
     assert heard == [f"{run} is finished already"]
     assert result.best_metric == outcome(run)["result"]["best_metric"]
     assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*")}
 
 
-def test_what_was_left_in_the_last_moment_goes(contents: dict[str, Content], tmp_path: Path) -> None:
+def test_what_was_left_in_the_last_moment_goes(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    train(contents["ranker"], run)
+    train(contents()["ranker"], run)
     before = outcome(run)
     Checkpoints(run / "checkpoints", 2).save(20, {})
-    train(contents["ranker"], run, resume=True, on_notice=lambda text: None)
+    train(contents()["ranker"], run, resume=True, on_notice=lambda text: None)
     assert outcome(run) == before
 
 
@@ -163,52 +141,48 @@ def replace(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate, empty, alter, replace])
-def test_the_checkpoint_before_a_damaged_one_is_used(
-    damage: Callable[[Path], None], contents: dict[str, Content], whole: dict[str, Path], tmp_path: Path
-) -> None:
+def test_the_checkpoint_before_a_damaged_one_is_used(damage: Callable[[Path], None], tmp_path: Path) -> None:
     run = tmp_path / "run"
     heard: list[str] = []
     steps: list[Step] = []
-    newest, older = interrupt(contents["cascade"], run, 14)
+    newest, older = interrupt(contents()["cascade"], run, 14)
     damage(newest)
-    train(contents["cascade"], run, resume=True, on_notice=heard.append, progress=steps.append)
+    train(contents()["cascade"], run, resume=True, on_notice=heard.append, progress=steps.append)
     assert len(heard) == 1
     assert str(newest) in heard[0]
     assert (older.name, steps[0].epoch, steps[0].batch) == ("step-000000012.safetensors", 2, 5)
-    assert outcome(run) == outcome(whole["cascade"])
+    assert outcome(run) == outcome(whole_runs()["cascade"])
 
 
-def test_without_a_whole_checkpoint_it_begins_again_only_if_told(
-    contents: dict[str, Content], whole: dict[str, Path], tmp_path: Path
-) -> None:
+def test_without_a_whole_checkpoint_it_begins_again_only_if_told(tmp_path: Path) -> None:
     run = tmp_path / "run"
     heard: list[str] = []
-    for path in interrupt(contents["ranker"], run, 8):
+    for path in interrupt(contents()["ranker"], run, 8):
         alter(path)
     message = r"all checkpoints are damaged \(step-000000007\S+, step-000000006\S+\), training cannot go on; --force"
     with pytest.raises(DamagedError, match=message):
-        train(contents["ranker"], run, resume=True, on_notice=heard.append)
+        train(contents()["ranker"], run, resume=True, on_notice=heard.append)
     assert [notice.split()[0] for notice in heard] == [str(path) for path in left(run)]
-    train(contents["ranker"], run, force=True)
-    assert outcome(run) == outcome(whole["ranker"])
+    train(contents()["ranker"], run, force=True)
+    assert outcome(run) == outcome(whole_runs()["ranker"])
 
 
-def test_a_damaged_checkpoint_is_replaced_by_good_ones(contents: dict[str, Content], tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_replaced_by_good_ones(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    newest, older = interrupt(contents["ranker"], run, 8)
+    newest, older = interrupt(contents()["ranker"], run, 8)
     alter(newest)
     alone_good = older.read_bytes()
-    again, good = interrupt(contents["ranker"], run, 2, resume=True, on_notice=lambda text: None)
+    again, good = interrupt(contents()["ranker"], run, 2, resume=True, on_notice=lambda text: None)
     assert (again, good, good.read_bytes()) == (newest, older, alone_good)
     read_checkpoint(again)
 
 
-def test_the_best_weights_must_be_whole(contents: dict[str, Content], tmp_path: Path) -> None:
+def test_the_best_weights_must_be_whole(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    interrupt(contents["ranker"], run, 8)
+    interrupt(contents()["ranker"], run, 8)
     alter(run / "checkpoints" / "best.safetensors")
     with pytest.raises(DamagedError, match=r"best\.safetensors is damaged: .* training cannot go on; --force starts"):
-        train(contents["ranker"], run, resume=True)
+        train(contents()["ranker"], run, resume=True)
 
 
 # --- processes that are started again -------------------------------------------------------------------------------
@@ -220,8 +194,8 @@ def again() -> Group:
     return group
 
 
-def test_who_is_started_again_waits_for_the_lock_of_the_dead(contents: dict[str, Content], tmp_path: Path) -> None:
-    interrupt(contents["ranker"], tmp_path, 3)
+def test_who_is_started_again_waits_for_the_lock_of_the_dead(tmp_path: Path) -> None:
+    interrupt(contents()["ranker"], tmp_path, 3)
     released = threading.Event()
 
     def hold() -> None:
@@ -233,25 +207,23 @@ def test_who_is_started_again_waits_for_the_lock_of_the_dead(contents: dict[str,
     held, dead = threading.Event(), threading.Thread(target=hold)
     dead.start()
     held.wait()
-    train(contents["ranker"], tmp_path, group=again())
+    train(contents()["ranker"], tmp_path, group=again())
     assert released.is_set()
     dead.join()
 
 
-def test_who_is_started_again_goes_on(contents: dict[str, Content], whole: dict[str, Path], tmp_path: Path) -> None:
+def test_who_is_started_again_goes_on(tmp_path: Path) -> None:
     steps: list[Step] = []
-    interrupt(contents["ranker"], tmp_path / "run", 8)
-    train(contents["ranker"], tmp_path / "run", force=True, group=again(), progress=steps.append)
+    interrupt(contents()["ranker"], tmp_path / "run", 8)
+    train(contents()["ranker"], tmp_path / "run", force=True, group=again(), progress=steps.append)
     assert (steps[0].epoch, steps[0].batch) == (2, 3)
-    assert outcome(tmp_path / "run") == outcome(whole["ranker"])
+    assert outcome(tmp_path / "run") == outcome(whole_runs()["ranker"])
 
 
-def test_a_run_is_replaced_though_the_first_attempt_died(
-    contents: dict[str, Content], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_replaced_though_the_first_attempt_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, config = tmp_path / "run", tmp_path / "config.yaml"
-    config.write_text(json.dumps(contents["ranker"]))
-    train(contents["ranker"], run)
+    config.write_text(json.dumps(contents()["ranker"]))
+    train(contents()["ranker"], run)
     before = (run / "result.json").read_text(), json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("RANK", "0")
@@ -275,10 +247,8 @@ def test_a_run_is_replaced_though_the_first_attempt_died(
     assert (run / "result.json").read_text() == after[0]
 
 
-def test_the_best_weights_are_of_the_run_that_went_on(
-    contents: dict[str, Content], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, content = tmp_path / "run", set_option(contents["ranker"], "training.checkpoint_every", 1e9)
+def test_the_best_weights_are_of_the_run_that_went_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, content = tmp_path / "run", set_option(contents()["ranker"], "training.checkpoint_every", 1e9)
     content = set_option(content, "training.epochs", 3)
     worth = iter([0.5, 0.9])  # the second epoch is the best, but its checkpoint is not written any more
     monkeypatch.setattr(ranker._Learner, "validate", lambda self: {self.metric: next(worth)})
@@ -303,11 +273,9 @@ def test_the_best_weights_are_of_the_run_that_went_on(
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_comparisons_go_on_inside_a_run(
-    damaged: bool, contents: dict[str, Content], whole: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_comparisons_go_on_inside_a_run(damaged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    interrupt(contents["ranker"], run, 8)
+    interrupt(contents()["ranker"], run, 8)
     (run / "error.txt").touch()
     for path in left(run) if damaged else ():
         alter(path)
@@ -319,17 +287,15 @@ def test_comparisons_go_on_inside_a_run(
         return step(self, batch, position)
 
     monkeypatch.setattr(ranker._Learner, "step", count)
-    perform(compare.Step(Run(validate(contents["ranker"]), run), "train", "arf", "seed 0"))
+    perform(compare.Step(Run(validate(contents()["ranker"]), run), "train", "arf", "seed 0"))
     assert steps[0] == (0 if damaged else 7)
-    assert outcome(run) == outcome(whole["ranker"])
+    assert outcome(run) == outcome(whole_runs()["ranker"])
 
 
 # --- full disks -----------------------------------------------------------------------------------------------------
 
 
-def test_a_write_that_fails_leaves_the_older_checkpoints(
-    contents: dict[str, Content], whole: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_leaves_the_older_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, calls, write = tmp_path / "run", 0, _checkpoint._write
 
     def full(file: BinaryIO, tensors: Mapping[str, torch.Tensor], about: str) -> None:
@@ -344,19 +310,17 @@ def test_a_write_that_fails_leaves_the_older_checkpoints(
         patch.setattr(_checkpoint, "_write", full)
         message = r"cannot be written to: .*No space left.* after batch 1 of 5 in epoch 2. There are 2 older"
         with pytest.raises(TrainingError, match=message):
-            train(contents["ranker"], run)
+            train(contents()["ranker"], run)
     assert [path.name for path in left(run)] == [
         "step-000000005.safetensors",
         "step-000000004.safetensors",
     ]
     assert not list(run.rglob("*.tmp"))
-    train(contents["ranker"], run, resume=True)
-    assert outcome(run) == outcome(whole["ranker"])
+    train(contents()["ranker"], run, resume=True)
+    assert outcome(run) == outcome(whole_runs()["ranker"])
 
 
-def test_where_nothing_was_kept_it_begins_again(
-    contents: dict[str, Content], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nothing_was_kept_it_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(file: BinaryIO, tensors: Mapping[str, torch.Tensor], about: str) -> None:
         raise OSError(28, "No space left on device")
 
@@ -364,4 +328,4 @@ def test_where_nothing_was_kept_it_begins_again(
     with pytest.raises(
         TrainingError, match="There is no checkpoint yet: when the cause is gone, training begins again"
     ):
-        train(contents["ranker"], tmp_path / "run")
+        train(contents()["ranker"], tmp_path / "run")

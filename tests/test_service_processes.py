@@ -210,6 +210,7 @@ def test_a_bundle_that_could_not_be_read_is_taken_when_it_can(tmp_path: Path, mo
             (tmp_path / "next").rename(place / "next")
             eventually(lambda: client.metric('rankfall_swaps_total{result="refused"}') == 1)
         eventually(lambda: client.get("/ready").json["model"] == model_of(ranking_bundle()))
+        assert client.post("/rank", {}).json["model"] == model_of(ranking_bundle())
 
 
 def test_a_start_says_what_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
