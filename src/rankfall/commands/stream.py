@@ -28,6 +28,8 @@ from rankfall.commands.train import Overrides  # noqa: TC001 (typer reads the an
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.progress import Progress
+
     from rankfall.evaluation.stream_config import StreamConfig, StreamRun
     from rankfall.training.run import Step
 
@@ -99,43 +101,17 @@ def _stream(settings: StreamConfig, out: Path, bundles: int, *, jobs: int, **opt
     from rankfall.evaluation.stream import BUNDLES, stream_methods
     from rankfall.training.run import Stopped
 
-    with interruptible(lambda: f"the same command with --resume continues {out}"), progress() as bar:
-        task = bar.add_task("opening the log", total=None)
-        known: list[str] = []
-        learned: dict[Path, float] = {}  # days of each run, and the share of the last that is done
-        runs = max(1, len(settings.methods)) * len(settings.seeds)
-
-        def plan(days: Sequence[str]) -> None:
-            if known:
-                note(bar, f"{', '.join(days[len(known) :])} came")
-            known[:] = days
-            bar.update(task, total=runs * len(days))
-
-        def heard(run: StreamRun, step: Step) -> None:
-            learned[run.directory] = step.epoch - 1 + step.batch / step.batches
-            doing = _doing(run, known[step.epoch - 1])
-            bar.update(task, completed=sum(learned.values()), description=doing, status=_status(step))
-
-        def exporting(run: StreamRun, day: str, doing: str) -> None:
-            bar.update(task, description=_doing(run, day), status=f"its bundle, {doing}")
-
-        def ended(run: StreamRun) -> None:
-            learned[run.directory] = len(known)
-            bar.update(task, completed=sum(learned.values()), status="")
-
-        def between(result: dict[str, Any]) -> None:
-            note(bar, _last_day(result))
-            _draw(result, out)
-            bar.update(task, description="waiting for new days", status="")
+    goes_on = f"the same command with --resume continues {out}"
+    with interruptible(lambda: goes_on), progress() as bar:
+        shown = _Shown(bar, out, runs=max(1, len(settings.methods)) * len(settings.seeds))
+        exports = DayBundles(out / BUNDLES, bundles) if bundles else None
+        if exports and jobs == 1:  # what goes to other processes holds no progress bar
+            exports = replace(exports, on_step=shown.export, on_note=shown.note)
 
         def asked() -> None:
             if jobs > 1:
                 raise KeyboardInterrupt  # processes are ended, and their runs continued from their checkpoints
-            note(bar, "stopping; Ctrl-C again does not wait")
-
-        exports = DayBundles(out / BUNDLES, bundles) if bundles else None
-        if exports and jobs == 1:  # what goes to other processes holds no progress bar
-            exports = replace(exports, on_step=exporting, on_note=lambda text: note(bar, text))
+            shown.note("stopping; Ctrl-C again does not wait")
 
         with stoppable(asked) as stop:
             try:
@@ -143,21 +119,61 @@ def _stream(settings: StreamConfig, out: Path, bundles: int, *, jobs: int, **opt
                     settings,
                     out,
                     jobs=jobs,
-                    on_days=plan,
-                    on_step=heard,
+                    on_days=shown.plan,
+                    on_step=shown.learn,
                     on_day=exports,
-                    on_run=ended,
-                    on_result=between,
-                    on_notice=lambda text: note(bar, text),
+                    on_run=shown.end,
+                    on_result=shown.wait,
+                    on_notice=shown.note,
                     stop=stop,
                     **options,
                 )
             except Stopped as stopped:
-                note(bar, str(stopped))
+                shown.note(str(stopped))
                 raise typer.Exit(128 + stop()) from None  # as shells have it
             except KeyboardInterrupt:
-                note(bar, f"interrupted: the same command with --resume continues {out}")
+                shown.note(f"interrupted: {goes_on}")
                 raise typer.Exit(128 + stop()) from None
+
+
+class _Shown:
+    """What a stream does, on a progress bar."""
+
+    def __init__(self, bar: Progress, out: Path, runs: int) -> None:
+        self._bar = bar
+        self._task = bar.add_task("opening the log", total=None)
+        self._out = out
+        self._runs = runs
+        self._known: list[str] = []  # days
+        self._learned: dict[Path, float] = {}  # days of each run, and the share of the last that is done
+
+    def note(self, text: str) -> None:
+        note(self._bar, text)
+
+    def plan(self, days: Sequence[str]) -> None:
+        if self._known:
+            self.note(f"{', '.join(days[len(self._known) :])} came")
+        self._known[:] = days
+        self._bar.update(self._task, total=self._runs * len(days))
+
+    def learn(self, run: StreamRun, step: Step) -> None:
+        self._learned[run.directory] = step.epoch - 1 + step.batch / step.batches
+        self._advance(description=_doing(run, self._known[step.epoch - 1]), status=_status(step))
+
+    def export(self, run: StreamRun, day: str, doing: str) -> None:
+        self._bar.update(self._task, description=_doing(run, day), status=f"its bundle, {doing}")
+
+    def end(self, run: StreamRun) -> None:
+        self._learned[run.directory] = len(self._known)
+        self._advance(status="")
+
+    def wait(self, result: dict[str, Any]) -> None:
+        self.note(_last_day(result))
+        _draw(result, self._out)
+        self._bar.update(self._task, description="waiting for new days", status="")
+
+    def _advance(self, **fields: Any) -> None:
+        self._bar.update(self._task, completed=sum(self._learned.values()), **fields)
 
 
 def _doing(run: StreamRun, day: str) -> str:
