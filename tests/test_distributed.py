@@ -165,6 +165,12 @@ def test_every_process_has_noise_of_its_own(found: dict[str, Any]) -> None:
     assert second[0] not in first
 
 
+def test_gradients_are_reduced_one_by_one_if_some_are_sparse(found: dict[str, Any]) -> None:
+    for dense, sparse in found["threads"]:
+        assert dense > 1  # which is faster
+        assert sparse == 1  # as more of them corrupt memory
+
+
 def test_what_one_refuses_all_refuse(found: dict[str, Any]) -> None:
     first, second = found["refused"]
     assert first == ["OSError: no 0", "ElsewhereError: process 1 of 2: no 1", "OSError: no 0", ""]

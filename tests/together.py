@@ -48,6 +48,7 @@ def main(directory: Path) -> None:
             train(content, directory / "together" / path.stem.removeprefix("train-"), group=group)
         found["statistics"] = group.gather(statistics(directory, group))
         found["noise"] = group.gather(noise(group))
+        found["threads"] = group.gather(threads(group))
         if group.first:
             (directory / "found.json").write_text(json.dumps(found))
 
@@ -146,6 +147,17 @@ def noise(group: Group) -> list[list[float]]:
         group.seed_noise(7, step)
         drawn.append(torch.rand(2).tolist())
     return drawn
+
+
+def threads(group: Group) -> list[int]:
+    """How many threads of gloo reduce gradients if all are dense, and if some are sparse."""
+    found = []
+    for sparse in (False, True):
+        wrapped = group.wrap(nn.Sequential(nn.Embedding(2, 2, sparse=sparse), nn.Linear(2, 1)))
+        assert isinstance(wrapped, nn.parallel.DistributedDataParallel)
+        options: Any = wrapped.process_group._get_backend(torch.device("cpu")).options
+        found.append(int(options._threads))
+    return found
 
 
 if __name__ == "__main__":

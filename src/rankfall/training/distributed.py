@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -27,9 +28,13 @@ from rankfall.training.run import SurroundingsError
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
+    from torch.distributed.distributed_c10d import Store
+
     from rankfall.training.checkpoint import State
 
 T = TypeVar("T")
+
+ONE_BY_ONE = "gloo_one_by_one"
 
 
 class LostError(SurroundingsError):
@@ -130,6 +135,22 @@ def _join(backend: str, timeout: timedelta) -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
 
 
+def _one_by_one(store: Store, rank: int, world: int, timeout: timedelta) -> dist.ProcessGroupGloo:
+    """Gloo with one thread, so that no two reductions run at once.
+
+    Its usual two threads note the name of what they have just finished in one string, without a lock. The name of a
+    dense reduction fits into the string itself, that of a sparse one does not: where both are under way, a name is
+    written into freed memory, and the process dies sooner or later (seen with torch 2.13).
+    """
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # which its stub calls by another name
+    options._devices = [dist.ProcessGroupGloo.create_default_device()]
+    options._threads, options._timeout = 1, timeout
+    return dist.ProcessGroupGloo(store, rank, world, options)
+
+
+dist.Backend.register_backend(ONE_BY_ONE, _one_by_one, devices=["cpu"])
+
+
 def _device() -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -181,11 +202,16 @@ class Processes(Group):
         for part in network.modules():
             if isinstance(part, RowNorm):
                 part.total = _Total.apply
+        sparse = any(isinstance(part, nn.Embedding) and part.sparse for part in network.modules())
         with self.watching():
-            wrapped = nn.parallel.DistributedDataParallel(network)
+            wrapped = nn.parallel.DistributedDataParallel(network, process_group=self._one_by_one if sparse else None)
         # Statistics of batch norm are those of all rows, so nobody need be told those of the first in every batch.
         wrapped.broadcast_buffers = False  # which as an argument is deprecated, by a name that older releases lack
         return wrapped
+
+    @cached_property
+    def _one_by_one(self) -> Any:
+        return dist.new_group(backend=ONE_BY_ONE, timeout=timedelta(seconds=self._timeout))
 
     def seed_noise(self, seed: int, step: int) -> None:
         # Not a stream that goes on, so that a training can go on with any number of processes. That of the
