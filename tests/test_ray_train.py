@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,29 @@ def test_a_training_that_is_asked_to_end_keeps_what_it_has(
     newest = Checkpoints(tmp_path / "run" / "checkpoints", 2).load(pytest.fail)
     assert newest is not None
     assert newest["position"]["step"] == (epoch - 1) * 10 + batch
+
+
+def test_last_words_are_heard(engine: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = threading.Event()
+
+    class Late(Here):
+        def fit(self) -> None:
+            looked.wait(60)
+            engine.ray.get(self.task["ear"].hear.remote("stopped", "my last words"))
+
+    take = by_ray._Heard.take
+
+    def take_and_wait(self: by_ray._Heard, said: list[tuple[str, Any]]) -> None:
+        take(self, said)
+        looked.set()
+        for thread in threading.enumerate():
+            if isinstance(thread, by_ray._Fit):
+                thread.join(60)
+
+    monkeypatch.setattr(by_ray, "_trainer", Late)
+    monkeypatch.setattr(by_ray._Heard, "take", take_and_wait)
+    with pytest.raises(Stopped, match="my last words"):
+        train_by_ray(cascade_config(tmp_path), tmp_path / "run", engine)
 
 
 def test_a_run_is_to_be_replaced_until_it_is(engine: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

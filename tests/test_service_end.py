@@ -28,6 +28,14 @@ def is_ready(program: Program) -> bool:
         return client.get("/ready").code == 200
 
 
+def has_heard(program: Program) -> bool:
+    """Whether it knows that it is to end."""
+    try:
+        return not is_ready(program)
+    except ConnectionError:  # it takes no more
+        return True
+
+
 def waiting_call(program: Program) -> socket.socket:
     """A connection on which a call has begun and its body is still to come."""
     connection = socket.create_connection(("127.0.0.1", program.port), timeout=60)
@@ -128,7 +136,7 @@ def test_whoever_says_it_twice_does_not_wait(workers: int, drain: str, tmp_path:
         children = program.workers()
         with waiting_call(program) as connection:
             program.process.send_signal(signal.SIGTERM)
-            time.sleep(1)  # so that it has been heard
+            eventually(lambda: has_heard(program))
             assert program.process.poll() is None  # it waits for the call
             program.process.send_signal(signal.SIGINT)
             assert program.process.wait(60) == -signal.SIGINT

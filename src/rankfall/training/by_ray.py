@@ -96,6 +96,7 @@ def _follow(
         if stop():
             engine.ray.get(ear.end.remote())
         heard.take(engine.ray.get(ear.said.remote()))
+    heard.take(engine.ray.get(ear.said.remote()))  # what was said between the last look and the end
     return heard
 
 

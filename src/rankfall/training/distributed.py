@@ -143,7 +143,12 @@ def _one_by_one(store: Store, rank: int, world: int, timeout: timedelta) -> dist
     written into freed memory, and the process dies sooner or later (seen with torch 2.13).
     """
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # which its stub calls by another name
-    options._devices = [dist.ProcessGroupGloo.create_default_device()]
+    names = os.environ.get("GLOO_SOCKET_IFNAME")  # which others of gloo's groups look at by themselves
+    options._devices = (
+        [dist.ProcessGroupGloo.create_device(interface=name) for name in names.split(",")]
+        if names
+        else [dist.ProcessGroupGloo.create_default_device()]
+    )
     options._threads, options._timeout = 1, timeout
     return dist.ProcessGroupGloo(store, rank, world, options)
 
@@ -226,8 +231,9 @@ class Processes(Group):
         except RuntimeError as error:
             if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
                 raise
-            silent = f"did not answer for {self._timeout:g} seconds" if "timed out" in str(error).lower() else "ended"
-            raise LostError(f"one of the {self.world} processes {silent}") from None
+            is_silent = any(words in str(error).lower() for words in ("timed out", "timeout"))
+            fate = f"did not answer for {self._timeout:g} seconds" if is_silent else "ended"
+            raise LostError(f"one of the {self.world} processes {fate}") from None
 
     @contextmanager
     def together(self) -> Generator[None]:
