@@ -102,6 +102,8 @@ def test_an_unknown_kind_of_feature_is_named(tmp_path: Path, capsys: pytest.Capt
         ("stages.1.min_depth=rankd", "stages.1.min_depth: found 'rankd', did you mean 'ranked'; the log's stages are"),
         ("objective={name: bce, min_depth: shone}", "objective.min_depth: found 'shone', did you mean 'shown'"),
         ("stages.0.quota=11", "stages: retrieval has the quota 11, but the longest list of 2024-01-14 has 11 items"),
+        ("objective={name: lcron, quotas: [12, 5]}", "objective: it keeps 12 items (relevant, objective.quotas), but"),
+        ("relevant=12", "objective: it keeps 12 items (relevant, objective.quotas), but the longest list of"),
         ("data.valid=2024-02-14", f"data.valid: LOG has no day '2024-02-14'; it has {', '.join(DAYS)}\n"),
     ],
 )
@@ -325,6 +327,29 @@ def test_a_run_that_forgot_its_log_says_so(
     (copy / "log.json").write_text("{")
     assert run("evaluate", str(copy)) == 1
     assert "log.json is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "said"),
+    [
+        ("result.json", "evaluate", "result.json is damaged: it is not what a training writes"),
+        ("result.json", "report", "result.json is damaged: it is not what a training writes"),
+        ("metrics.jsonl", "report", "metrics.jsonl line 1 is damaged: it is no JSON"),
+    ],
+)
+def test_files_that_are_cut_off_are_named(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, command: str, said: str
+) -> None:
+    copy = shutil.copytree(trained, tmp_path / "run")
+    text = (copy / name).read_text()
+    (copy / name).write_text(text[: len(text) // 2])
+    assert run(command, str(copy)) == 1
+    assert said in message(capsys)
+
+
+def test_a_report_is_a_file(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("report", str(trained), "--out", str(tmp_path)) == 1
+    assert f"{tmp_path} is a directory, expected a file" in message(capsys)
 
 
 # --- Ctrl-C -------------------------------------------------------------------------------------------------------

@@ -169,6 +169,13 @@ def test_the_report_stands_alone(demonstration: Path) -> None:
     )  # every tag is closed
 
 
+def test_a_demo_takes_the_place_of_no_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").write_text("mine")
+    assert run("demo", "--quick", "--force", "--out", str(tmp_path)) == 1
+    assert f"out: {tmp_path} has config.yaml and no log" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
 def test_demo_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("demo", "--quick", "--seed", "3", "--json") == 0
     printed, err = capsys.readouterr()

@@ -233,8 +233,8 @@ def binary_cross_entropy(p: Numbers, not_p: Numbers, truth: Numbers, w: Numbers)
 def topk_bce(s: Numbers, y: Numbers, w: Numbers, k: int, topk: Any = None, positive_only: bool = True) -> float:
     n = len(s)
     if k >= n:
-        included, left_out = [1.0] * n, [0.0] * n
-    elif topk is None:
+        return 0.0  # all are included, whatever their scores
+    if topk is None:
         descending = sorted(s, reverse=True)
         threshold = (descending[k - 1] + descending[k]) / 2
         included, left_out = ([sigmoid(sign * (x - threshold)) for x in s] for sign in (1, -1))

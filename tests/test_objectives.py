@@ -283,6 +283,23 @@ def test_learned_weights_follow_the_equation() -> None:
     assert (len(fixed.weights), len(learned.weights)) == (2, 3)
 
 
+@pytest.mark.witness("mask equivalence", "LCRON")
+@pytest.mark.parametrize("topk", TOPK)
+def test_lists_of_which_everything_is_kept_count_for_nothing(topk: str) -> None:
+    """Two lists of four items beside two with as many as the quotas: half of the value of the first two alone."""
+    labels = torch.tensor([2.0, 1.0, 0.0, 0.0], dtype=torch.float64).expand(4, 4)
+    mask = torch.tensor([4, 4, 2, 1])[:, None] > torch.arange(4)
+    scores = [torch.randn(4, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    objective = LCRON(relevant=2, topk=make_topk(topk), e2e_weight="learned").double()
+    with torch.no_grad():
+        objective.weights.copy_(torch.tensor([0.7, 1.2, 1.5]))
+    inputs = [*scores, *objective.parameters()]
+    value = objective(scores, labels, mask=mask)
+    alone = objective([stage[:2] for stage in scores], labels[:2], mask=mask[:2]) / 2
+    torch.testing.assert_close(value, alone)
+    torch.testing.assert_close(torch.autograd.grad(value, inputs), torch.autograd.grad(alone, inputs))
+
+
 @pytest.mark.witness("hand", "LCRON")
 def test_weights_may_be_numbers() -> None:
     """Three items by hand: L_e2e at weight 0.5, both L_single at weight 3, without logarithms; 0 leaves a term out."""

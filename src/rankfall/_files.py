@@ -26,6 +26,8 @@ def write_file(path: Path, content: bytes | str) -> None:
 @contextmanager
 def new_content(path: Path) -> Iterator[Path]:
     """A file to write, which takes the place of `path` in one step once it is on disk, and disappears if that fails."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory, expected a file")
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     try:
         yield temporary

@@ -37,6 +37,7 @@ def demo(
     else:
         if out.exists() and any(out.iterdir()) and not force:
             raise ValueError(f"out: {out} is not empty; name another directory, or write over it with --force")
+        _check_demo(out)
         out.mkdir(parents=True, exist_ok=True)
         result = _run(out, seed, quick)
         write_file(out / "comparison.json", json_text(result) + "\n")
@@ -48,6 +49,13 @@ def demo(
         show(terminal_table(result))
     if out is not None:
         say(f"wrote {out / 'report.html'}; next: rankfall train {out / 'config.yaml'} --out {out / 'runs' / 'own'}")
+
+
+def _check_demo(out: Path) -> None:
+    """Refuse a directory with files of something else; an earlier demo has left a log there before all others."""
+    there = sorted(path.name for path in out.glob("[!.]*"))
+    if there and "log" not in there:
+        raise ValueError(f"out: {out} has {there[0]} and no log, so that is from no demo; name another directory")
 
 
 def _run(out: Path, seed: int, quick: bool) -> dict[str, Any]:

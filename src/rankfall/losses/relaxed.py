@@ -187,7 +187,8 @@ def topk_bce_loss(
 
     .. math:: -\frac{1}{n} \sum_j a_j \log p_j + (1 - a_j) \log(1 - p_j)
 
-    k: number of items included by score, and of relevant items; :math:`a` is membership in the k best labels.
+    k: number of items included by score, and of relevant items; :math:`a` is membership in the k best labels. Of a
+      list that has no more than k items all are included, whatever their scores: its loss is 0.
     topk: inclusion function from :func:`rankfall.ops.topk`, default ``topk("dftopk")``. L_single of LCRON is this
       loss with ``topk("neural_sort", tau=...)``.
 
@@ -202,7 +203,8 @@ def topk_bce_loss(
     log_in, log_out = log_inclusion(make_topk("dftopk") if topk is None else topk, scores, k, mask=mask)
     cost = -(truth * log_in + (1 - truth) * log_out)
     per_list = list_mean(cost if of_items is None else cost * of_items, mask)
-    return reduce_lists(per_list.masked_fill(~(truth > 0).any(-1), 0.0), weight=weight, reduction=reduction)
+    counts = (truth > 0).any(-1) & (mask.sum(-1) > k)
+    return reduce_lists(per_list.masked_fill(~counts, 0.0), weight=weight, reduction=reduction)
 
 
 def _softly_sorted(

@@ -38,6 +38,8 @@ class Impression:
 class Objective(nn.Module):
     """A function of all stages' scores. The terms in :meth:`parts` add up to the value."""
 
+    kept: Sequence[int] = ()  # numbers of items of which it learns whether they are kept; longer lists alone can tell
+
     def __init__(self, stages: int) -> None:
         super().__init__()
         self.stages = check_count("stages", stages)

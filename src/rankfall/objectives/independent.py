@@ -229,6 +229,7 @@ class ARFv2(_Adaptive):
     ) -> None:
         super().__init__(stages, tau, sort)
         self.relevant = check_count("relevant", relevant)
+        self.kept = [relevant]
         if topk is None:
             topk = make_topk("neural_sort") if tau is None else make_topk("neural_sort", tau=tau)
         self.topk = topk

@@ -63,14 +63,13 @@ class LCRON(Objective):
         self.single_weight = _check_weight("single_weight", single_weight)
         if self.e2e_weight == self.single_weight == 0:
             raise ValueError("e2e_weight and single_weight are both 0: nothing would be trained")
+        self.kept = [*(self.quotas if self.e2e_weight != 0 else ()), *([relevant] if self.single_weight != 0 else ())]
         trained = self.stages * (self.single_weight is None) + (self.e2e_weight is None)
         # that of L_e2e is the last
         self.weights: Tensor = nn.Parameter(torch.ones(trained)) if trained else torch.ones(0)
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
         truth = batch.truth(self.relevant)
-        counts = (truth > 0).any(-1)
-        share = mean_over_lists(counts.to(truth.dtype))
         terms = {}
         at_quota: list[tuple[Tensor, Tensor]] = []
         if self.e2e_weight != 0:
@@ -78,24 +77,26 @@ class LCRON(Objective):
                 log_inclusion(self.topk, scores, quota, mask=batch.mask)
                 for scores, quota in zip(batch.scores, self.quotas, strict=True)
             ]
+            counts = _tells(truth, batch.mask, min(self.quotas))
             e2e = _cross_entropy(truth, *survival(at_quota), batch.mask, counts)
-            terms["e2e"] = self._weighted(e2e, self.e2e_weight, -1, share)
+            terms["e2e"] = self._weighted(e2e, self.e2e_weight, -1, counts)
         if self.single_weight == 0:
             return terms
+        counts = _tells(truth, batch.mask, self.relevant)
         for t, scores in enumerate(batch.scores):
             if at_quota and self.quotas[t] == self.relevant:
                 inclusion = at_quota[t]
             else:
                 inclusion = log_inclusion(self.topk, scores, self.relevant, mask=batch.mask)
             single = _cross_entropy(truth, *inclusion, batch.mask, counts)
-            terms[f"stage{t + 1}/single"] = self._weighted(single, self.single_weight, t, share)
+            terms[f"stage{t + 1}/single"] = self._weighted(single, self.single_weight, t, counts)
         return terms
 
-    def _weighted(self, value: Tensor, fixed: float | None, which: int, share: Tensor) -> Tensor:
+    def _weighted(self, value: Tensor, fixed: float | None, which: int, counts: Tensor) -> Tensor:
         if fixed is not None:
             return fixed * value
-        # `share`: a list without relevant items must not pull the weight to 0 by its logarithm
-        weight = self.weights[which]
+        # lists that do not count must not pull the weight to 0 by its logarithm
+        weight, share = self.weights[which], mean_over_lists(counts.to(value.dtype))
         return value / (2 * weight.square()) + share * weight.abs().log()
 
 
@@ -124,7 +125,12 @@ def survival(inclusions: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tenso
     return log_passed, torch.stack(dropped).logsumexp(0)
 
 
+def _tells(truth: Tensor, mask: Tensor, quota: int) -> Tensor:
+    """Which lists count: those with a relevant item, and with more items than are kept whatever their scores."""
+    return (truth > 0).any(-1) & (mask.sum(-1) > quota)
+
+
 def _cross_entropy(truth: Tensor, log_p: Tensor, log_not_p: Tensor, mask: Tensor, counts: Tensor) -> Tensor:
-    """Mean over lists of the mean over items; lists without a relevant item count 0."""
+    """Mean over lists of the mean over items; lists that do not count are 0."""
     per_list = list_mean(-(truth * log_p + (1 - truth) * log_not_p), mask)
     return mean_over_lists(per_list.masked_fill(~counts, 0.0))

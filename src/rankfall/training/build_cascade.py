@@ -94,6 +94,17 @@ def check_quotas(config: CascadeConfig, loader: ImpressionLoader) -> None:
 # --- objectives -------------------------------------------------------------------------------------------------
 
 
+def check_kept(objective: Objective, loader: ImpressionLoader) -> None:
+    """Refuse an objective that keeps all items of any list: it would learn nothing of what to drop."""
+    most = max(objective.kept, default=0)
+    if most >= loader.width:
+        raise ConfigError(
+            f"objective: it keeps {most} items (relevant, objective.quotas), but the longest list of "
+            f"{', '.join(loader.days)} has {loader.width} items, so it would drop nothing; expected less than "
+            f"{loader.width}, or longer lists (data.negatives)"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Temperature:
     """A temperature that changes over a training; operators hold its tensor."""

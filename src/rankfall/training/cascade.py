@@ -18,7 +18,14 @@ from rankfall.data import ImpressionLoader, ImpressionLog
 from rankfall.data.meaning import meaning_of
 from rankfall.objectives import BCE, Objective
 from rankfall.training.advice import advice
-from rankfall.training.build_cascade import Optimizers, check_quotas, make_cascade, make_objective, with_depths
+from rankfall.training.build_cascade import (
+    Optimizers,
+    check_kept,
+    check_quotas,
+    make_cascade,
+    make_objective,
+    with_depths,
+)
 from rankfall.training.cascade_config import CascadeConfig, Role
 from rankfall.training.config import dump_absolute
 from rankfall.training.distributed import ALONE
@@ -192,6 +199,7 @@ class LogLearner(CascadeLearner):
         self.group = group
         super().__init__(config, out, log.features)
         self.loader = make_loader(log, config, "train", group)
+        check_kept(self.objective, self.loader)
         self.valid = make_loader(log, config, "valid")
         self.batches = config.training.epochs * len(self.loader)
 

@@ -105,14 +105,25 @@ def is_finished(directory: Path) -> bool:
 
 def read_result(directory: Path) -> TrainResult:
     """What came of a finished training."""
-    result: dict[str, Any] = json.loads((directory / RESULT).read_text())
-    return TrainResult(**result)
+    path = directory / RESULT
+    try:
+        return TrainResult(**json.loads(path.read_text()))
+    except (ValueError, TypeError):
+        raise ValueError(f"{path} is damaged: it is not what a training writes") from None
 
 
 def read_lines(directory: Path) -> list[dict[str, Any]]:
     """What is known after each epoch of a run."""
     path = directory / METRICS
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    if not path.is_file():
+        return []
+    found = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            raise ValueError(f"{path} line {number} is damaged: it is no JSON") from None
+    return found
 
 
 def check_free(out: Path, *, force: bool, resume: bool) -> None:

@@ -30,7 +30,7 @@ from rankfall._settings import ConfigError
 from rankfall.data.loader import FirstDays
 from rankfall.data.log import open_day
 from rankfall.data.meaning import check_meaning, meaning_of
-from rankfall.training.build_cascade import check_quotas, has_schedule, with_depths
+from rankfall.training.build_cascade import check_kept, check_quotas, has_schedule, make_objective, with_depths
 from rankfall.training.cascade import (
     CascadeLearner,
     Epoch,
@@ -118,6 +118,7 @@ def stream(
     else:
         there = [day for day in days if day in log.days]
         check_quotas(config, measuring_loader(log, config, there[1:] or there, first_days))
+        check_kept(make_objective(config)[0], training_loader(log, config, there, first_days=first_days))
     with repeatable(config.training.seed, config.training.threads):
         try:
             learner = _DayLearner(config, out, log, days, first_days)
