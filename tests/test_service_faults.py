@@ -177,7 +177,7 @@ def test_one_slow_call_says_nothing_of_the_next() -> None:
 
 def test_nobody_waits_beyond_the_deadline() -> None:
     with gated(batch=1) as (service, gate, ask):
-        running_late, waiting_late = ask(k=1, deadline=300), ask(k=2, deadline=300)
+        running_late, waiting_late = ask(k=1, deadline=1000), ask(k=2, deadline=1000)
         assert running_late.result().code == waiting_late.result().code == 504  # and the gate is still closed
         assert running_late.result().json["field"] == "deadline"
         assert service.service.batcher.waiting == 0
@@ -335,7 +335,7 @@ def test_overload_refuses_and_answers_but_never_fails() -> None:
 
 def test_a_slow_body_takes_no_place_and_is_given_up() -> None:
     with (
-        running(platform_bundle(), queue=2, body_seconds=0.5) as service,  # one place for us, one for who comes then
+        running(platform_bundle(), queue=2, body_seconds=1.5) as service,  # one place for us, one for who comes then
         ThreadPoolExecutor(4) as pool,
         service.client() as client,
     ):
@@ -356,7 +356,7 @@ def test_endless_headers_are_refused() -> None:
 
 @pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nHo", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /h"])
 def test_who_does_not_finish_the_headers_is_hung_up_on(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "_SECONDS", 0.3)
+    monkeypatch.setattr(protocol, "_SECONDS", 1.0)
     with (
         running(platform_bundle()) as service,
         socket.create_connection(("127.0.0.1", service.port), timeout=60) as connection,
