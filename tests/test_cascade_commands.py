@@ -332,8 +332,8 @@ def test_a_run_that_forgot_its_log_says_so(
 @pytest.mark.parametrize(
     ("name", "command", "said"),
     [
-        ("result.json", "evaluate", "result.json is damaged: it is not what a training writes"),
-        ("result.json", "report", "result.json is damaged: it is not what a training writes"),
+        ("result.json", "evaluate", "result.json is damaged: it is no JSON"),
+        ("result.json", "report", "result.json is damaged: it is no JSON"),
         ("metrics.jsonl", "report", "metrics.jsonl line 1 is damaged: it is no JSON"),
     ],
 )

@@ -230,6 +230,11 @@ def has_positive(labels: Tensor, mask: Tensor) -> Tensor:
     return ((labels > 0) & mask).any(-1)
 
 
+def can_miss(truth: Tensor, mask: Tensor, k: int) -> Tensor:
+    """Lists of whose relevant items the first k may miss some: it has some, and more than k items altogether."""
+    return has_positive(truth, mask) & (mask.sum(-1) > k)
+
+
 def reduce_lists(per_list: Tensor, *, weight: Tensor | None, reduction: Reduction) -> Tensor:
     """One value a list -> what the caller asked for. A per-list weight makes the mean a weighted mean.
 

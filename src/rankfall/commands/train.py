@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from contextlib import contextmanager
@@ -247,8 +246,7 @@ def _table(result: TrainResult, metric: str, out: Path) -> Table:
 
 def _best_validation(result: TrainResult, metric: str, out: Path) -> dict[str, float]:
     """All that the best validation measured, where the run has it."""
-    from rankfall.training.run import METRICS
+    from rankfall.training.run import read_lines
 
-    lines = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
-    best: dict[str, Any] = next((line for line in lines if line["epoch"] == result.best_epoch), {})
+    best: dict[str, Any] = next((line for line in read_lines(out) if line["epoch"] == result.best_epoch), {})
     return {**best.get("validation", {}), metric: result.best_metric}

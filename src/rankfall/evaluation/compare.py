@@ -56,7 +56,7 @@ from rankfall.training import funnel
 from rankfall.training.cascade_config import CascadeConfig
 from rankfall.training.config import RankerConfig, dump_absolute
 from rankfall.training.ranker import load_lists, load_run
-from rankfall.training.run import CONFIG, RESULT
+from rankfall.training.run import CONFIG, RESULT, read_json
 from rankfall.training.scoring import score
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def is_done(step: Step) -> bool:
 def validation(run: Run) -> float | None:
     """The validation metric that a run has reached, if it is trained."""
     try:
-        content = json.loads((run.directory / RESULT).read_text())
+        content = read_json(run.directory / RESULT)
     except FileNotFoundError:
         return None
     value: float = content["best_metric"]

@@ -23,7 +23,7 @@ from rankfall.training import cascade
 from rankfall.training.cascade_config import CascadeConfig
 from rankfall.training.config import Role
 from rankfall.training.ranker import load_lists, load_run
-from rankfall.training.run import LOG, read_config
+from rankfall.training.run import LOG, read_config, read_json
 from rankfall.training.scoring import measure, score
 from rankfall.training.values import values_table
 
@@ -126,11 +126,9 @@ def _evaluate_cascade(
 def _check_log(run_dir: Path, model: Cascade, log: ImpressionLog) -> list[str]:
     """Refuse a log whose ids or numbers mean something else than those of the training; what is worth a warning."""
     try:
-        trained = json.loads((run_dir / LOG).read_text())
+        trained = read_json(run_dir / LOG)
     except FileNotFoundError:
         return [f"{run_dir} has no {LOG}, so nobody knows whether the ids of {log.path} are those of the training"]
-    except ValueError:
-        raise ValueError(f"{run_dir / LOG} is damaged: it is no JSON") from None
     return check_meaning(trained, log, used=_features_of(model))
 
 

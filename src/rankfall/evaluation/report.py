@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from rankfall._files import write_file
 from rankfall.evaluation import page
 from rankfall.evaluation.page import Bar, Cell
-from rankfall.evaluation.run_report import read_json, run_report
+from rankfall.evaluation.run_report import run_report
 from rankfall.evaluation.stream_report import STREAM, STREAM_CONFIG, learned, stream_sections
 from rankfall.evaluation.table import caption, repeats, rows, short, unit, why_incomplete
 from rankfall.training.funnel import JOINT
-from rankfall.training.run import CONFIG, REPORT
+from rankfall.training.run import CONFIG, REPORT, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from rankfall.evaluation.table import short
 from rankfall.metrics.named import parse
 from rankfall.training.cascade_config import CascadeConfig
 from rankfall.training.funnel import JOINT
-from rankfall.training.run import CONFIG, DAYS, is_finished, read_config, read_lines, read_result
+from rankfall.training.run import CONFIG, DAYS, is_finished, read_config, read_json, read_lines, read_result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,15 +83,6 @@ def _main_metric(config: RankerConfig | CascadeConfig, measured: _Measured) -> s
     """What the page looks at more closely."""
     wanted = JOINT if isinstance(config, CascadeConfig) else config.training.metric
     return wanted if wanted in measured.summary["metrics"] else next(iter(measured.summary["metrics"]))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The content of a file that was written by us."""
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ValueError(f"{path} is damaged: it is no JSON") from None
-    return content
 
 
 def _measured(run: Path) -> _Measured | None:

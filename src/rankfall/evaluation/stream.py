@@ -37,7 +37,7 @@ from rankfall.evaluation.stream_summary import day_entry, measured, overall
 from rankfall.evaluation.stream_table import markdown_tables
 from rankfall.evaluation.workers import Failure, run_tasks
 from rankfall.training.config import dump_absolute
-from rankfall.training.run import REPORT, Stopped, SurroundingsError, is_finished, read_lines, read_result
+from rankfall.training.run import REPORT, Stopped, SurroundingsError, is_finished, read_json, read_lines, read_result
 from rankfall.training.stream import check_begun, stream
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class _Stream:
         """The log, once it and what the directory holds were checked."""
         _check_free(self.out, resume=resume, force=force)
         if resume and (self.out / LEDGER).is_file():
-            self.ledger = json.loads((self.out / LEDGER).read_text())
+            self.ledger = read_json(self.out / LEDGER)
         log = self.look()
         self.check(log)
         return log

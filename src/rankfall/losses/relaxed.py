@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rankfall._lists import (
     Reduction,
+    can_miss,
     check_count,
     check_lists,
     discounts,
@@ -203,8 +204,8 @@ def topk_bce_loss(
     log_in, log_out = log_inclusion(make_topk("dftopk") if topk is None else topk, scores, k, mask=mask)
     cost = -(truth * log_in + (1 - truth) * log_out)
     per_list = list_mean(cost if of_items is None else cost * of_items, mask)
-    counts = (truth > 0).any(-1) & (mask.sum(-1) > k)
-    return reduce_lists(per_list.masked_fill(~counts, 0.0), weight=weight, reduction=reduction)
+    per_list = per_list.masked_fill(~can_miss(truth, mask, k), 0.0)
+    return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
 def _softly_sorted(

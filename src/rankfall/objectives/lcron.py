@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import check_count, list_mean, mean_over_lists
+from rankfall._lists import can_miss, check_count, list_mean, mean_over_lists
 from rankfall.objectives._stages import Impression, Objective, check_quotas
 from rankfall.ops import log_inclusion
 from rankfall.ops import topk as make_topk
@@ -77,12 +77,12 @@ class LCRON(Objective):
                 log_inclusion(self.topk, scores, quota, mask=batch.mask)
                 for scores, quota in zip(batch.scores, self.quotas, strict=True)
             ]
-            counts = _tells(truth, batch.mask, min(self.quotas))
+            counts = can_miss(truth, batch.mask, min(self.quotas))
             e2e = _cross_entropy(truth, *survival(at_quota), batch.mask, counts)
             terms["e2e"] = self._weighted(e2e, self.e2e_weight, -1, counts)
         if self.single_weight == 0:
             return terms
-        counts = _tells(truth, batch.mask, self.relevant)
+        counts = can_miss(truth, batch.mask, self.relevant)
         for t, scores in enumerate(batch.scores):
             if at_quota and self.quotas[t] == self.relevant:
                 inclusion = at_quota[t]
@@ -123,11 +123,6 @@ def survival(inclusions: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tenso
         dropped.append(log_passed + log_not_p)
         log_passed = log_passed + log_p
     return log_passed, torch.stack(dropped).logsumexp(0)
-
-
-def _tells(truth: Tensor, mask: Tensor, quota: int) -> Tensor:
-    """Which lists count: those with a relevant item, and with more items than are kept whatever their scores."""
-    return (truth > 0).any(-1) & (mask.sum(-1) > quota)
 
 
 def _cross_entropy(truth: Tensor, log_p: Tensor, log_not_p: Tensor, mask: Tensor, counts: Tensor) -> Tensor:

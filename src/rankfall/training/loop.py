@@ -44,6 +44,7 @@ from rankfall.training.run import (
     clear_temporary,
     is_finished,
     read_config,
+    read_json,
     read_result,
 )
 from rankfall.training.track import Trackers
@@ -365,7 +366,7 @@ def _finished(
     if not is_finished(out):
         return None
     if (out / DATA).is_file():
-        check_same_data(out, json.loads((out / DATA).read_text()), data)
+        check_same_data(out, read_json(out / DATA), data)
     on_notice(f"{out} is finished already")
     Checkpoints(out / CHECKPOINTS, 1).clear()  # of which some are left if it was killed in its last moment
     return read_result(out)

@@ -103,13 +103,21 @@ def is_finished(directory: Path) -> bool:
     return (directory / RESULT).is_file()
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The content of a file that was written by us."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ValueError(f"{path} is damaged: it is no JSON") from None
+    return content
+
+
 def read_result(directory: Path) -> TrainResult:
     """What came of a finished training."""
-    path = directory / RESULT
     try:
-        return TrainResult(**json.loads(path.read_text()))
-    except (ValueError, TypeError):
-        raise ValueError(f"{path} is damaged: it is not what a training writes") from None
+        return TrainResult(**read_json(directory / RESULT))
+    except TypeError:
+        raise ValueError(f"{directory / RESULT} is damaged: it is not what a training writes") from None
 
 
 def read_lines(directory: Path) -> list[dict[str, Any]]:

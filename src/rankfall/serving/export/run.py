@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from rankfall.serving.export.reading import check_reading
 from rankfall.serving.export.rules import request_rules, vocabularies_of
 from rankfall.serving.export.write import QUERIES, Source, has_index, scorer_of, write_bundle
 from rankfall.training.cascade_config import CascadeConfig
-from rankfall.training.run import CHECKPOINTS, CONFIG, LOG, is_finished, read_config
+from rankfall.training.run import CHECKPOINTS, CONFIG, LOG, is_finished, read_config, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -162,11 +161,9 @@ def _log_of(items: Path | None) -> list[ImpressionLog]:
 def _check_logs(run: Path, inputs: Sequence[str], logs: Sequence[ImpressionLog]) -> list[str]:
     """Refuse logs whose ids or numbers mean something else than those of the training; what is worth a warning."""
     try:
-        trained = json.loads((run / LOG).read_text())
+        trained = read_json(run / LOG)
     except FileNotFoundError:
         return [f"{run} has no {LOG}, so nobody knows whether the ids of its log are those of the training"]
-    except ValueError:
-        raise ValueError(f"{run / LOG} is damaged: it is no JSON") from None
     used = {address for name in inputs for address in _addresses(name)}
     return list(dict.fromkeys(note for log in logs for note in check_meaning(trained, log, used=used)))
 
@@ -180,7 +177,7 @@ def _addresses(name: str) -> list[str]:
 def _metrics(run: Path) -> dict[str, Any]:
     """What was measured of the best weights of a run."""
     files = (("test", "evaluation.json"), ("valid", "evaluation-valid.json"), ("training", "result.json"))
-    return {name: json.loads((run / file).read_text()) for name, file in files if (run / file).is_file()}
+    return {name: read_json(run / file) for name, file in files if (run / file).is_file()}
 
 
 def _about(trained: Trained) -> dict[str, Any]:
