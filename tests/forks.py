@@ -111,6 +111,15 @@ class Fork:
         """As whoever pulls the plug."""
         self.send_signal(signal.SIGKILL)
 
+    def errors(self) -> str:
+        """What it has said on standard error so far."""
+        return self._said[1].read_text()
+
+    def children(self) -> list[int]:
+        """The processes that it has started."""
+        found = Path(f"/proc/{self.pid}/task").glob("*/children")
+        return [int(child) for path in found for child in path.read_text().split()]
+
     def communicate(self) -> tuple[str, str]:
         """Wait for its end; what it said on standard output and standard error."""
         deadline = time.monotonic() + DEADLINE
@@ -119,6 +128,15 @@ class Fork:
             time.sleep(0.01)
         out, err = (path.read_text() for path in self._said)
         return out, err
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process has not ended; what nobody has asked after yet has."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 # --- the program ----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -126,6 +127,15 @@ def eventually(holds: Callable[[], object]) -> None:
     while not holds():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.02)
+
+
+def is_listening(port: int) -> bool:
+    """Whether somebody can connect."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE).close()
+    except ConnectionError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def test_threads_keep_to_the_cores_and_to_the_quota_of_a_container(
         quota.write_text(text)
         found[text] = [settings.share_of_cores(workers) for workers in (1, 2, 8, 99)]
     assert found[""] == found["max 100000"] == [4, 4, 2, 1]  # of 16 cores
-    assert found["150000 100000"] == [2, 1, 1, 1]
+    assert found["150000 100000"] == [1, 1, 1, 1]
     assert found["800000 100000"] == [4, 4, 1, 1]
 
 

@@ -96,13 +96,17 @@ def test_an_unknown_kind_of_feature_is_named(tmp_path: Path, capsys: pytest.Capt
     assert "features.user.age.kind: found 'categorial', did you mean 'categorical'; allowed are" in message(capsys)
 
 
+def test_a_stage_may_keep_everything_in_training_if_a_later_one_does_not(config: Path, tmp_path: Path) -> None:
+    assert run("train", str(config), "objective={name: lcron, quotas: [12, 5]}", "--out", str(tmp_path / "run")) == 0
+
+
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
         ("stages.1.min_depth=rankd", "stages.1.min_depth: found 'rankd', did you mean 'ranked'; the log's stages are"),
         ("objective={name: bce, min_depth: shone}", "objective.min_depth: found 'shone', did you mean 'shown'"),
         ("stages.0.quota=11", "stages: retrieval has the quota 11, but the longest list of 2024-01-14 has 11 items"),
-        ("objective={name: lcron, quotas: [12, 5]}", "objective: it keeps 12 items (relevant, objective.quotas), but"),
+        ("objective={name: lcron, quotas: [13, 12]}", "objective: it keeps 12 items (relevant, objective.quotas), but"),
         ("relevant=12", "objective: it keeps 12 items (relevant, objective.quotas), but the longest list of"),
         ("data.valid=2024-02-14", f"data.valid: LOG has no day '2024-02-14'; it has {', '.join(DAYS)}\n"),
     ],

@@ -23,7 +23,7 @@ from scipy import stats
 
 from command_line import run as run_command
 from elsewhere import counted
-from forks import DEADLINE
+from forks import DEADLINE, is_alive
 from rankfall._settings import ConfigError
 from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.evaluation import compare as comparing
@@ -301,9 +301,12 @@ def test_a_killed_comparison_goes_on(
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.005)
+    workers = process.children()
     process.kill()
     process.communicate()
-    time.sleep(0.5)  # its workers notice
+    while any(is_alive(worker) for worker in workers):  # they notice when their run is done
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     kept = {result.parent.name for result in runs.glob("*/result.json")}
     assert 3 <= len(kept) < 8
     marks = {name: (runs / name / "result.json").stat().st_mtime_ns for name in kept}

@@ -14,7 +14,7 @@ import pytest
 from bundles import platform_bundle
 from rankfall.serving.service.run import server_config
 from rankfall.serving.service.settings import LONGEST_DEADLINE, Settings
-from services import HEADERS, Program, eventually, loaded, requests, running
+from services import HEADERS, Program, eventually, is_listening, loaded, requests, running
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,9 +46,11 @@ def waiting_call(program: Program) -> socket.socket:
     return connection
 
 
-def last_call(program: Program) -> socket.socket:
-    """Such a connection that was made not long before the service took no more of them."""
+def last_call(program: Program, *processes: int) -> socket.socket:
+    """Tell processes of a service to end, and get such a connection that was made not long before it took no more."""
     calls = [waiting_call(program)]
+    for process in processes:
+        os.kill(process, signal.SIGTERM)
 
     def is_closed() -> bool:
         try:
@@ -72,21 +74,13 @@ def finished(connection: socket.socket) -> bytes:
     return answer
 
 
-def is_listening(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=60).close()
-    except ConnectionError:
-        return False
-    return True
-
-
 # --- the time in which balancers hear of it -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_service_that_ends_says_so_and_still_answers(workers: int) -> None:
     expected = loaded(platform_bundle()).rank(requests()[0]).ids
-    with Program(platform_bundle(), "--drain", "4", "--workers", str(workers)) as program:
+    with Program(platform_bundle(), "--drain", LONG, "--workers", str(workers)) as program:
         with program.client() as kept:
             assert "connection" not in kept.get("/health").headers
             program.process.send_signal(signal.SIGTERM)
@@ -99,8 +93,15 @@ def test_a_service_that_ends_says_so_and_still_answers(workers: int) -> None:
                 assert client.post("/rank", requests()[0]).json["ids"] == expected
             # One that is kept is answered, too, and told to ask elsewhere next time.
             assert kept.get("/health").headers["connection"] == "close"
-            with last_call(program) as connection:
-                assert finished(connection).startswith(b"HTTP/1.1 200 ")
+        program.process.send_signal(signal.SIGTERM)  # nobody waits for all of that time
+        assert program.process.wait(60) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_after_that_time_its_socket_closes_and_whoever_has_asked_is_answered(workers: int) -> None:
+    with Program(platform_bundle(), "--drain", "1", "--workers", str(workers)) as program:
+        with last_call(program, program.process.pid) as connection:
+            assert finished(connection).startswith(b"HTTP/1.1 200 ")
         assert program.process.wait(60) == 0
         assert program.process.stderr is not None
         said = program.process.stderr.read()
@@ -118,12 +119,9 @@ def test_a_service_that_ends_without_such_a_time_closes_its_socket() -> None:
 
 
 def test_workers_may_be_told_to_end_by_whoever_ends_all_processes() -> None:
-    with Program(platform_bundle(), "--drain", "4", "--workers", "2") as program:
-        for process in (*program.workers(), program.process.pid):
-            os.kill(process, signal.SIGTERM)
-        eventually(lambda: not is_ready(program))
-        with program.client() as client:
-            assert client.post("/rank", {}).code == 200
+    with Program(platform_bundle(), "--drain", "1", "--workers", "2") as program:
+        with last_call(program, *program.workers(), program.process.pid) as connection:
+            assert finished(connection).startswith(b"HTTP/1.1 200 ")
         assert program.process.wait(60) == 0
 
 

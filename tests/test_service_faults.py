@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import threading
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bundles import platform_bundle
-from rankfall.serving import RequestError
+from rankfall.serving import Bundle, RequestError
 from rankfall.serving.service import protocol
 from services import (
     HEADERS,
@@ -371,7 +372,8 @@ def test_who_does_not_finish_the_headers_is_hung_up_on(said: bytes, monkeypatch:
 # --- swaps --------------------------------------------------------------------------------------------------------
 
 
-def test_swaps_under_load_lose_and_mix_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_swaps_under_load_lose_and_mix_nothing(tmp_path: Path, threads: int) -> None:
     paths = [platform_bundle(), ranking_bundle()]
     bad = spoiled(platform_bundle(), tmp_path / "bad")
     expected = {model_of(path): [ranking.ids for ranking in loaded(path).rank(requests())] for path in paths}
@@ -387,7 +389,11 @@ def test_swaps_under_load_lose_and_mix_nothing(tmp_path: Path) -> None:
                 seen[answer.json["model"]] += 1
         return seen
 
-    with running(platform_bundle()) as service, ThreadPoolExecutor(4) as pool, service.client() as admin:
+    with (
+        running(platform_bundle(), threads=threads) as service,
+        ThreadPoolExecutor(4) as pool,
+        service.client() as admin,
+    ):
         clients = [pool.submit(ask, number) for number in range(4)]
         try:
             for number in range(12):
@@ -433,6 +439,34 @@ def test_bundles_that_were_replaced_are_gone() -> None:
             client.get("/model")
             assert client.reload([ranking_bundle(), platform_bundle()][number % 2]).code == 200
         eventually(lambda: not any(bundle() for bundle in old))
+
+
+def test_calls_without_an_answer_keep_no_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does any circle that only the garbage collector would find."""
+    run, opened = Bundle.run, threading.Event()
+
+    def gated_run(bundle: Bundle, batch: Batch, *, explain: bool = False) -> Answers:
+        assert opened.wait(60)
+        return run(bundle, batch, explain=explain)
+
+    gc.disable()
+    try:
+        with running(platform_bundle()) as service, service.client() as client:
+            old = weakref.ref(service.service.slots["main"].bundle)  # type: ignore[union-attr]
+            monkeypatch.setattr(Bundle, "run", gated_run)
+            for _ in range(2):  # while it is computed, and in the line
+                assert client.post("/rank", {"deadline": 100}).code == 504
+            with socket.create_connection(("127.0.0.1", service.port), timeout=60) as connection:
+                connection.sendall(HEADERS + b"{}".ljust(100))
+                eventually(lambda: service.service.batcher.waiting)
+            eventually(lambda: client.metric('rankfall_requests_total{code="499",endpoint="/rank"}'))
+            assert client.post("/rank", {"exclude": [0] * 50_000, "k": 0}).code == 422  # which another thread reads
+            opened.set()
+            assert client.reload(ranking_bundle()).code == 200
+            eventually(lambda: old() is None)
+    finally:
+        opened.set()
+        gc.enable()
 
 
 def test_the_documents_follow_the_bundle() -> None:

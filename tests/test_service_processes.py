@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import socket
-import time
 from http.client import HTTPException
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ import pytest
 
 from bundles import platform_bundle
 from command_line import run
+from forks import is_alive
 from rankfall.serving import files
 from rankfall.serving.service import slots
 from rankfall.serving.service.app import Service
@@ -27,6 +27,7 @@ from services import (
     TOKEN,
     Program,
     eventually,
+    is_listening,
     loaded,
     model_of,
     ranking_bundle,
@@ -294,14 +295,6 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def is_alive(process: int) -> bool:
-    try:
-        with open(f"/proc/{process}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_what_is_under_way_is_answered_at_the_end(number: int) -> None:
     body = json.dumps({"requests": requests() * 16, "deadline": 60_000}).encode()
@@ -313,7 +306,7 @@ def test_what_is_under_way_is_answered_at_the_end(number: int) -> None:
         connection.sendall(head)
         assert connection.recv(100).startswith(b"HTTP/1.1 100 ")  # it waits for the body
         program.process.send_signal(number)
-        time.sleep(0.3)  # so that the end has begun
+        eventually(lambda: not is_listening(program.port))
         connection.sendall(body)
         answer = b""
         while part := connection.recv(65536):

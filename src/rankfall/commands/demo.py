@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rankfall._files import write_file
+from rankfall._manifest import MANIFEST
 from rankfall.commands.terminal import examples, json_text, progress, say, show, show_json
 
 EXAMPLES = examples("rankfall demo", "rankfall demo --out demo --seed 1", "rankfall demo --quick --json")
@@ -54,7 +55,7 @@ def demo(
 def _check_demo(out: Path) -> None:
     """Refuse a directory with files of something else; an earlier demo has left a log there before all others."""
     there = sorted(path.name for path in out.glob("[!.]*"))
-    if there and "log" not in there:
+    if there and not (out / "log" / MANIFEST).is_file():
         raise ValueError(f"out: {out} has {there[0]} and no log, so that is from no demo; name another directory")
 
 

@@ -155,7 +155,8 @@ def relax_loss(
     .. math:: -\frac{1}{|a|} \sum_j a_j \log \Big(\frac{1}{m} \sum_{i \le m} \hat P_{ij}\Big)
 
     m: number of items kept by score. k: number of relevant items; :math:`a` is membership in the k best labels.
-    The factor 1/m is the paper's: the loss of a perfect list is about log m, not 0.
+    The factor 1/m is the paper's: the loss of a perfect list is about log m, not 0. So is that of a list of at most m
+    items, which cannot miss any; only :func:`topk_bce_loss` leaves such lists out.
 
     Two equal scores give either item half of rank 1, which costs log 2:
 

@@ -63,7 +63,7 @@ class LCRON(Objective):
         self.single_weight = _check_weight("single_weight", single_weight)
         if self.e2e_weight == self.single_weight == 0:
             raise ValueError("e2e_weight and single_weight are both 0: nothing would be trained")
-        self.kept = [*(self.quotas if self.e2e_weight != 0 else ()), *([relevant] if self.single_weight != 0 else ())]
+        self.kept = [min(self.quotas)] * (self.e2e_weight != 0) + [relevant] * (self.single_weight != 0)
         trained = self.stages * (self.single_weight is None) + (self.e2e_weight is None)
         # that of L_e2e is the last
         self.weights: Tensor = nn.Parameter(torch.ones(trained)) if trained else torch.ones(0)

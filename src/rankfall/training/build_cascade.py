@@ -95,7 +95,7 @@ def check_quotas(config: CascadeConfig, loader: ImpressionLoader) -> None:
 
 
 def check_kept(objective: Objective, loader: ImpressionLoader) -> None:
-    """Refuse an objective that keeps all items of any list: it would learn nothing of what to drop."""
+    """Refuse an objective of which some term keeps all items of every list: it would learn nothing of what to drop."""
     most = max(objective.kept, default=0)
     if most >= loader.width:
         raise ConfigError(

@@ -69,15 +69,18 @@ class Endpoint:
             if error.reason is not None:
                 self._metrics.refused(error.reason)
             reply = error_reply(error)
-        except GoneError:
+            _forget_frames(error)
+        except GoneError as error:
             self._metrics.call(self._path, _HUNG_UP, perf_counter() - begin)
+            _forget_frames(error)
             return
-        except Exception:
+        except Exception as error:
             _log.exception("%s failed", self._path)
             reply = error_reply(RefusedError(500, "the service failed to answer, which its log explains"))
+            _forget_frames(error)
         self._metrics.call(self._path, reply.code, perf_counter() - begin)
         if self._ending.has_begun:  # so that nobody keeps a connection that will be gone
-            reply = replace(reply, headers={*reply.headers, _CLOSE})
+            reply = replace(reply, headers=dict.fromkeys([*reply.headers, _CLOSE]))
         await reply.send(send)
 
 
@@ -167,6 +170,17 @@ async def _life(app: FastAPI) -> AsyncIterator[None]:
     app.batcher.stop()
     app.bodies.stop()
     sys.setswitchinterval(before)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Let go of what was at work when an error was raised.
+
+    The future of a request keeps its error, the error its frames, and these the request with its bundle: a circle, in
+    which a bundle that was replaced would stay until Python looks for circles, which it rarely does.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
 
 
 def _check_host(host: bytes | None) -> None:

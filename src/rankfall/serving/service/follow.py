@@ -13,6 +13,8 @@ import os
 import shutil
 import signal
 import sys
+import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from math import inf
@@ -36,6 +38,7 @@ _log = logging.getLogger(__name__)
 _SECONDS = 0.5  # between two looks at what other workers did,
 _LOOKS = 2  # every so many of which the watched places are looked at, too
 _LOW = 10  # of 0 to 19, the priority of loading bundles
+_UNDER_WAY = 2.0  # seconds that swaps wait for requests to let go of a bundle that was replaced
 _PAUSE = 30.0  # seconds before a bundle that could not be read is tried again
 
 
@@ -191,12 +194,15 @@ class Follower:
     # --- swaps ----------------------------------------------------------------------------------------------------
 
     def _put(self, slot: str, served: Served) -> None:
-        old = [self._slots[slot]]
+        old = self._slots[slot]
         self._slots.put(slot, served)
         if self._task is not None:  # what a worker starts with is no news
             self._metrics.swap("taken")
             _log.info("%s serves %s", slot, served)
-        self._thread.submit(_let_go, old)
+        if old is not None:
+            gone = threading.Event()
+            weakref.finalize(old, gone.set)
+            self._thread.submit(_let_go, [old], gone)
 
     async def _tell(self, slot: str, served: Served, seen: str | None = None) -> None:
         entry = await self._in_thread(lambda: self._board.write(slot, served, seen=seen))
@@ -216,9 +222,10 @@ def _step_back() -> None:
         _log.info("bundles are loaded with the usual priority: %s", error)
 
 
-def _let_go(old: list[Served | None]) -> None:
-    """Close the files of a bundle, unless somebody still waits for its answer, and give its memory back."""
+def _let_go(old: list[Served], gone: threading.Event) -> None:
+    """Close the files of a bundle when nobody waits for its answer any more, and give its memory back."""
     old.clear()
+    gone.wait(_UNDER_WAY)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # glibc, which would keep what is free: hundreds of megabytes
         trim(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,7 @@ def _quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         most, period = file.read_text().split()
     except (OSError, ValueError):  # no container of this sort
         return _MANY
-    return _MANY if most == "max" else math.ceil(int(most) / int(period))
+    return _MANY if most == "max" else int(most) // int(period)
 
 
 @dataclass(frozen=True)

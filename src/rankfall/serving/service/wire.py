@@ -58,7 +58,7 @@ def named(message: str) -> RefusedError:
 
 def late() -> RefusedError:
     """What is said at a deadline."""
-    return RefusedError(504, "deadline: it is over, and there is no answer yet", "deadline", reason="deadline")
+    return RefusedError(504, "deadline: there is no answer before it is over", "deadline", reason="deadline")
 
 
 class GoneError(Exception):
