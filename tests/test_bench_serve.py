@@ -11,6 +11,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -26,7 +27,7 @@ from rankfall.benchmarks.serving import load, serve, soak
 from rankfall.benchmarks.serving.answers import Judge, expected_answers, model_name, wrong_strangers
 from rankfall.benchmarks.serving.bare import BareCalls
 from rankfall.benchmarks.serving.bundles import bad_bundles, requests_like_examples, seal_again
-from rankfall.benchmarks.serving.load import LOST, Job, drive, write_bodies
+from rankfall.benchmarks.serving.load import LOST, Job, distances, drive, write_bodies
 from rankfall.serving import Bundle
 from rankfall.serving.files import EXAMPLES
 from rankfall.serving.service.settings import share_of_cores
@@ -326,15 +327,24 @@ def test_a_service_is_measured_beside_its_calls(bundle: Bundle, measured: serve.
         # a service cannot answer before its stages have
         assert row.call_ms.p99 > sum(row.parts_ms[name].p50 for name in bundle.names)
     assert [one.batch for one in measured.bare] == list(serve.BATCHES)
-    assert [half.threads for half in measured.half_rates] == [None, *threads]
-    for half in measured.half_rates[1:]:
+    halves = [(half.threads, half.even) for half in measured.half_rates]
+    assert halves == [(whose, even) for whose in (None, *threads) for even in (True, False)]
+    for half in measured.half_rates:
         rates = [row.requests_per_second for row in measured.rows if row.threads == half.threads]
-        assert half.requests_per_second in [rate / 2 for rate in rates]
-    assert measured.half_rates[0].requests_per_second == pytest.approx(measured.bare[0].requests_per_second / 2)
+        rates = rates or [measured.bare[0].requests_per_second]
+        assert half.requests_per_second in [pytest.approx(rate / 2) for rate in rates]
     # only what computes with one thread, as the bare calls do, can be compared with them
     assert {row.threads for row in measured.rows if row.overhead is not None} == {1}
     assert measured.score_all is not None
     assert measured.score_all.items == len(bundle.items)
+
+
+def test_requests_come_at_random_times_or_at_equal_distances() -> None:
+    assert set(islice(distances(50.0, even=True, seed=0), 100)) == {1 / 50}
+    found = np.array(list(islice(distances(50.0, even=False, seed=0), 10_000)))
+    assert found.mean() == pytest.approx(1 / 50, rel=0.05)
+    assert (found > 1 / 50).mean() == pytest.approx(np.exp(-1), rel=0.05)  # those of a Poisson process are exponential
+    assert np.corrcoef(found[1:], found[:-1])[0, 1] == pytest.approx(0, abs=0.05)
 
 
 def test_the_cpu_time_of_bare_calls_is_that_of_their_thread() -> None:

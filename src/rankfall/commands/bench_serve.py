@@ -47,9 +47,9 @@ def serve(
 
     `rankfall serve` runs as a process of its own and is asked by another: by 1, 8 and 32 clients that wait for their
     answers, with one request or 32 of them in a call, in turns with the bare calls on the same requests; once with one
-    thread, as these have, and once with as many as it has by default. Then requests arrive at random times at half of
-    the largest rate. The simulated bundle has two stages, which keep
-    200 and 20 items, and sequences of up to 50 events; making it takes a minute.
+    thread, as these have, and once with as many as it has by default. Then requests arrive at half of the largest
+    rate, at equal distances and at random times. The simulated bundle has two stages, which keep 200 and 20 items, and
+    sequences of up to 50 events; making it takes a minute.
     """
     _need_serving()
     from rankfall.benchmarks.serving.serve import measure, promises, steps
@@ -178,7 +178,8 @@ def _show_serve(report: Report) -> None:
     show("")
     for half in report.half_rates:
         whose = "the bare calls" if half.threads is None else _count(half.threads)
-        rate = f"{half.requests_per_second:,.0f} requests/s, half of the most of {whose}"
+        times = "equal distances" if half.even else "random times"
+        rate = f"{half.requests_per_second:,.0f} requests/s at {times}, half of the most of {whose}"
         show(f"at {rate}: {_spread(half.call_ms)}, {half.tail:.1f} times as much; {_late(half.late_ms)}")
     if report.score_all is not None:
         whole = report.score_all

@@ -1,9 +1,9 @@
 """A process that asks a service: raw HTTP/1.1 over connections that stay open, with bodies made beforehand.
 
 In a closed loop so many clients each ask again as soon as they are answered, which finds the largest rate. In an open
-loop requests arrive at random times, whether or not earlier ones were answered, and their time counts from when they
-should have been sent: nothing that a slow service delays is left out. By how much this process itself was behind, and
-how much it sent in time, is measured beside it.
+loop requests arrive at random times, or at equal distances, whether or not earlier ones were answered, and their time
+counts from when they should have been sent: nothing that a slow service delays is left out. By how much this process
+itself was behind, and how much it sent in time, is measured beside it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Job:
     bodies: str  # a file with one body a line
     seconds: float
     clients: int = 1  # of a closed loop,
-    rate: float | None = None  # or the requests a second of an open one
+    rate: float | None = None  # or the requests a second of an open one,
+    even: bool = False  # which come at equal distances, not at random times
     warm_up: float = 0.0  # seconds before them that do not count
     patience: float = 30.0  # seconds that answers are waited for at the end
     expected: str | None = None  # a file with the answers of each model, see Judge
@@ -301,13 +302,19 @@ async def _closed_loop(work: _Work) -> Outcome:
     return await work.finish()
 
 
+def distances(rate: float, *, even: bool, seed: int) -> Iterator[float]:
+    """Seconds from one request to the next, for so many a second."""
+    dice = random.Random(seed)
+    while True:
+        yield 1 / rate if even else dice.expovariate(rate)
+
+
 class _OpenLoop:
-    """Requests at random times, on whichever connection is free."""
+    """Requests at certain times, on whichever connection is free."""
 
     def __init__(self, work: _Work, rate: float) -> None:
         self._work = work
-        self._rate = rate
-        self._random = random.Random(work.job.seed)
+        self._distances = distances(rate, even=work.job.even, seed=work.job.seed)
         self._free: list[_Connection] = []
         self._open = 0
         self._queue: deque[tuple[float, float]] = deque()  # requests that found no connection: due, and got to
@@ -315,7 +322,7 @@ class _OpenLoop:
 
     async def run(self) -> Outcome:
         due = self._work.start()
-        while (due := due + self._random.expovariate(self._rate)) < self._work.ends:
+        while (due := due + next(self._distances)) < self._work.ends:
             if (ahead := due - time.perf_counter()) > 0:
                 await asyncio.sleep(ahead)
             self._send(due)

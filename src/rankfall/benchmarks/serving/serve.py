@@ -9,7 +9,6 @@ request does not count the neighbours.
 from __future__ import annotations
 
 import math
-import random
 import statistics
 import tempfile
 import time
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall.benchmarks.serving.bare import PARTS, BareCalls
 from rankfall.benchmarks.serving.bundles import requests_like_examples
-from rankfall.benchmarks.serving.load import Job, drive, write_bodies
+from rankfall.benchmarks.serving.load import Job, distances, drive, write_bodies
 from rankfall.benchmarks.serving.service import running
 from rankfall.serving import Bundle
 from rankfall.serving.service.settings import share_of_cores
@@ -43,6 +42,7 @@ POOL = 2048  # different requests
 DEADLINE = 10_000  # milliseconds: what is slow is measured, too
 WARM_UP = 0.2  # share of a turn that does not count
 HALF = 0.5  # of the largest rate
+ARRIVALS = (True, False)  # whether requests come at equal distances; the last is what is promised
 MOST_OVERHEAD, MOST_TAIL = 0.25, 3.0  # what is promised
 
 
@@ -85,9 +85,10 @@ class Row:
 
 @dataclass(frozen=True)
 class HalfRate:
-    """Requests at random times, half as many as a service can answer, or the bare calls one after the other."""
+    """Half as many requests as a service can answer, or the bare calls one after the other."""
 
     threads: int | None  # None: the bare calls
+    even: bool  # whether requests come at equal distances, so that none has to wait for another; or at random times
     requests_per_second: float
     call_ms: Spread
     tail: float  # p99 over p50, the median of the turns
@@ -132,8 +133,9 @@ class _Turns:
 
 @dataclass
 class _HalfTurns:
-    """What came of turns with requests at random times, at half of the rate of the moment."""
+    """What came of turns at half of the rate of the moment."""
 
+    even: bool
     rates: list[float] = field(default_factory=list)
     times: list[list[float]] = field(default_factory=list)  # of calls, in milliseconds
     late: list[float] = field(default_factory=list)
@@ -149,6 +151,7 @@ class _HalfTurns:
         spreads = [spread(times) for times in self.times]
         return HalfRate(
             threads=threads,
+            even=self.even,
             requests_per_second=statistics.median(self.rates),
             call_ms=spread([one for times in self.times for one in times]),
             tail=statistics.median(one.p99 / one.p50 for one in spreads),
@@ -169,7 +172,7 @@ class _BareTurns:
 def steps(turns: int = TURNS) -> int:
     """How often a measurement reports."""
     services = len(_threads())
-    return 3 + turns * (services * (len(SETTINGS) + 1) + len(BATCHES) + 1)
+    return 3 + turns * (services * (len(SETTINGS) + len(ARRIVALS)) + len(BATCHES) + len(ARRIVALS))
 
 
 def _threads() -> list[int]:
@@ -191,7 +194,7 @@ def measure(path: Path, *, seconds: float, report: Callable[[str], None], turns:
         services = [_Asking(stack.enter_context(_started(path, count)), count, calls, seconds) for count in _threads()]
         report("services started")
         alone = {size: _BareTurns() for size in BATCHES}
-        bare_half = _HalfTurns()
+        bare_halves = [_HalfTurns(even) for even in ARRIVALS]
         for _ in range(turns):
             for size in BATCHES:
                 _bare_turn(bare, batches[size], size, seconds, alone[size])
@@ -200,13 +203,15 @@ def measure(path: Path, *, seconds: float, report: Callable[[str], None], turns:
                     for service in services:
                         service.turn(setting)
                         report(f"{setting[0]} clients, {setting[1]} in a call")
-            _bare_half_turn(bare, batches[1], alone[1], seconds, bare_half)
-            report("bare calls at half of the rate")
-            for service in services:
-                service.half_turn()
-                report("half of the rate")
+            for place, bare_half in enumerate(bare_halves):
+                _bare_half_turn(bare, batches[1], alone[1], seconds, bare_half)
+                report("bare calls at half of the rate")
+                for service in services:
+                    service.half_turn(service.half_turns[place])
+                    report("half of the rate")
         rows = [service.row(setting, alone[_beside(setting)]) for service in services for setting in SETTINGS]
-        half_rates = [bare_half.found(None), *(service.half_rate() for service in services)]
+        half_rates = [half.found(None) for half in bare_halves]
+        half_rates += [half.found(service.threads) for service in services for half in service.half_turns]
     stages = [{"name": name, "quota": quota} for name, quota in zip(bundle.names, bundle.quotas, strict=True)]
     bare_rows = [_bare_row(size, turns_of) for size, turns_of in alone.items()]
     return Report(path.name, len(bundle.items), stages, turns, seconds, bare_rows, rows, half_rates, score_all)
@@ -219,7 +224,7 @@ def promises(report: Report) -> list[tuple[str, str, str, bool]]:
         if row.batch == max(BATCHES) and row.overhead is not None:  # of one thread beside one
             what = f"p50 over the bare calls, {row.clients} x {row.requests_in_call}"
             found.append((what, f"< {MOST_OVERHEAD:.0%}", f"{row.overhead:+.0%}", row.overhead < MOST_OVERHEAD))
-    tail = report.half_rates[-1].tail  # of what users get
+    tail = report.half_rates[-1].tail  # of what users get, at random times
     found.append(("p99 / p50 at half of the largest rate", f"< {MOST_TAIL:g}", f"{tail:.2f}", tail < MOST_TAIL))
     codes = [*(row.not_answered for row in report.rows), *(half.not_answered for half in report.half_rates)]
     failed = sum(sum(of.values()) for of in codes)
@@ -269,14 +274,14 @@ def _calls(bare: BareCalls, batches: Sequence[dict[str, NDArray[Any]]], seconds:
 def _bare_half_turn(
     bare: BareCalls, calls: Sequence[dict[str, NDArray[Any]]], alone: _BareTurns, seconds: float, turns: _HalfTurns
 ) -> None:
-    """Bare calls for requests at random times, one after the other in the order in which these come."""
+    """Bare calls, one after the other in the order in which requests come."""
     _calls(bare, calls, WARM_UP * seconds)
     rate = HALF * 1e3 / statistics.mean(alone.walls[-1])
-    dice, times, late = random.Random(len(turns.rates)), list[float](), list[float]()
+    times, late = list[float](), list[float]()
     due = time.perf_counter()
     ends = due + seconds
-    for arrays in cycle(calls):
-        due += dice.expovariate(rate)
+    for arrays, distance in zip(cycle(calls), distances(rate, even=turns.even, seed=len(turns.rates)), strict=False):
+        due += distance
         if due >= ends:
             break
         free = time.perf_counter()
@@ -325,12 +330,12 @@ class _Asking:
     """A service with so many threads, the calls that it is asked, and what came of them."""
 
     def __init__(self, service: Service, threads: int, calls: _Calls, seconds: float) -> None:
+        self.threads = threads
+        self.half_turns = [_HalfTurns(even) for even in ARRIVALS]
         self._service = service
-        self._threads = threads
         self._calls = calls
         self._seconds = seconds
         self._turns = {setting: _Turns() for setting in SETTINGS}
-        self._half_turns = _HalfTurns()
 
     def turn(self, setting: tuple[int, int]) -> None:
         clients, in_call = setting
@@ -344,17 +349,14 @@ class _Asking:
             turns.cpu_ms.append((after - before) * 1e3 / (outcome.asked * in_call))
 
     def row(self, setting: tuple[int, int], bare: _BareTurns) -> Row:
-        return _row(self._threads, setting, self._turns[setting], bare)
+        return _row(self.threads, setting, self._turns[setting], bare)
 
-    def half_turn(self) -> None:
+    def half_turn(self, turns: _HalfTurns) -> None:
         """Ask at half of the largest rate that single requests had in this turn."""
         last = [turns.outcomes[-1] for (_, in_call), turns in self._turns.items() if in_call == 1]
         rate = HALF * max(outcome.in_time / outcome.seconds for outcome in last)
-        outcome = drive(self._job(1, self._seconds, rate=rate, seed=len(self._half_turns.rates)))
-        self._half_turns.add(rate, outcome.latency.get(200, []), outcome.late, outcome.not_answered())
-
-    def half_rate(self) -> HalfRate:
-        return self._half_turns.found(self._threads)
+        outcome = drive(self._job(1, self._seconds, rate=rate, even=turns.even, seed=len(turns.rates)))
+        turns.add(rate, outcome.latency.get(200, []), outcome.late, outcome.not_answered())
 
     def _job(self, in_call: int, seconds: float, **how: Any) -> Job:
         bodies = str(self._calls.files[in_call])
