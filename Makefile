@@ -1,6 +1,8 @@
 # Every target does its own set-up: `make demo` and `make test` work in a fresh clone.
 PYTHON ?= python3
 BIN := .venv/bin
+# Tests start many processes, each of which would compile everything again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test browser bench docs lint experiments clean
 
@@ -12,9 +14,11 @@ setup: .venv/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
-.venv/.dev: .venv/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	touch $@
+# What nobody imports need not be compiled, which is most of it; and what demos need is among it.
+.venv/.dev: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]'
+	touch .venv/.installed $@
 
 demo: .venv/.installed
 	$(BIN)/rankfall demo --out demo --force
