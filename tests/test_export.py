@@ -170,22 +170,32 @@ def test_an_index_looks_at_as_few_lists_as_find_enough(tmp_path: Path) -> None:
     best = brute_force(items, queries, 20)
     about = write_index(items, queries, tmp_path, quota=20, recall=0.95, exact_below=0)
     assert (about["kind"], about["lists"]) == ("lists", int(4 * 4000**0.5))
-    assert (about["queries_to_choose"], about["queries"]) == (25, 25)
-    served = Index(tmp_path / "items.faiss", about, 1)
-    assert found_share(served, queries[::2], best[::2]) >= 0.95
-    assert found_share(served, queries[1::2], best[1::2]) == pytest.approx(about["recall"])
+    assert about["queries"] == 50
+
     index: Any = faiss.read_index(str(tmp_path / "items.faiss"))
-    index.nprobe = about["nprobe"] - 1
-    _, found = index.search(np.pad(queries[::2], ((0, 0), (0, 1))), 20)
-    assert np.mean([len(set(row) & of) / 20 for row, of in zip(found.tolist(), best[::2], strict=True)]) < 0.95
+
+    def lower_share(probed: int) -> float:
+        index.nprobe = probed
+        _, found = index.search(np.pad(queries, ((0, 0), (0, 1))), 20)
+        shares = [len(set(row) & of) / 20 for row, of in zip(found.tolist(), best, strict=True)]
+        return float(min(np.mean(shares[::2]), np.mean(shares[1::2])))
+
+    assert lower_share(about["nprobe"]) == pytest.approx(about["recall"])
+    assert about["recall"] >= 0.95 > lower_share(about["nprobe"] - 1)
+    served = Index(tmp_path / "items.faiss", about, 1)
+    assert found_share(served, queries, best) >= about["recall"]  # it looks further if that is too few items
 
 
-def test_a_recall_that_only_the_queries_of_the_choice_reach_is_refused(tmp_path: Path) -> None:
+def test_a_recall_that_only_half_of_the_queries_reach_is_not_enough(tmp_path: Path) -> None:
     items, easy = clustered(4000)
     queries = np.random.default_rng(1).normal(size=easy.shape).astype(np.float32)
+    options: dict[str, Any] = {"quota": 20, "recall": 0.9, "exact_below": 0}
+    hard = write_index(items, queries, tmp_path, **options)
     queries[::2] = 3 * items[np.argsort(-(items * items).sum(axis=1))[:25]]  # one list holds what is best for these
-    with pytest.raises(ValueError, match=r"asked for 0\.9 of the 20 best.*for half of the requests, but 0\.\d+ \("):
-        write_index(items, queries, tmp_path, quota=20, recall=0.9, exact_below=0)
+    alone = write_index(items, queries[::2], tmp_path, **options)
+    both = write_index(items, queries, tmp_path, **options)
+    assert alone["nprobe"] < both["nprobe"] <= hard["nprobe"]
+    assert both["recall"] >= 0.9
 
 
 def test_exact_indexes(tmp_path: Path) -> None:
@@ -210,9 +220,8 @@ def test_what_a_measured_recall_leaves_open_is_noted() -> None:
     assert measured_notes({"name": "first", "index": index}) == []
     assert measured_notes({"name": "first", "index": {"kind": "exact", "recall": 1.0}}) == []
     assert measured_notes({"name": "first"}) == []  # a scorer
-    assert measured_notes({"name": "first", "index": index | {"queries": 99, "recall": 0.9876}}) == [
-        "the recall of first was measured on 99 requests only",
-        "first finds 0.9876 of the best items, within chance of the 0.99 that were asked for",
+    assert measured_notes({"name": "first", "index": index | {"queries": 99}}) == [
+        "the recall of first was measured on 99 requests only"
     ]
 
 
@@ -737,8 +746,8 @@ def test_many_items_get_an_index_in_lists(monkeypatch: pytest.MonkeyPatch, tmp_p
     manifest = writing.write_bundle(source, tmp_path / "bundle", recall=0.8, exact_below=1000)
     index = manifest["stages"][0]["index"]
     assert index["kind"] == "lists"
-    assert 0.75 <= index["recall"] < 1
-    assert index["queries"] == index["queries_to_choose"] == 50
+    assert 0.8 <= index["recall"] < 1
+    assert index["queries"] == 100
     assert manifest["checks"]["same_with_candidates"] == 100
     assert manifest["checks"]["found_by_index"] == pytest.approx(index["recall"], abs=0.05)
     bundle = Bundle.load(tmp_path / "bundle")
