@@ -107,6 +107,30 @@ def step(page: Page, stage: str) -> tuple[str | None, str]:
     return found.get_attribute("data-state"), found.inner_text()
 
 
+def in_window(found: Locator) -> bool:
+    """Whether all of it is in the window, nothing lies over its middle, and no box cuts it off."""
+    inside: bool = found.evaluate(
+        """one => {
+            const { left, right, top, bottom } = one.getBoundingClientRect();
+            const there = document.elementFromPoint((left + right) / 2, (top + bottom) / 2);
+            return top >= 0 && bottom <= innerHeight && (one.contains(there) || there.contains(one));
+        }"""
+    )
+    return inside
+
+
+def in_its_list(row: Locator) -> bool:
+    """Whether a row is in the part of its list that is scrolled to, below the headings."""
+    inside: bool = row.evaluate(
+        """row => {
+            const list = row.closest(".items"), at = row.getBoundingClientRect();
+            const top = list.querySelector(".heads").getBoundingClientRect().bottom;
+            return at.top >= top - 1 && at.bottom <= list.getBoundingClientRect().bottom + 1;
+        }"""
+    )
+    return inside
+
+
 def assert_says(text: str, *numbers: float) -> None:
     shown = [float(one) for one in re.findall(r"-?\d+\.\d+(?:e[+-]\d+)?", text)]
     for number in numbers:

@@ -225,8 +225,18 @@ def test_a_request_without_time_is_one_of_now(bundle: Bundle, requests: list[dic
     now = bundle.encode([user]).arrays
     after = bundle.encode([{**user, "time": dt.datetime.now(dt.UTC)}]).arrays
     assert now["context.minute"][0] in (before["context.minute"][0], after["context.minute"][0])
-    given = bundle.encode([{**user, "context": {"hour": "2024-01-15T10:00:00+08:00"}}]).arrays
+    given = bundle.encode([{**user, "time": "2024-01-15T02:00:00+00:00"}]).arrays
     assert given["context.hour"][0] == 10 + 2  # the log's zone is Shanghai
+    assert bundle.encode([{**user, "context": {"hour": {"id": 7}}}]).arrays["context.hour"][0] == 7
+
+
+@pytest.mark.parametrize("hour", [3, 99, "2024-01-15T10:00:00+08:00"])
+def test_what_follows_from_the_time_is_not_given(bundle: Bundle, hour: object) -> None:
+    """Whoever gives the hour itself must not have it taken for milliseconds since 1970."""
+    with pytest.raises(
+        ValueError, match=r"request\.context\.hour: found .*, expected nothing, as it follows from the t"
+    ):
+        bundle.rank({"context": {"hour": hour}})
 
 
 # --- candidates and exclusions ------------------------------------------------------------------------------------
@@ -392,7 +402,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"user": {"age": -1}}, r"requests\[1\].user.age: found -1"),
     ({"user": {"age": math.nan}}, r"requests\[1\].user.age: found nan"),
     ({"time": "soon"}, r"requests\[1\].time: found 'soon', expected a time such as"),
-    ({"context": {"hour": "soon"}}, r"requests\[1\].context.hour: found 'soon', expected a time such as"),
+    ({"context": {"hour": "soon"}}, r"requests\[1\].context.hour: found 'soon', expected nothing, as"),
     ({"sequences": 0}, r"requests\[1\].sequences: found 0, expected sequences by name"),
     ({"sequences": {"past": []}}, r"requests\[1\].sequences.past: found 'past'"),
     ({"sequences": {"history": 0}}, r"requests\[1\].sequences.history: found 0, expected a list of events"),
@@ -418,7 +428,7 @@ def test_a_bad_request_is_named(bundle: Bundle, requests: list[dict[str, Any]], 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"k": 0}, r"requests\[0\].k: found 0, expected 1 to 10, which is what ranking keeps"),
+        ({"k": 0}, r"requests\[0\].k: found 0, expected a whole number from 1 to 10, which is what ranking keeps"),
         ({"k": [3, 11]}, r"requests\[1\].k: found 11"),
         ({"k": [3, True]}, r"requests\[1\].k: found True"),
         ({"k": [3]}, r"k: found 1 of them, expected a list with one entry for each of 2 requests"),
@@ -608,7 +618,7 @@ def test_requests_follow_the_schema(bundle: Bundle) -> None:
         check.validate(example["request"])
     as_json = [bad for bad, _ in WRONG if not isinstance(bad, dict) or "nan" not in repr(bad)]
     # that times can be read, and that columns have one length, no schema says
-    beyond = [{"time": "soon"}, {"context": {"hour": "soon"}}, WRONG[-1][0]]
+    beyond = [{"time": "soon"}, WRONG[-1][0]]
     for bad in as_json:
         assert check.is_valid(bad) == (bad in beyond)
 

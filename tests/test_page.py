@@ -23,6 +23,8 @@ from explorer import (
     focused,
     funnel,
     hostile_bundle,
+    in_its_list,
+    in_window,
     narrow_bundle,
     rows,
     show,
@@ -219,6 +221,7 @@ def test_an_item_that_is_kept_or_kept_out_or_unknown(page: Page, address: str, b
     state, text = step(page, "retrieval")
     assert (state, "The request excludes it" in text) == ("out", True)
     expect(page.locator(".path .badge").first).to_have_text("kept out by the request")
+    assert_blames_the_request(page, bundle, ranking.ids[0], "as the request excludes it")
     explain(page, str(ranking.ids[1]))
     assert step(page, "ranking")[0] == "kept"
     assert "rank 1 of 25" in step(page, "ranking")[1]
@@ -229,6 +232,26 @@ def test_an_item_that_is_kept_or_kept_out_or_unknown(page: Page, address: str, b
     expect(page.locator(".path")).to_contain_text("not an item of this bundle")
     explain(page, "seven")
     expect(page.locator("#item-error")).to_have_text("found seven, expected an id of an item, a whole number")
+
+
+def assert_blames_the_request(page: Page, bundle: Bundle, item: int | str, why: str) -> None:
+    """That a later stage does not say that the one before dropped it, nor what would have been."""
+    state, text = step(page, "ranking")
+    assert state == "never"
+    assert f"Never came here, {why}." in text
+    assert "did not keep it" not in text
+    assert "would have been" not in text
+    assert_says(text, bundle.score(bundle.examples()[0]["request"], [item])["ranking"][0])
+
+
+def test_an_item_that_is_no_candidate(page: Page, address: str, bundle: Bundle) -> None:
+    ranking, _ = funnel(bundle)
+    request = {**bundle.examples()[0]["request"], "candidates": ranking.ids[1:]}
+    show(page, f"{address}/#request={quote(json.dumps(request))}")
+    explain(page, str(ranking.ids[0]))
+    state, text = step(page, "retrieval")
+    assert (state, "It is not among the request's candidates" in text) == ("out", True)
+    assert_blames_the_request(page, bundle, ranking.ids[0], "as it is not among the request's candidates")
 
 
 def test_ids_are_text_whatever_they_hold_and_the_index_may_miss_some(
@@ -305,6 +328,89 @@ def test_a_wrong_value_is_told_at_its_field(page: Page, address: str) -> None:
     expect(page.locator("#json-error")).to_contain_text("found 'x'")
 
 
+def open_editor(page: Page, text: str) -> None:
+    page.get_by_text("Whole request as JSON").click()
+    page.get_by_label("Request as JSON").fill(text)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (1280, 700), (390, 844)])
+def test_what_is_no_json_is_told_in_the_window_and_nothing_old_stays(
+    page: Page, address: str, width: int, height: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": height})
+    show(page, f"{address}/#example=0")
+    open_editor(page, '{"user": {"age": "old"}}')
+    page.keyboard.press("Control+Enter")
+    expect(page.locator(".notice")).to_contain_text("wrong value")
+    page.get_by_label("Request as JSON").fill("{oops")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator(".notice")).to_have_count(1)
+    expect(page.locator(".notice")).to_contain_text("The request cannot be read")
+    expect(page.locator("#json-error")).to_contain_text("no JSON")
+    page.wait_for_timeout(600)  # scrolling is smooth
+    assert in_window(page.locator("#json-error"))
+    assert in_window(page.get_by_label("Request as JSON"))
+    assert width < 1000 or in_window(page.locator(".notice"))
+    page.get_by_label("Request as JSON").fill("{}")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".card")
+    assert page.locator("[aria-invalid], .notice").count() == 0
+    # a ranking does not stay as if it were the answer
+    page.get_by_label("Request as JSON").fill("[]")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator(".notice")).to_contain_text("expected an object")
+    assert page.locator(".card").count() == 0
+    assert page.locator("#said").text_content() == ""
+
+
+@pytest.mark.parametrize("height", [800, 700, 560])
+def test_the_button_covers_nothing_that_is_edited(page: Page, address: str, height: int) -> None:
+    page.set_viewport_size({"width": 1280, "height": height})
+    page.goto(address)
+    page.wait_for_selector(".idle")
+    page.get_by_text("Whole request as JSON").click()
+    edges = "document.querySelector('.inputs').getBoundingClientRect().bottom"
+    for name in ("time", "k", "Request as JSON"):
+        page.get_by_label(name, exact=True).focus()
+        assert page.evaluate(f"{edges} <= document.getElementById('rank').getBoundingClientRect().top")
+    assert in_window(page.locator("#rank"))
+
+
+def test_a_wrong_search_leaves_nothing_behind(page: Page, address: str) -> None:
+    show(page, f"{address}/#example=0")
+    explain(page, "seven")
+    expect(page.get_by_label("Find an item")).to_have_attribute("aria-invalid", "true")
+    page.keyboard.press("Escape")
+    assert focused(page, "tagName") in {"BODY", "BUTTON"}
+    page.keyboard.press("/")
+    expect(page.get_by_label("Find an item")).to_be_focused()
+    page.keyboard.press("Escape")
+    assert focused(page, "tagName") == "BODY"
+    page.get_by_role("button", name="Rank").click()
+    expect(page.locator("[aria-invalid]")).to_have_count(0)
+    expect(page.locator("#item-error")).to_have_text("")
+
+
+def test_what_takes_no_typed_value_has_no_field(page: Page, address: str) -> None:
+    row = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
+
+    def derived(route: Route) -> None:
+        content = route.fetch().json()
+        for about in content["bundles"].values():
+            properties = about["schema"]["properties"]
+            context = properties.setdefault("context", {"type": "object"}).setdefault("properties", {})
+            context["moment"] = {"anyOf": [{"type": "null"}, row]}
+            context["place"] = {"anyOf": [{"type": "string"}, {"type": "null"}, row]}
+        route.fulfill(json=content)
+
+    page.route("**/model", derived)
+    page.goto(address)
+    page.wait_for_selector(".idle")
+    expect(page.get_by_label("place", exact=True)).to_have_attribute("placeholder", "text")
+    assert page.get_by_label("moment", exact=True).count() == 0
+    assert page.get_by_label("time", exact=True).count() == 1
+
+
 def test_a_busy_service_is_asked_again(page: Page, address: str) -> None:
     answers = [503, 503]
 
@@ -329,11 +435,12 @@ def test_a_busy_service_is_asked_again(page: Page, address: str) -> None:
 )
 def test_a_failure_is_told_and_can_be_tried_again(page: Page, address: str, status: int, says: str) -> None:
     body = json.dumps({"error": "deadline: 1000 ms are over"})
+    show(page, f"{address}/#example=0")
+    expect(page.locator("#said")).to_contain_text("ranking kept 10 of 25")
     page.route("**/rank", lambda route: route.fulfill(status=status, body=body) if status else route.abort())
-    page.goto(address)
-    page.wait_for_selector(".idle")
     page.get_by_role("button", name="Rank").click()
     expect(page.get_by_role("alert").filter(has_text=says)).to_be_visible()
+    assert page.locator("#said").text_content() == ""
     page.unroute("**/rank")
     page.get_by_role("button", name="Try now").click()
     page.wait_for_selector(".card")
@@ -375,6 +482,9 @@ def test_two_bundles_side_by_side(page: Page, address: str, bundle: Bundle, othe
         f"{10 - len(shared)} | {10 - len(shared)}",
     ]
     assert page.locator("path.slope").count() == len(shared)
+    expect(page.locator(".comparison .legend")).to_contain_text("higher in other")
+    for line, path in zip(page.locator(".bundle").all(), (bundle.path, other), strict=True):
+        expect(line).to_contain_text(f"bundle {path.name}")
     assert "of the smaller" in page.locator(".comparison thead").inner_text()
     assert ours.stages is not None
     assert theirs.stages is not None
@@ -440,6 +550,30 @@ def test_a_telephone_needs_no_scrolling_sideways(page: Page, address: str, state
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     wide = "all => all.filter(one => one.getBoundingClientRect().right > 391).map(one => one.className)"
     assert page.locator("main *:not(option)").evaluate_all(wide) == []
+
+
+def test_a_telephone_scrolls_every_list_to_the_item_or_the_threshold(page: Page, address: str, bundle: Bundle) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    _, (retrieval, ranking) = funnel(bundle)
+    show(page, f"{address}/#example=0")
+    lists = [card(page, stage.name) for stage in (retrieval, ranking)]
+    assert not in_its_list(lists[1].locator("[role=option]").last)
+    for item in (ranking.ids[-1], retrieval.ids[-1], ranking.ids[0]):
+        explain(page, str(item))
+        for one in lists:
+            assert in_its_list(one.locator("[aria-selected=true]"))
+    absent = next(one for one in bundle.items.ids(range(100)) if one not in retrieval.ids)  # type: ignore[arg-type]
+    explain(page, str(absent))
+    for one in lists:
+        assert in_its_list(one.locator(".threshold"))
+    page.wait_for_timeout(600)  # scrolling is smooth
+    assert in_window(page.locator(".path h3"))
+
+
+def test_a_telephone_shows_the_whole_table_of_stages(page: Page, address: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    show(page, f"{address}/#example=1&view=compare")
+    assert page.locator(".comparison .scroll").evaluate("box => box.scrollWidth <= box.clientWidth")
 
 
 def test_a_telephone_shows_ids_of_any_length(page: Page, hostile_address: str) -> None:

@@ -81,6 +81,7 @@ def test_the_query_can_ask_for_the_funnel(client: Client) -> None:
     same(client.post("/rank?explain=true", request).json, expected)
     assert "stages" not in client.post("/rank?explain=false", request).json
     assert client.post("/rank?explain=maybe", request).json["field"] == "explain"
+    assert "did you mean 'explain'" in client.post("/rank?explan=true", request).json["error"]
 
 
 @pytest.mark.parametrize("explain", [False, True])
@@ -253,7 +254,7 @@ def test_without_a_token_nobody_reloads() -> None:
         ({}, "path"),
         ({"path": 3}, "path"),
         ({"path": "x", "bundle": "third"}, "bundle"),
-        ({"path": "x", "y": 1}, "body"),
+        ({"path": "x", "y": 1}, "y"),
     ],
 )
 def test_a_wrong_reload_names_the_field(client: Client, content: dict[str, Any], field: str) -> None:

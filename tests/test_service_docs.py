@@ -78,11 +78,11 @@ RULES: dict[str, Any] = {
         "number": {"kind": "categorical", "rows": 9, "ids": "vocabulary", "text": False},
         "bucket": {"kind": "categorical", "rows": 9, "ids": "hash", "text": False},
         "hashed": {"kind": "categorical", "rows": 9, "ids": "hash"},
-        "born": {"kind": "time", "unit": "s", "rows": 9},
+        "born": {"kind": "time", "unit": "s", "rows": 9, "of_request": False},
         "price": {"kind": "dense", "size": 1, "rows": None, "missing": None},
         "vector": {"kind": "dense", "size": 3, "rows": None, "missing": None},
     },
-    "context": {"hour": {"kind": "time", "unit": "ms", "rows": 24}},
+    "context": {"hour": {"kind": "time", "unit": "ms", "rows": 24, "of_request": True}},
     "sequences": {
         "bought": {
             "features": {"cost": {"kind": "dense", "size": 1, "rows": None, "missing": 0.0}},
@@ -120,7 +120,9 @@ def test_what_is_made_up_has_a_value_for_every_kind_of_feature() -> None:
     request = json.loads(shlex.split(example(served(), real=True).command)[-1])
     assert request.pop("k") == 3
     jsonschema.Draft202012Validator(request_schema(RULES)).validate(request)
-    assert set(request["user"]) == set(RULES["user"]) - {"born"}
+    assert set(request["user"]) == set(RULES["user"])
+    assert request["context"] == {}  # the hour follows from the time
+    assert "time" in request
     assert len(request["sequences"]["bought"]) == 1
 
 

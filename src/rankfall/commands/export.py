@@ -69,7 +69,7 @@ def export(
         return
     show(f"{out}: {manifest['items']['count']:,} items, {_megabytes(manifest, '')} MB")
     show(_table(manifest))
-    for line in _checked(manifest["checks"]):
+    for line in _checked(manifest["checks"], has_index="index" in manifest["stages"][0]):
         show(line)
     say(f"next: rankfall serve {out}")
 
@@ -113,7 +113,7 @@ def _megabytes(manifest: dict[str, Any], folder: str) -> str:
     return f"{size / 1e6:,.1f}"
 
 
-def _checked(checks: dict[str, Any]) -> list[str]:
+def _checked(checks: dict[str, Any], *, has_index: bool) -> list[str]:
     """What was compared, in sentences."""
     same, asked = checks["same_with_candidates"], checks["requests"]
     tied = f", the other {asked - same:,} differ in items with equal scores" if same < asked else ""
@@ -122,8 +122,6 @@ def _checked(checks: dict[str, Any]) -> list[str]:
         f"{same:,} of {asked:,} impressions keep the same items of their lists at every stage{tied}",
     ]
     if checks["open_requests"]:
-        lines.append(
-            f"{checks['same_without']:,} of {checks['open_requests']:,} keep the same of all items; the first stage "
-            f"finds {checks['found_by_index']:.2%} of its best"
-        )
+        found = f"; the first stage finds {checks['found_by_index']:.2%} of its best" if has_index else ""
+        lines.append(f"{checks['same_without']:,} of {checks['open_requests']:,} keep the same of all items{found}")
     return lines

@@ -335,9 +335,8 @@ class Bundle:
         if k is None:
             return last.quota
         if not isinstance(k, int | np.integer) or isinstance(k, bool) or not 1 <= k <= last.quota:
-            raise RequestError(
-                f"{where}: found {shown(k)}, expected 1 to {last.quota}, which is what {last.name} keeps", place
-            )
+            expected = f"a whole number from 1 to {last.quota}, which is what {last.name} keeps"
+            raise RequestError(f"{where}: found {shown(k)}, expected {expected}", place)
         return int(k)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from rankfall._words import did_you_mean
 from rankfall.serving.features import Encoders, Times
-from rankfall.serving.values import BadValueError, shown
+from rankfall.serving.values import BadValueError, field_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -168,15 +168,24 @@ class _Group:
         for place, group in enumerate(given):
             _check_keys(group, self._encode.names, self._ignored, name(place) + self._where, place, "features")
         columns = {feature: [group.get(feature) for group in given] for feature in self._encode.names}
-        for feature in self._of_request:
-            columns[feature] = [
-                time if value is None else value for value, time in zip(columns[feature], times, strict=True)
-            ]
 
         def wrong(feature: str, error: BadValueError) -> RequestError:
             return RequestError(f"{name(error.place)}{self._where}.{feature}: {error}", error.place)
 
+        for feature in self._of_request:
+            try:
+                columns[feature] = [_or_time(columns[feature], place, time) for place, time in enumerate(times)]
+            except BadValueError as error:
+                raise wrong(feature, error) from None
         return self._encode(columns, wrong)
+
+
+def _or_time(values: Sequence[Any], place: int, time: datetime) -> Any:
+    """The time of a request, for what follows from it; or an id, which needs no time."""
+    value = values[place]
+    if value is None or isinstance(value, Mapping):
+        return time if value is None else value
+    raise BadValueError(place, value, "nothing, as it follows from the time of the request")
 
 
 class _Sequence:
@@ -280,9 +289,7 @@ def _check_keys(given: Any, known: Iterable[str], ignored: Iterable[str], where:
             allowed = [*known, *ignored]
             hint = did_you_mean(key, allowed) if isinstance(key, str) else ""
             takes = f"allowed are {', '.join(allowed)}" if allowed else "there are none"
-            # a name that could be one of ours becomes the field of the error; others may hold anything
-            field = f"{where}.{key}" if isinstance(key, str) and key.isidentifier() and len(key) <= 60 else where
-            raise RequestError(f"{field}: found {shown(key)}{hint}; {takes}", place)
+            raise RequestError(f"{field_of(where, key)}: found {shown(key)}{hint}; {takes}", place)
 
 
 def _wrong(where: str, found: object, expected: str, place: int) -> RequestError:

@@ -51,7 +51,7 @@ def feature_schema(rule: Mapping[str, Any]) -> dict[str, Any]:
 
 def _values(rule: Mapping[str, Any]) -> list[dict[str, Any]]:
     if rule["kind"] == "time":
-        return _times(rule["unit"])
+        return [] if rule["of_request"] else _times(rule["unit"])  # what follows from the request's own is not given
     if rule["ids"] == "numbers":
         return [{**_WHOLE, "minimum": 0}, _BOOLEAN]
     if rule["ids"] == "hash" and rule.get("text") is False:

@@ -38,6 +38,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def field_of(where: str, key: object) -> str:
+    """What an error of a name is about: the name, if it could be one of ours; others may hold anything."""
+    return f"{where}.{key}" if isinstance(key, str) and key.isidentifier() and len(key) <= 60 else where
+
+
 def ids_like(known: Lookup, values: Sequence[Any], expected: str) -> pa.Array:
     """Values of the sort of known ones: text, for which whole numbers are written out, or whole numbers."""
     return as_text(values, expected) if known.is_text else pa.array(whole_numbers(values, expected))
@@ -83,7 +88,8 @@ def whole_numbers(values: Sequence[Any], expected: str) -> NDArray[np.int64]:
         pass
     for place, value in enumerate(values):
         if not is_whole(value) or not -(2**63) <= int(value) < 2**63:
-            raise BadValueError(place, value, expected)
+            is_large = is_number(value) and abs(value) >= EXACT
+            raise BadValueError(place, value, f"{expected}, below 2^63" if is_large else expected)
     return np.array([int(value) for value in values], np.int64)
 
 

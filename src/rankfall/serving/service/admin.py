@@ -46,11 +46,12 @@ class Admin:
 
     def _check_token(self, scope: Scope) -> None:
         if self._token is None:
-            raise RefusedError(403, "the service was started without a token, so that nobody may do this")
+            how = "--token-file or the variable RANKFALL_TOKEN"
+            raise RefusedError(403, f"authorization: nobody may do this, as the service was started without {how}")
         kind, _, given = (header(scope, b"authorization") or b"").partition(b" ")
         if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token.encode()):
             address, _ = scope.get("client") or ("somebody", 0)
-            _log.warning("/reload with a wrong token, from %s", address)
+            _log.warning("/reload with %s token, from %s", "a wrong" if given else "no", address)
             raise RefusedError(
                 401, "authorization: expected 'Bearer' and the token", headers=[(b"www-authenticate", b"Bearer")]
             )

@@ -37,7 +37,7 @@ def example(served: Served, *, real: bool) -> Example:
         shortest = min(kept, key=lambda one: (_has_gaps(one["request"]), len(json.dumps(one["request"]))))
         request, ids, scores = shortest["request"], shortest["ids"][:k], shortest["scores"][:k]
     else:
-        request = {"time": _TIME, **_made_up(served.bundle.schema())}
+        request = _made_up(served.bundle.schema())
         ids, scores = served.bundle.items.ids(np.arange(k)), [round(1 / (2 + place), 3) for place in range(k)]
     times = dict.fromkeys(("queue", *served.bundle.names), 0.5)
     answer = {"model": served.model, "ids": ids, "scores": scores, "unknown": [], "milliseconds": times}
@@ -51,17 +51,23 @@ def _has_gaps(request: Mapping[str, Any]) -> bool:
 
 def _made_up(schema: Mapping[str, Any]) -> Any:
     """A value that a schema takes."""
-    kind = next(
-        one for one in schema.get("anyOf", [schema]) if one["type"] not in ("null", "boolean") and "pattern" not in one
-    )
+    kind = next(one for one in _kinds(schema) if one["type"] not in ("null", "boolean") and "pattern" not in one)
     if kind["type"] == "object":
-        values = {name: _made_up(of) for name, of in kind["properties"].items() if of}  # {} is of what is ignored
-        return {name: value for name, value in values.items() if value != _TIME}  # they follow from that of the request
+        return {name: _made_up(of) for name, of in kind["properties"].items() if _takes_values(of)}
     if kind["type"] == "array":
         return [_made_up(kind["items"])] * kind.get("minItems", 1)
     if kind["type"] == "string":
         return _TIME if kind.get("format") == "date-time" else "text"
     return 1
+
+
+def _takes_values(schema: Mapping[str, Any]) -> bool:
+    """Whether there is anything to give: not for what is ignored, nor for what follows from the time of the request."""
+    return any(kind["type"] != "null" and "id" not in kind.get("properties", {}) for kind in _kinds(schema))
+
+
+def _kinds(schema: Mapping[str, Any]) -> list[Any]:
+    return schema.get("anyOf", [schema]) if schema else []
 
 
 def _command(request: Mapping[str, Any]) -> str:

@@ -189,10 +189,10 @@ def _whole(number: Any) -> Any:
 
 
 def _explain_of(query: bytes) -> Any:
-    for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
-        if name == "explain":
-            return {"true": True, "false": False}.get(value, value)
-    return False
+    given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+    check_names(given, ("explain",), "query")
+    value = given.get("explain", "false")
+    return {"true": True, "false": False}.get(value, value)
 
 
 def _wrong(field: str, found: Any, expected: str, *, quoted: bool = True) -> RefusedError:

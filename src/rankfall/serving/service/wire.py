@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import orjson
 
 from rankfall._words import did_you_mean
-from rankfall.serving.values import shown
+from rankfall.serving.values import field_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -191,7 +191,7 @@ def parse(body: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise RefusedError(400, f"body: is not JSON ({error.msg}, at byte {error.pos:,})") from None
     if not isinstance(content, dict):
-        raise RefusedError(422, f"body: found {type(content).__name__}, expected an object", "body")
+        raise RefusedError(422, f"body: found {shown(content)}, expected an object", "body")
     _refuse_repeated(body, content)
     return content
 
@@ -223,5 +223,6 @@ def check_names(given: dict[str, Any], allowed: tuple[str, ...], where: str = "b
     """Refuse an object that has other names."""
     for name in given:
         if name not in allowed:
+            field = field_of(where, name).removeprefix("body.")
             hint = did_you_mean(name, allowed)
-            raise RefusedError(422, f"{where}: found {shown(name)}{hint}; allowed are {', '.join(allowed)}", where)
+            raise RefusedError(422, f"{field}: found {shown(name)}{hint}; allowed are {', '.join(allowed)}", field)

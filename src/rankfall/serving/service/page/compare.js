@@ -38,8 +38,15 @@ export function comparison(ours, theirs) {
       figure(answers.shared ? answers.meanMove.toFixed(1) : "none", "ranks moved on average"),
       figure(`${answers.onlyOurs} | ${answers.onlyTheirs}`, "only main | only other")),
     slopes(ours, theirs),
-    el("p", { class: "legend" }, el("span", { class: "only" }), " kept by this bundle only"),
+    legend(),
     stagesTable(ours, theirs));
+}
+
+/** What the lines and the dots mean. */
+function legend() {
+  const kinds = { up: "higher in other", down: "lower in other", same: "at the same rank" };
+  const lines = Object.entries(kinds).map(([kind, words]) => el("li", {}, el("i", { class: `line ${kind}` }), words));
+  return el("ul", { class: "legend" }, lines, el("li", {}, el("i", { class: "only" }), "kept by this bundle only"));
 }
 
 const figure = (value, words) => el("div", {}, el("strong", {}, value), el("span", { class: "soft small" }, words));

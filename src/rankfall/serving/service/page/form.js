@@ -22,20 +22,19 @@ export class RequestForm {
     this.fields.clear();
     const parts = [];
     for (const group of GROUPS) {
-      // what no stage looks at has an empty schema, and no field
-      const features = Object.entries(properties[group]?.properties ?? {}).filter(([, of]) => of.anyOf);
+      const features = Object.entries(properties[group]?.properties ?? {}).filter(([, of]) => isTyped(of));
       const needed = properties[group]?.required ?? [];
       const made = features.map(([name, of]) => this.field(`${group}.${name}`, name, hint(of, needed.includes(name))));
       if (made.length) parts.push(el("fieldset", { class: "fields" }, el("legend", {}, group), made));
     }
     parts.push(el("fieldset", { class: "fields" }, el("legend", {}, "request"),
-      this.field("time", "time", "now"),
-      this.field("k", "k", `1 to ${last.quota}`, "numeric")));
+      this.field("time", "time", "now", { wide: true }),
+      this.field("k", "k", `1 to ${last.quota}`, { mode: "numeric" })));
     byId("fields").replaceChildren(...parts);
     this.show();
   }
 
-  field(path, label, placeholder, mode = null) {
+  field(path, label, placeholder, { mode = null, wide = false } = {}) {
     const id = `field-${path}`;
     const input = el("input", {
       id, type: "text", placeholder, inputmode: mode, autocomplete: "off", spellcheck: "false",
@@ -44,7 +43,7 @@ export class RequestForm {
     const error = el("p", { id: `${id}-error`, class: "error", role: "alert" });
     input.addEventListener("input", () => this.readField(path, input));
     this.fields.set(path, { input, error });
-    return el("div", { class: "field" }, el("label", { for: id }, label), input, error);
+    return el("div", { class: wide ? "field wide" : "field" }, el("label", { for: id }, label), input, error);
   }
 
   set(request) {
@@ -90,9 +89,11 @@ export class RequestForm {
     this.broken = this.parsed();
     // fields would write over what is half typed here
     for (const { input } of this.fields.values()) input.disabled = this.broken !== null;
-    if (this.broken) return this.fail(null, this.broken);
-    this.showFields();
-    return this.onEdit();
+    if (this.broken) this.fail(null, this.broken);
+    else {
+      this.showFields();
+      this.onEdit();
+    }
   }
 
   /** Take what the editor says; gives what is wrong with it, if anything. */
@@ -107,7 +108,7 @@ export class RequestForm {
     }
   }
 
-  /** Say what is wrong at the field that is, or at the editor, which has all of them. */
+  /** Say what is wrong at the field that is, or at the editor, which has all of them; gives where that is. */
   fail(path, message) {
     const field = this.fields.get(path ?? "");
     const [input, error] = field ? [field.input, field.error] : [this.json, byId("json-error")];
@@ -115,6 +116,13 @@ export class RequestForm {
     error.textContent = message;
     input.setAttribute("aria-invalid", "true");
     return input;
+  }
+
+  /** Say what is wrong, and go where it is: the field and the words about it have to be in the window. */
+  goWrong(path, message) {
+    const input = this.fail(path, message);
+    input.focus({ preventScroll: true });
+    input.closest(".field, details").scrollIntoView({ block: "nearest" });
   }
 
   clearErrors() {
@@ -137,6 +145,11 @@ export function labelOf(request) {
 function eventsOf(sequence) {
   if (Array.isArray(sequence)) return sequence.length;
   return Object.values(sequence ?? {})[0]?.length ?? 0; // columns
+}
+
+/** Whether one can type a value: not of what no stage looks at, nor of what follows from the time of the request. */
+function isTyped(schema) {
+  return (schema.anyOf ?? []).some((of) => !["null", "object"].includes(of.type));
 }
 
 function hint(schema, needed) {

@@ -36,7 +36,8 @@ export function overview(steps) {
   }, svg("title", {}, `${said}; heights are logarithms`), parts);
   const labels = el("ol", { class: "labels" }, steps.map(label));
   labels.style.setProperty("--stages", steps.length);
-  return el("figure", { class: "overview" }, picture, labels);
+  const scale = el("figcaption", { class: "soft small" }, "Heights are logarithms of the counts.");
+  return el("figure", { class: "overview" }, picture, labels, scale);
 }
 
 function taper(left, inside, outside) {

@@ -14,15 +14,16 @@ export function verdicts(id, run, scores) {
     return [{ name: null, state: "unknown", text: "This is not an item of this bundle." }];
   }
   const found = [];
-  let gone = null; // the stage that did not keep it
+  let gone = null; // the verdict of the stage that did not keep it
   answer.stages.forEach((stage, place) => {
     const seen = {
       id, stage, score: scores[stage.name], at: placeIn(stage, id), quota: about.stages[place].quota,
       last: place === answer.stages.length - 1,
     };
     const verdict = gone === null ? judged(seen, run, about.stages[place]) : neverCame(seen, gone);
-    if (gone === null && verdict.state !== "kept") gone = stage.name;
-    found.push({ name: stage.name, score: seen.score, threshold: stage.threshold, stage, ...verdict });
+    const one = { name: stage.name, score: seen.score, threshold: stage.threshold, stage, ...verdict };
+    if (gone === null && verdict.state !== "kept") gone = one;
+    found.push(one);
   });
   return found;
 }
@@ -51,8 +52,8 @@ function below({ stage, score, at }) {
 
 /** Stages in front list what they kept: the request kept the item out, its score did, or the index missed it. */
 function notListed({ id, stage, score }, { request }, about) {
-  if (has(request.exclude, id)) return { state: "out", text: "The request excludes it." };
-  if (Array.isArray(request.candidates)) return { state: "out", text: "It is not among the request's candidates." };
+  if (has(request.exclude, id)) return keptOut("the request excludes it");
+  if (Array.isArray(request.candidates)) return keptOut("it is not among the request's candidates");
   if (near(score, stage)) {
     const why = `Score ${number(score)} is as good as the threshold, but the quota was full with others`;
     return { state: "dropped", text: `${why}: dropped here.` };
@@ -63,8 +64,12 @@ function notListed({ id, stage, score }, { request }, about) {
   return { state: "missed", text };
 }
 
-function neverCame({ stage, score, quota }, gone) {
-  const before = `Never came here, as ${gone} did not keep it. Its score here, ${number(score)},`;
+const keptOut = (why) => ({ state: "out", why, text: `${why[0].toUpperCase()}${why.slice(1)}.` });
+
+function neverCame(seen, gone) {
+  const { stage, score, quota } = seen;
+  if (gone.state === "out") return notAsked(seen, gone.why);
+  const before = `Never came here, as ${gone.name} did not keep it. Its score here, ${number(score)},`;
   const better = stage.scores.filter((other) => other > score).length;
   if (stage.kept < quota) {
     return { state: "never", would: true, text: `${before} would have been enough: there was room.` };
@@ -75,6 +80,12 @@ function neverCame({ stage, score, quota }, gone) {
   }
   const text = `${before} is ${gap(score, stage)} below ${limit(stage)}: it would have been dropped.`;
   return { state: "never", text };
+}
+
+/** The request kept it out, so that no stage disagrees with another: its score alone is told. */
+function notAsked({ stage, score }, why) {
+  const compared = stage.threshold === null ? `Score ${number(score)}` : against(score, stage);
+  return { state: "never", text: `Never came here, as ${why}. ${compared}.` };
 }
 
 function against(score, stage) {

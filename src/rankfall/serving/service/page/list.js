@@ -37,7 +37,7 @@ export class ItemList {
   fill() {
     const count = this.trace.ids.length;
     const hidden = count - this.shown.reduce((sum, [from, to]) => sum + to - from, 0);
-    this.element.replaceChildren(...lines(this.trace, this.shown, this.options));
+    this.element.replaceChildren(heads(this.options), ...lines(this.trace, this.shown, this.options));
     this.element.classList.toggle("long", count - hidden > 4 * FIRST);
     this.rows[0]?.setAttribute("tabindex", "0");
     this.select();
@@ -61,6 +61,17 @@ export class ItemList {
       this.shown = merged([...this.shown, ...this.within([[at - 2, at + 3]])]);
       this.fill();
     } else this.select();
+    this.reveal();
+  }
+
+  /** Scroll to the item, or to the line that it did not reach: the list alone, as the page shows why. */
+  reveal() {
+    const target = this.element.querySelector("[aria-selected=true]") ?? this.element.querySelector(".threshold");
+    if (!target) return;
+    const [list, row] = [this.element, target].map((one) => one.getBoundingClientRect());
+    const under = row.top - list.top, head = this.element.firstChild.offsetHeight;
+    if (under >= head && row.bottom <= list.bottom) return;
+    this.element.scrollTop += under - (list.height - row.height) / 2;
   }
 
   select() {
@@ -108,6 +119,13 @@ function lines(trace, shown, options) {
     found.push(note(`${plural(unlisted, "other item")} not listed: find one by its id`, "gap"));
   }
   return found;
+}
+
+/** What the columns are; readers of the screen hear it in every row. */
+function heads({ before }) {
+  const words = ["rank", "item", before ? "moved" : null, "", "score"].filter((word) => word !== null);
+  return el("li", { class: "heads", role: "presentation", "aria-hidden": "true" },
+    words.map((word) => el("span", {}, word)));
 }
 
 const note = (text, kind) => el("li", { class: kind, role: "presentation" }, el("span", {}, text));

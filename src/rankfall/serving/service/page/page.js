@@ -45,7 +45,8 @@ async function loadModels() {
 function modelLine([bundle, about]) {
   const funnel = about.stages.map((stage) => ` → ${stage.name} ${whole(stage.quota)}`).join("");
   return el("span", { class: "model" }, bundles.other ? el("strong", {}, `${bundle} `) : null,
-    el("code", { title: `bundle ${about.path}` }, about.model), ` ${plural(about.items, "item")}${funnel}`);
+    el("span", { class: "soft" }, `${about.path} `), el("code", {}, about.model),
+    ` ${plural(about.items, "item")}${funnel}`);
 }
 
 async function loadExamples() {
@@ -69,8 +70,9 @@ function setView(name) {
 // --- asking ----------------------------------------------------------------------------------------------------------
 
 async function rank(tries = 0) {
-  if (form.broken) return form.fail(null, form.broken).focus();
   startOver();
+  if (form.broken) return refuse(form.broken);
+  byId("results").setAttribute("aria-busy", "true");
   const { signal } = asking;
   try {
     const found = await Promise.all(inView().map((bundle) => runOf(bundle, signal)));
@@ -93,9 +95,24 @@ function startOver() {
   asking = new AbortController();
   clearTimeout(waiting);
   form.clearErrors();
-  byId("item-error").textContent = "";
+  failItem(null);
   byId("banner").replaceChildren();
-  byId("results").setAttribute("aria-busy", "true");
+}
+
+/** What the editor holds is no request: what is shown is not its answer. */
+function refuse(reason) {
+  byId("results").removeAttribute("aria-busy"); // an answer that was waited for will not come
+  showIdle();
+  notice("The request cannot be read", reason);
+  form.goWrong(null, reason);
+  return false;
+}
+
+/** Say what is wrong with the id of an item, or that nothing is. */
+function failItem(message) {
+  byId("item-error").textContent = message ?? "";
+  if (message === null) byId("item").removeAttribute("aria-invalid");
+  else byId("item").setAttribute("aria-invalid", "true");
 }
 
 async function runOf(bundle, signal) {
@@ -117,10 +134,8 @@ async function catchUp(found) {
 
 async function explain(text, mayRank = true) {
   if (!runs.length && !(await rank())) return;
-  const field = byId("item"), error = byId("item-error");
-  error.textContent = "";
-  field.removeAttribute("aria-invalid");
-  field.value = text;
+  failItem(null);
+  byId("item").value = text;
   try {
     const id = idOf(text);
     const answers = await Promise.all(runs.map((run) => scoresOf(id, run)));
@@ -134,8 +149,8 @@ async function explain(text, mayRank = true) {
   } catch (problem) {
     if (problem.name === "AbortError") return;
     byId("path").replaceChildren();
-    error.textContent = problem.message;
-    field.setAttribute("aria-invalid", "true");
+    tell([]);
+    failItem(problem.message);
   }
 }
 
@@ -163,6 +178,7 @@ function showIdle() {
   runs = [];
   lists = [];
   byId("path").replaceChildren();
+  tell([]);
   const hint = "Pick a user or type one, then press Rank to see what every stage keeps and drops.";
   const pictures = inView().map((bundle) => overview(flow(bundles[bundle])));
   byId("funnel").replaceChildren(...pictures, el("p", { class: "idle soft" }, hint));
@@ -190,9 +206,16 @@ function pairs(parts) {
   return [el("div", { class: "pair" }, parts.map(runView)), comparison(ours.answer, theirs.answer), ...cards];
 }
 
-function runView({ bundle, answer, steps, took }) {
-  const title = titleOf(bundle) && el("h2", {}, `${bundle} `, el("code", {}, answer.model));
-  return el("div", {}, title, overview(steps), times(answer, took), unknownNote(answer));
+function runView({ bundle, answer, about, steps, took }) {
+  const title = titleOf(bundle) && [el("h2", {}, `${bundle} `, el("code", {}, answer.model)), bundleLine(about)];
+  return el("div", {}, ...(title ?? []), overview(steps), times(answer, took), unknownNote(answer));
+}
+
+/** Which bundle it is, and how good it was found to be, by the first of its metrics. */
+function bundleLine({ path, metrics }) {
+  const [[name, value] = []] = Object.entries(metrics?.test?.metrics ?? {});
+  const found = typeof value === "number" ? ` · ${name} ${value.toFixed(4)} on ${metrics.test.split}` : "";
+  return el("p", { class: "bundle soft small" }, "bundle ", el("strong", {}, path), found);
 }
 
 function cardOf(run, place, than = null) {
@@ -232,8 +255,8 @@ function report(error, again, tries = 0) {
   if (!(error instanceof ServiceError)) throw error;
   showIdle();
   if (error.status === 422 || error.status === 400) {
-    form.fail(error.field, withoutPath(error)).focus();
-    return notice("The request has a wrong value", error.message);
+    notice("The request has a wrong value", error.message);
+    return form.goWrong(error.field, withoutPath(error));
   }
   if (error.status === 503) return busy(error, again, tries);
   if (error.status === 504) {
@@ -264,6 +287,7 @@ function notice(title, text, again = null) {
   });
   const words = [el("strong", {}, title), el("p", {}, text), button];
   byId("banner").replaceChildren(el("div", { class: "notice bad" }, words));
+  byId("banner").scrollIntoView({ block: "nearest" });
 }
 
 // --- links -----------------------------------------------------------------------------------------------------------
@@ -290,7 +314,7 @@ async function follow() {
   if (words.has("request")) {
     form.json.value = words.get("request");
     form.readJson();
-    if (form.broken) return;
+    if (form.broken) return rank(); // which says so
     form.show();
   } else if (words.has("k")) form.set({ ...form.request, k: fromJsonOrText(words.get("k")) });
   if (!asked) showIdle();
@@ -327,11 +351,14 @@ byId("views").addEventListener("change", async (event) => {
 });
 addEventListener("hashchange", () => follow().catch((error) => report(error, load)));
 
+const TYPED = "input[type=text], textarea, select"; // where keys are text
+
 addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
     rank();
-  } else if (event.key === "/" && !event.target.closest("input, textarea, select")) {
+  } else if (event.key === "Escape" && event.target.closest(TYPED)) event.target.blur();
+  else if (event.key === "/" && !event.target.closest(TYPED)) {
     event.preventDefault();
     byId("item").select();
   } else if (event.target.matches("[role=option]")) onItemKey(event);
@@ -389,5 +416,8 @@ byId("funnel").addEventListener("click", (event) => {
   if (item) explain(item.dataset.key);
 });
 
+new ResizeObserver(([{ target }]) => {
+  document.documentElement.style.setProperty("--header", `${target.offsetHeight}px`); // the request fits below it
+}).observe(document.querySelector("header"));
 byId("features").open = matchMedia("(min-width: 60rem)").matches; // on a telephone the funnel comes first
 load();
