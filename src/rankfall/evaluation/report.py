@@ -187,7 +187,7 @@ def _tests(result: dict[str, Any], metric: str) -> str:
     ]
     if not body:
         return ""
-    head = ["method", f"{metric}, difference", "95 % interval", "p (Holm)"]
+    head = ["method", f"{metric}, difference", "95 % interval, two-sided", "p, one-sided (Holm)"]
     return page.section(f"Against the best, {tests[0]['best']}", page.table(head, body))
 
 

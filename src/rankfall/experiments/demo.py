@@ -37,7 +37,8 @@ ABOUT = (
     "A simulated platform of 500 users logged which items its production cascade kept at each stage. A two-tower model "
     "keeps 30 of 40 items, a deep interest network 20 of those 30; joint recall is the share of the 10 best that "
     "survive both. BCE trains each stage by itself on all 40 items, LCRON trains both as one network. One seed and one "
-    "setting, tuned for neither: this shows the tool at work and decides nothing."
+    "setting, tuned for neither, and tests that know nothing of other seeds: this shows the tool at work and decides "
+    "nothing."
 )
 
 
