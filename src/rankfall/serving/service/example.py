@@ -51,7 +51,9 @@ def _has_gaps(request: Mapping[str, Any]) -> bool:
 
 def _made_up(schema: Mapping[str, Any]) -> Any:
     """A value that a schema takes."""
-    kind = next(one for one in _kinds(schema) if one["type"] not in ("null", "boolean") and "pattern" not in one)
+    kind = next(
+        one for one in schema.get("anyOf", [schema]) if one["type"] not in ("null", "boolean") and "pattern" not in one
+    )
     if kind["type"] == "object":
         return {name: _made_up(of) for name, of in kind["properties"].items() if _takes_values(of)}
     if kind["type"] == "array":
@@ -63,11 +65,8 @@ def _made_up(schema: Mapping[str, Any]) -> Any:
 
 def _takes_values(schema: Mapping[str, Any]) -> bool:
     """Whether there is anything to give: not for what is ignored, nor for what follows from the time of the request."""
-    return any(kind["type"] != "null" and "id" not in kind.get("properties", {}) for kind in _kinds(schema))
-
-
-def _kinds(schema: Mapping[str, Any]) -> list[Any]:
-    return schema.get("anyOf", [schema]) if schema else []
+    is_group = "properties" in schema
+    return is_group or any(kind["type"] not in ("null", "object") for kind in schema.get("anyOf", []))
 
 
 def _command(request: Mapping[str, Any]) -> str:

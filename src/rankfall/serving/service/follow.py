@@ -23,6 +23,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
 from rankfall.serving.service.board import places
+from rankfall.serving.service.settings import LONGEST_DEADLINE
 from rankfall.serving.service.slots import find_bundles, find_strangers, fingerprint, load_checked
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _log = logging.getLogger(__name__)
 _SECONDS = 0.5  # between two looks at what other workers did,
 _LOOKS = 2  # every so many of which the watched places are looked at, too
 _LOW = 10  # of 0 to 19, the priority of loading bundles
-_UNDER_WAY = 2.0  # seconds that swaps wait for requests to let go of a bundle that was replaced
+_UNDER_WAY = LONGEST_DEADLINE / 1000  # seconds after which all requests have let go of a bundle that was replaced
 _PAUSE = 30.0  # seconds before a bundle that could not be read is tried again
 
 
@@ -202,7 +203,8 @@ class Follower:
         if old is not None:
             gone = threading.Event()
             weakref.finalize(old, gone.set)
-            self._thread.submit(_let_go, [old], gone)
+            # in a thread of its own, as nobody is to wait for those who still wait for the old bundle
+            threading.Thread(target=_let_go, args=([old], gone), name="rankfall-lets-go", daemon=True).start()
 
     async def _tell(self, slot: str, served: Served, seen: str | None = None) -> None:
         entry = await self._in_thread(lambda: self._board.write(slot, served, seen=seen))
