@@ -21,7 +21,7 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from forks import Forks
+    from support.forks import Forks
 
 torch.set_num_threads(1)
 settings.register_profile("rankfall", deadline=None)  # a busy machine proves nothing wrong
@@ -62,7 +62,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepared lists with a planted ranking, which nobody changes."""
-    from planted import plant
+    from support.planted import plant
 
     return plant(tmp_path_factory.mktemp("planted"))
 
@@ -70,7 +70,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small log of random impressions, which nobody changes."""
-    from logs import random_log
+    from support.logs import random_log
 
     return random_log(tmp_path_factory.mktemp("random") / "log", impressions=32).path
 
@@ -78,7 +78,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     """Processes that have imported torch; tests of the group "forks" share them."""
-    from forks import Forks
+    from support.forks import Forks
 
     with Forks(tmp_path_factory.mktemp("forks")) as started:
         yield started
@@ -88,7 +88,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
 def witnesses(request: pytest.FixtureRequest) -> Witnesses:
     """The witnesses of every function, whatever was selected to run; the whole suite must be collected."""
     items = request.config.stash[_collected]
-    missing = set(Path(__file__).parent.glob("test_*.py")) - {item.path for item in items}
+    missing = set(Path(__file__).parent.rglob("test_*.py")) - {item.path for item in items}
     if missing:
         pytest.skip(f"only a part of the tests was collected, not {sorted(path.name for path in missing)[0]}")
     return _witnesses(items)

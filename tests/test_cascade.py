@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import rankfall as rf
-from rankfall._checkpoint import write_checkpoint
-from rankfall.data.spec import Feature, Features, Sequence
+from rankfall._tensor_file import write_checkpoint
+from rankfall.data.impressions.spec import Feature, Features, Sequence
 
 if TYPE_CHECKING:
     from pathlib import Path

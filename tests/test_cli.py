@@ -6,8 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import pytest
@@ -16,13 +15,16 @@ from rich.console import Console
 from rich.table import Table
 
 import rankfall
-from command_line import run
 from rankfall import losses, metrics, objectives, ops
 from rankfall.cli import app
 from rankfall.commands.methods import PAPERS, Kind, cited, find_methods
 from rankfall.commands.terminal import Folded
+from support.command_line import run
+from support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
+if TYPE_CHECKING:
+    from pathlib import Path
+
 VERBS = tuple(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 

@@ -13,23 +13,23 @@ import polars as pl
 import pytest
 import yaml
 
-import dying
-from command_line import run
-from interrupted import outcome
-from planted import config_for, plant
 from rankfall import _ray
 from rankfall._engine import LOCAL, open_engine
-from rankfall.data.platform.simulate import Simulation, simulate_recflow
-from rankfall.data.recflow import prepare_recflow
-from rankfall.data.rows import raw
-from rankfall.data.rows.prepare import prepare_rows
-from rankfall.data.spec import Spec, validate_spec
-from rankfall.evaluation.compare import compare_methods
-from rankfall.evaluation.runs import load_comparison
-from rankfall.evaluation.search import load_search
-from rankfall.evaluation.tune import tune
-from rankfall.evaluation.workers import Failure, run_tasks
-from ray_session import small_ray
+from rankfall.data.impressions.spec import Spec, validate_spec
+from rankfall.data.sources.recflow import prepare_recflow
+from rankfall.data.sources.rows import raw_log as raw
+from rankfall.data.sources.rows.prepare_rows import prepare_rows
+from rankfall.simulation.simulate import Simulation, simulate_recflow
+from rankfall.studies.compare import compare_methods
+from rankfall.studies.comparison_plan import load_comparison
+from rankfall.studies.search_space import load_search
+from rankfall.studies.tune import tune
+from rankfall.studies.workers import Failure, run_tasks
+from support import failing_work
+from support.command_line import run
+from support.interrupted import outcome
+from support.planted import config_for, plant
+from support.ray_session import small_ray
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,7 +151,7 @@ def test_results_come_in_order_from_other_processes_a_few_at_a_time(engine: _ray
             drawn.append(part)
             yield part
 
-    for part, (square, process) in enumerate(engine.map(dying.squared, parts(), done.append)):
+    for part, (square, process) in enumerate(engine.map(failing_work.squared, parts(), done.append)):
         assert square == part**2
         assert done == list(range(part + 1))
         assert len(drawn) - part <= 2 * engine.workers
@@ -161,7 +161,7 @@ def test_results_come_in_order_from_other_processes_a_few_at_a_time(engine: _ray
 
 def test_the_error_is_that_of_the_first_part(engine: _ray.Ray) -> None:
     for one in (LOCAL, engine):
-        found = one.map(partial(dying.squared_unless, [5, 3]), range(9))
+        found = one.map(partial(failing_work.squared_unless, [5, 3]), range(9))
         assert [next(found) for _ in range(3)] == [0, 1, 4]
         with pytest.raises(ValueError, match=r"^part: found 3, expected another$") as error:
             next(found)
@@ -174,22 +174,22 @@ def test_an_error_in_making_parts_comes_after_those_before_it(engine: _ray.Ray) 
         raise OSError("the disk")
 
     for one in (LOCAL, engine):
-        found = one.map(partial(dying.squared_unless, [9]), parts())
+        found = one.map(partial(failing_work.squared_unless, [9]), parts())
         assert [next(found) for _ in range(3)] == [0, 1, 4]
         with pytest.raises(OSError, match="the disk"):
             next(found)
         with pytest.raises(ValueError, match="found 2"):
-            list(one.map(partial(dying.squared_unless, [2]), parts()))
+            list(one.map(partial(failing_work.squared_unless, [2]), parts()))
 
 
 def test_a_mistake_of_ours_can_be_traced_back(engine: _ray.Ray) -> None:
     with pytest.raises(IndexError) as error:
-        list(engine.map(dying.broken, [0]))
-    assert "dying.py" in str(error.value.__cause__)
+        list(engine.map(failing_work.broken, [0]))
+    assert "failing_work.py" in str(error.value.__cause__)
 
 
 def test_a_part_whose_worker_dies_is_done_again(engine: _ray.Ray, tmp_path: Path) -> None:
-    work = partial(dying.squared_by_the_living, tmp_path / "died")
+    work = partial(failing_work.squared_by_the_living, tmp_path / "died")
     assert list(engine.map(work, range(6))) == [part**2 for part in range(6)]
     assert (tmp_path / "died").exists()
 
@@ -217,7 +217,7 @@ def test_a_worker_that_dies_changes_nothing_and_is_not_mentioned(
 ) -> None:
     files = sorted((source / "log").iterdir())
     local = prepare(source, tmp_path / "local")
-    dies = dying.DyingFile(files[0], mark=str(tmp_path / "died"))
+    dies = failing_work.DyingFile(files[0], mark=str(tmp_path / "died"))
     assert prepare(source, tmp_path / "ray", files=[dies, *files[1:]], engine=engine) == local
     assert (tmp_path / "died").exists()
     assert capfd.readouterr() == ("", "")
@@ -272,7 +272,7 @@ def test_a_part_whose_workers_die_again_and_again_is_given_up(
         _ray.open_ray() as frail,
         pytest.raises(ValueError, match="gave up a part of the work after 1 attempt"),
     ):
-        list(frail.map(dying.dead, [0]))
+        list(frail.map(failing_work.dead, [0]))
 
 
 # --- comparisons and searches -------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def test_a_comparison_has_the_same_results(engine: _ray.Ray, lists: Path, tmp_pa
 
 
 def test_tasks_that_fail_leave_the_others_alone(engine: _ray.Ray) -> None:
-    found = dict(run_tasks(dying.halved, [1, 2, 4], jobs=1, engine=engine))
+    found = dict(run_tasks(failing_work.halved, [1, 2, 4], jobs=1, engine=engine))
     assert found == {1: Failure("task: found 1, expected an even number"), 2: 1, 4: 2}
 
 
@@ -334,8 +334,8 @@ def test_a_search_does_its_trials(engine: _ray.Ray, lists: Path, tmp_path: Path)
 
 def test_ray_is_not_imported_unless_asked_for() -> None:
     code = (
-        "import sys, rankfall, rankfall.cli, rankfall.evaluation.compare, rankfall.evaluation.tune\n"
-        "import rankfall.data.recflow, rankfall.training.cascade, rankfall.benchmarks.prepare\n"
+        "import sys, rankfall, rankfall.cli, rankfall.studies.compare, rankfall.studies.tune\n"
+        "import rankfall.data.sources.recflow, rankfall.training.train_cascade, rankfall.benchmarks.prepare_bench\n"
         "from rankfall._engine import open_engine\n"
         "with open_engine('local') as engine: assert list(engine.map(lambda part, report: part, 'ab')) == ['a', 'b']\n"
         "assert 'ray' not in sys.modules and 'pandas' not in sys.modules"

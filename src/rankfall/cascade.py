@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rankfall._checkpoint import read_checkpoint, write_checkpoint
 from rankfall._lists import check_count, rank_order
-from rankfall._words import did_you_mean
-from rankfall.data.spec import Features
+from rankfall._suggest import did_you_mean
+from rankfall._tensor_file import read_checkpoint, write_checkpoint
+from rankfall.data.impressions.spec import Features
 from rankfall.models import Scorer, from_config
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rankfall.benchmarks.cases import Shape, prepare
 from rankfall.benchmarks.measure import cpu_seconds, growth_exponent, time_in_turns
-from rankfall.benchmarks.run import What, peak_of
+from rankfall.benchmarks.operator_sweep import What, peak_of
 
 USUAL = Shape(128, 1000, 10)
 SHORT = Shape(128, 100, 10)

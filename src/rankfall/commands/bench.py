@@ -15,9 +15,12 @@ from rankfall.commands.terminal import examples, progress, say, show, show_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rankfall.benchmarks import loader, prepare, scaling, step
+    from rankfall.benchmarks import loader_bench as loader
+    from rankfall.benchmarks import prepare_bench as prepare
+    from rankfall.benchmarks import scaling_bench as scaling
+    from rankfall.benchmarks import step_bench as step
     from rankfall.benchmarks.claims import Claim
-    from rankfall.benchmarks.run import Row, Settings
+    from rankfall.benchmarks.operator_sweep import Row, Settings
 
 EXAMPLES = examples(
     "rankfall bench ops",
@@ -96,7 +99,8 @@ def _parse_sizes(text: str | None) -> list[int] | None:
 def _measure(
     kind: Literal["ops", "losses"], sizes: Sequence[int] | None, quick: bool, bar: Any
 ) -> tuple[Settings, list[Row], list[Claim]]:
-    from rankfall.benchmarks import claims, run
+    from rankfall.benchmarks import claims
+    from rankfall.benchmarks import operator_sweep as run
 
     chosen = sizes or (run.QUICK_SIZES if quick else run.SIZES)
     settings = run.Settings(chosen, seconds=0.02 if quick else 0.3, quick=quick)
@@ -113,7 +117,7 @@ def _measure(
 def _as_json(kind: str, settings: Settings, rows: list[Row], claims: list[Claim]) -> dict[str, Any]:
     import torch
 
-    from rankfall.benchmarks.run import growth
+    from rankfall.benchmarks.operator_sweep import growth
 
     return {
         "what": kind,
@@ -127,7 +131,7 @@ def _as_json(kind: str, settings: Settings, rows: list[Row], claims: list[Claim]
 
 
 def _show_tables(rows: list[Row]) -> None:
-    from rankfall.benchmarks.run import growth
+    from rankfall.benchmarks.operator_sweep import growth
 
     exponents = growth(rows)
     for name in dict.fromkeys(row.name for row in rows):
@@ -205,7 +209,7 @@ def bench_loader(quick: Quick = False, as_json: AsJson = False) -> None:
     """
     import torch
 
-    from rankfall.benchmarks import loader
+    from rankfall.benchmarks import loader_bench as loader
 
     say(f"measuring the loader: {loader.SETTING}")
     seconds = 0.02 if quick else 1.0
@@ -245,7 +249,7 @@ def bench_step(sizes: Sizes = None, quick: Quick = False, as_json: AsJson = Fals
     """
     import torch
 
-    from rankfall.benchmarks import step
+    from rankfall.benchmarks import step_bench as step
 
     chosen = _parse_sizes(sizes) or (step.QUICK_SIZES if quick else step.SIZES)
     seconds = 0.02 if quick else 0.5
@@ -315,7 +319,7 @@ def bench_prepare(
     """
     from importlib.util import find_spec
 
-    from rankfall.benchmarks import prepare
+    from rankfall.benchmarks import prepare_bench as prepare
 
     count = rows or (prepare.QUICK_ROWS if quick else prepare.ROWS)
     engines = ["local", *(["ray"] if find_spec("ray") is not None else [])]
@@ -348,7 +352,7 @@ PREPARE_COLUMNS: dict[str, Callable[[prepare.Row], str]] = {
 @app.command("scaling")
 def bench_scaling(quick: Quick = False, as_json: AsJson = False) -> None:
     """Measure training by one and by two processes with the same batch each, in wall time: it needs two free cores."""
-    from rankfall.benchmarks import scaling
+    from rankfall.benchmarks import scaling_bench as scaling
 
     say(f"measuring training by {' and '.join(map(str, scaling.PROCESSES))} processes: {scaling.SETTING}")
     with progress() as bar:

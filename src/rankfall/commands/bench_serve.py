@@ -16,9 +16,9 @@ from rankfall.commands.terminal import examples, fail, progress, say, show, show
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rankfall.benchmarks.serving.serve import Report, Row, Spread
-    from rankfall.benchmarks.serving.soak import Growth, Overload
-    from rankfall.benchmarks.serving.soak import Report as SoakReport
+    from rankfall.benchmarks.serving.serve_bench import Report, Row, Spread
+    from rankfall.benchmarks.serving.soak_bench import Growth, Overload
+    from rankfall.benchmarks.serving.soak_bench import Report as SoakReport
 
     OnStep = Callable[[str, int, int | None], None]
 
@@ -52,7 +52,7 @@ def serve(
     sequences of up to 50 events; making it takes a minute.
     """
     _need_serving()
-    from rankfall.benchmarks.serving.serve import measure, promises, steps
+    from rankfall.benchmarks.serving.serve_bench import measure, promises, steps
 
     with _bundles([bundle], items, keep) as (path,):
         say(f"measuring a service of {path}")
@@ -96,7 +96,7 @@ def soak(
     if (bundle is None) != (other is None):
         raise typer.BadParameter("expected two bundles, or none", param_hint="OTHER")
     _need_serving()
-    from rankfall.benchmarks.serving import soak as soaking
+    from rankfall.benchmarks.serving import soak_bench as soaking
 
     settings = soaking.Settings(minutes=minutes, every=every, rate=rate)
     with _bundles([bundle, other], items, keep) as (first, second), progress() as bar:
@@ -130,7 +130,7 @@ def _bundles(given: list[Path | None], items: int, keep: Path | None) -> Iterato
     if all(path is not None for path in given):
         yield [path for path in given if path is not None]
         return
-    from rankfall.benchmarks.serving.bundles import simulated_bundle
+    from rankfall.benchmarks.serving.bench_bundles import simulated_bundle
 
     with tempfile.TemporaryDirectory() as scratch:
         with progress() as bar:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankfall.commands.engine import EngineName, EngineOption, opened
+from rankfall.commands.engine_option import EngineName, EngineOption, opened
 from rankfall.commands.terminal import examples, fail_for, interruptible, note, progress, say, show, show_json
 from rankfall.commands.train import Overrides  # noqa: TC001 (typer reads the annotations)
 
 if TYPE_CHECKING:
-    from rankfall.evaluation.compare import Step
+    from rankfall.studies.compare import Step
 
 EXAMPLES = examples(
     "rankfall compare mq2007.yaml --out mq2007 --jobs 2",
@@ -46,9 +46,9 @@ def compare(
     Every method is tuned with the same number of trials, on validation data only. Runs that are in DIR are not
     repeated, so an interrupted comparison goes on where it was. Exit code 1 if a run failed; the others are reported.
     """
-    from rankfall.evaluation.compare import compare_methods
-    from rankfall.evaluation.runs import load_comparison
-    from rankfall.evaluation.table import terminal_table
+    from rankfall.reporting.comparison_table import terminal_table
+    from rankfall.studies.compare import compare_methods
+    from rankfall.studies.comparison_plan import load_comparison
 
     comparison = load_comparison(config, overrides or [])
     with interruptible(lambda: _kept(out)), opened(engine) as found, progress() as bar:
@@ -76,7 +76,7 @@ def compare(
 
 def _kept(out: Path) -> str:
     """What an interrupted comparison leaves."""
-    from rankfall.training.run import is_finished
+    from rankfall.training.run_directory import is_finished
 
     runs = [run for run in (out / "runs").glob("*") if is_finished(run)]
     return f"{len(runs)} finished run{'s' * (len(runs) != 1)} kept in {out}/runs; the same command goes on from there"

@@ -50,11 +50,11 @@ def show(
 def _content(path: Path, overrides: list[str]) -> dict[str, Any]:
     """What a file means, by what it is."""
     from rankfall._settings import read_yaml
-    from rankfall.evaluation.runs import check_comparison, load_comparison
-    from rankfall.evaluation.search import load_search
-    from rankfall.evaluation.stream_config import load_stream, make_runs
-    from rankfall.training.config import apply_overrides, load_config
-    from rankfall.training.options import with_defaults
+    from rankfall.studies.comparison_plan import check_comparison, load_comparison
+    from rankfall.studies.search_space import load_search
+    from rankfall.studies.stream.stream_config import load_stream, make_runs
+    from rankfall.training.component_options import with_defaults
+    from rankfall.training.config.ranker_config import apply_overrides, load_config
 
     given = apply_overrides(read_yaml(path), overrides)
     if "search" in given:
@@ -86,9 +86,9 @@ def schema(
     """Print the JSON schema of configurations, by which editors complete and check them."""
     from pydantic import TypeAdapter
 
-    from rankfall.data.spec import Spec
-    from rankfall.training.cascade_config import CascadeConfig
-    from rankfall.training.config import RankerConfig
+    from rankfall.data.impressions.spec import Spec
+    from rankfall.training.config.cascade_config import CascadeConfig
+    from rankfall.training.config.ranker_config import RankerConfig
 
     described: dict[Kind, Any] = {
         Kind.TRAINING: RankerConfig | CascadeConfig,

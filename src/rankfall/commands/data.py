@@ -47,8 +47,8 @@ def data(
     Of an impression log: days, stages, labels, features and behaviour sequences, then warnings, each with its days,
     features and figures. Warnings are no failure; data that cannot be read are. Of ranking data: its splits.
     """
-    from rankfall.data.log import is_log
-    from rankfall.data.ranking import is_prepared
+    from rankfall.data.impressions.log import is_log
+    from rankfall.data.lists.ranking_data import is_prepared
 
     if is_log(path):
         _log(path, days, verify=verify, as_json=as_json)
@@ -73,7 +73,7 @@ def _what_it_is(path: Path) -> str:
 
 def _ranking_data(path: Path, *, verify: bool, as_json: bool) -> None:
     from rankfall.commands.prepare.letor import summary
-    from rankfall.data.ranking import RankingData
+    from rankfall.data.lists.ranking_data import RankingData
 
     manifest = RankingData.load(path, verify=verify).manifest
     if as_json:
@@ -83,8 +83,8 @@ def _ranking_data(path: Path, *, verify: bool, as_json: bool) -> None:
 
 
 def _log(path: Path, days: list[str] | None, *, verify: bool, as_json: bool) -> None:
+    from rankfall.data.impressions.log import ImpressionLog
     from rankfall.data.inspect import inspect
-    from rankfall.data.log import ImpressionLog
 
     log = ImpressionLog.load(path, verify=verify)
     chosen = log.choose(days) if days else list(log.days.values())

@@ -45,7 +45,7 @@ def demo(
     if as_json:
         show_json(result)
     else:
-        from rankfall.evaluation.table import terminal_table
+        from rankfall.reporting.comparison_table import terminal_table
 
         show(terminal_table(result))
     if out is not None:
@@ -61,7 +61,7 @@ def _check_demo(out: Path) -> None:
 
 def _run(out: Path, seed: int, quick: bool) -> dict[str, Any]:
     say("loading torch")
-    from rankfall.experiments import demo
+    from rankfall import demo
 
     size = demo.QUICK if quick else demo.FULL
     impressions = size.days * size.requests_per_day

@@ -36,9 +36,9 @@ def evaluate(
     Means are over the lists on which a metric is defined: those with a relevant document. The run's directory gets
     evaluation.json, the values of every list in values.parquet, and report.html.
     """
-    from rankfall.evaluation.evaluate import evaluate_run
-    from rankfall.evaluation.report import write_report
-    from rankfall.training.run import CONFIG, RESULT
+    from rankfall.reporting.comparison_page import write_report
+    from rankfall.studies.evaluate import evaluate_run
+    from rankfall.training.run_directory import CONFIG, RESULT
 
     if (run / CONFIG).exists() and not (run / RESULT).exists():
         say(f"note: the training of {run} did not finish; these are its best weights so far")

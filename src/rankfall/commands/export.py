@@ -46,7 +46,7 @@ def export(
         raise typer.BadParameter(f"found {recall:g}, expected more than 0 and at most 1", param_hint="--recall")
     say("loading torch")
     check_installed("export")
-    from rankfall.serving.export.run import export_run
+    from rankfall.serving.export.export_run import export_run
 
     with progress() as bar:
         task = bar.add_task("reading", total=None)
@@ -77,7 +77,7 @@ def export(
 def check_installed(verb: str) -> None:
     """Refuse to write bundles without the packages that this takes."""
     with needing(verb, "serve"):
-        import rankfall.serving.export.run  # noqa: F401
+        import rankfall.serving.export.export_run  # noqa: F401
 
 
 _REPORTED = ("items", "stages", "checks", "files", "made_by", "source")

@@ -15,7 +15,7 @@ from rich.table import Table
 from rankfall.commands.terminal import examples, show, show_json
 
 if TYPE_CHECKING:
-    from rankfall.training.options import Option
+    from rankfall.training.component_options import Option
 
 EXAMPLES = examples(
     "rankfall methods",
@@ -114,7 +114,7 @@ def methods(
 
 
 def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
-    from rankfall._words import did_you_mean
+    from rankfall._suggest import did_you_mean
 
     everything = [method for one in Kind for method in find_methods(one) if kind in (None, one)]
     everything += find_models() if kind is None else []
@@ -145,7 +145,7 @@ def find_models() -> list[Method]:
 
 def find_options(method: Method) -> list[Option]:
     """The options that a configuration can give; metrics have theirs in their names."""
-    from rankfall.training import options
+    from rankfall.training import component_options as options
 
     find = {
         "operator": options.operator_options,
@@ -157,7 +157,7 @@ def find_options(method: Method) -> list[Option]:
 
 
 def _json_options(method: Method) -> list[dict[str, object]]:
-    from rankfall.training.options import REQUIRED
+    from rankfall.training.component_options import REQUIRED
 
     return [
         {"name": one.name, "needed": one.default is REQUIRED, "meaning": one.meaning}
@@ -180,7 +180,7 @@ def default_text(option: Option) -> str:
     """A default as YAML has it."""
     import yaml
 
-    from rankfall.training.options import REQUIRED
+    from rankfall.training.component_options import REQUIRED
 
     if option.default is REQUIRED:
         return "needed"

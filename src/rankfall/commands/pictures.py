@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from rankfall.experiments.plots import Plot
+    from rankfall.reporting.figures import Plot
 
 
 def draw(plots: Mapping[str, Plot], out: Path) -> list[Path]:
     """Draw what can be drawn, and say what is missing if nothing can; tables are of use without pictures."""
-    from rankfall.experiments.plots import MissingExtraError, save
+    from rankfall.reporting.figures import MissingExtraError, save
 
     try:
         return save(plots, out)

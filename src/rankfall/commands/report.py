@@ -33,6 +33,6 @@ def report(
     comparison the table, confidence intervals, tests, and the settings that were chosen; of a stream the curves and
     the table of every day.
     """
-    from rankfall.evaluation.report import write_report
+    from rankfall.reporting.comparison_page import write_report
 
     say(f"wrote {write_report(path, out)}")

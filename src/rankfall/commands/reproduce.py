@@ -26,9 +26,9 @@ from rankfall.commands.terminal import (
 )
 
 if TYPE_CHECKING:
-    from rankfall.experiments.datasets import Origin
-    from rankfall.experiments.registry import Experiment
-    from rankfall.experiments.task import Report, Sheet
+    from rankfall.reproductions.datasets import Origin
+    from rankfall.reproductions.registry import Experiment
+    from rankfall.reproductions.task import Report, Sheet
 
 EXAMPLES = examples(
     "rankfall reproduce --list",
@@ -89,7 +89,7 @@ def reproduce(
 
 
 def _experiment(name: str | None) -> Experiment:
-    from rankfall.experiments.registry import find_experiment
+    from rankfall.reproductions.registry import find_experiment
 
     if name is None:
         raise typer.BadParameter("name an experiment, or give --list", param_hint="NAME")
@@ -100,7 +100,7 @@ def _experiment(name: str | None) -> Experiment:
 
 
 def _origin(experiment: Experiment, data: str | None) -> Origin:
-    from rankfall.experiments import datasets, logs
+    from rankfall.reproductions import datasets, logs
 
     try:
         return logs.find(data) if experiment.data == "impressions" else datasets.find(data)
@@ -109,7 +109,7 @@ def _origin(experiment: Experiment, data: str | None) -> Origin:
 
 
 def _run(experiment: Experiment, origin: Origin, *, quick: bool, out: Path, seed: int, jobs: int) -> Report:
-    from rankfall.experiments.task import FULL, QUICK, Task
+    from rankfall.reproductions.task import FULL, QUICK, Task
 
     run = experiment.load()
     with progress() as bar:
@@ -128,7 +128,7 @@ def _run(experiment: Experiment, origin: Origin, *, quick: bool, out: Path, seed
 
 
 def _show(report: Report) -> None:
-    from rankfall.evaluation.table import terminal_table
+    from rankfall.reporting.comparison_table import terminal_table
 
     for title, result in report.comparisons:
         _show_title(title)
@@ -180,12 +180,12 @@ def _end(report: Report) -> None:
 def _list(as_json: bool) -> None:
     from dataclasses import asdict
 
-    from rankfall.experiments.registry import EXPERIMENTS, PAPERS
+    from rankfall.reproductions.registry import EXPERIMENTS, PAPERS
 
     if as_json:
         show_json([asdict(experiment) for experiment in EXPERIMENTS.values()])
         return
-    from rankfall.experiments.task import Sheet
+    from rankfall.reproductions.task import Sheet
 
     for kind, example in (("lists", "the MSLR sample"), ("impressions", "a simulated platform")):
         rows = [[one.name, one.shows, one.quick, one.full] for one in EXPERIMENTS.values() if one.data == kind]

@@ -69,7 +69,7 @@ def serve(
     """
     with needing("serve", "serve"):
         import rankfall.serving.service.app  # noqa: F401 (what it needs must be there, too, before anything begins)
-        from rankfall.serving.service.run import serve as run
+        from rankfall.serving.service.run_service import serve as run
         from rankfall.serving.service.settings import Settings, share_of_cores
 
     token = _token(token_file)

@@ -71,8 +71,8 @@ def simulate(
     Users' interests drift, items are born and die, and an imperfect cascade serves requests day by day. Memory does not
     grow with requests, and with days only by what is known of items; a longer log begins like a shorter one.
     """
-    from rankfall.data.platform.presets import preset_of
-    from rankfall.data.platform.simulate import Simulation, append_days, simulate_log, simulate_recflow
+    from rankfall.simulation.presets import preset_of
+    from rankfall.simulation.simulate import Simulation, append_days, simulate_log, simulate_recflow
 
     chosen = preset_of(preset.value)
     if layout is Layout.RECFLOW and chosen.layout != "recflow":

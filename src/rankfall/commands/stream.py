@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankfall.commands.bundles import DayBundles
+from rankfall.commands.day_bundles import DayBundles
 from rankfall.commands.export import check_installed
 from rankfall.commands.pictures import draw
 from rankfall.commands.terminal import (
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress
 
-    from rankfall.evaluation.stream_config import StreamConfig, StreamRun
-    from rankfall.training.run import Step
+    from rankfall.studies.stream.stream_config import StreamConfig, StreamRun
+    from rankfall.training.run_directory import Step
 
 EXAMPLES = examples(
     "rankfall stream stream.yaml --out streams/first",
@@ -82,7 +82,7 @@ def stream(
     say("loading torch")
     if bundles:
         check_installed("--bundles")
-    from rankfall.evaluation.stream_config import load_stream
+    from rankfall.studies.stream.stream_config import load_stream
 
     followed = [] if follow is None else [f"data.path={json.dumps(str(follow))}"]
     settings = load_stream(config, [*(overrides or []), *followed])
@@ -98,8 +98,8 @@ def stream(
 
 
 def _stream(settings: StreamConfig, out: Path, bundles: int, *, jobs: int, **options: Any) -> dict[str, Any]:
-    from rankfall.evaluation.stream import BUNDLES, stream_methods
-    from rankfall.training.run import Stopped
+    from rankfall.studies.stream.run_stream import BUNDLES, stream_methods
+    from rankfall.training.run_directory import Stopped
 
     goes_on = f"the same command with --resume continues {out}"
     with interruptible(lambda: goes_on), progress() as bar:
@@ -204,14 +204,14 @@ def _last_day(result: dict[str, Any]) -> str:
 
 
 def _show(result: dict[str, Any]) -> None:
-    from rankfall.evaluation.stream_table import terminal_stream
+    from rankfall.reporting.stream_table import terminal_stream
 
     show(terminal_stream(result))
 
 
 def _draw(result: dict[str, Any], out: Path) -> list[str]:
     """Draw the curves, if there are any."""
-    from rankfall.experiments.stream_plot import stream_plot
+    from rankfall.reporting.stream_figure import stream_plot
 
     if not any(entry["methods"] for entry in result["days"]):
         return []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankfall.commands.engine import EngineName, EngineOption, opened
+from rankfall.commands.engine_option import EngineName, EngineOption, opened
 from rankfall.commands.terminal import (
     examples,
     fail,
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-    from rankfall.training.cascade_config import CascadeConfig
-    from rankfall.training.config import RankerConfig
-    from rankfall.training.distributed import Group
-    from rankfall.training.run import Step, TrainResult
+    from rankfall.training.config.cascade_config import CascadeConfig
+    from rankfall.training.config.ranker_config import RankerConfig
+    from rankfall.training.distributed.group import Group
+    from rankfall.training.run_directory import Step, TrainResult
 
 EXAMPLES = examples(
     "rankfall train config.yaml --out runs/first",
@@ -87,7 +87,7 @@ def train(
         raise typer.BadParameter("either torchrun starts the processes or Ray does", param_hint="--engine")
     if os.environ.get("RANK", "0") == "0":
         say("loading torch")
-    from rankfall.training.config import load_config
+    from rankfall.training.config.ranker_config import load_config
 
     changes = [*(overrides or []), *([] if seed is None else [f"training.seed={seed}"])]
     told = {"force": force, "resume": resume}
@@ -102,9 +102,9 @@ def train(
 def _train_here(
     config: Path, changes: list[str], out: Path, timeout: float, *, as_json: bool, force: bool, resume: bool
 ) -> None:
-    from rankfall.training.config import load_config
-    from rankfall.training.distributed import is_first_start, joined
-    from rankfall.training.run import ask_to_replace
+    from rankfall.training.config.ranker_config import load_config
+    from rankfall.training.distributed.group import is_first_start, joined
+    from rankfall.training.run_directory import ask_to_replace
     from rankfall.training.train import train
 
     if force and is_first_start():
@@ -120,8 +120,8 @@ def _train_here(
 
 def _train_by_ray(settings: RankerConfig | CascadeConfig, out: Path, **options: Any) -> TrainResult:
     from rankfall._ray import Ray
-    from rankfall.training.by_ray import train_by_ray
-    from rankfall.training.distributed import ALONE
+    from rankfall.training.distributed.group import ALONE
+    from rankfall.training.distributed.ray_backend import train_by_ray
 
     with opened(EngineName.RAY) as found, _watched(out, ALONE) as (bar, stop):
         assert isinstance(found, Ray)
@@ -157,7 +157,7 @@ def _watched(out: Path, group: Group) -> Iterator[tuple[Progress, Callable[[], i
 @contextmanager
 def _reported(group: Group) -> Iterator[None]:
     """Let only those processes speak of an error that know it best."""
-    from rankfall.training.distributed import ElsewhereError, LostError
+    from rankfall.training.distributed.group import ElsewhereError, LostError
 
     try:
         yield
@@ -179,8 +179,8 @@ def _train(
     group: Group,
 ) -> TrainResult:
     """Let work show how far it is, and end early if it is asked to."""
-    from rankfall.training.cascade_config import CascadeConfig
-    from rankfall.training.run import Stopped
+    from rankfall.training.config.cascade_config import CascadeConfig
+    from rankfall.training.run_directory import Stopped
 
     metric = settings.training.metric
     unit = "impressions" if isinstance(settings, CascadeConfig) else "lists"
@@ -222,7 +222,7 @@ def _validation(values: Mapping[str, float], metric: str) -> list[str]:
 
 def _kept(out: Path) -> str:
     """What is left if nobody waited for a checkpoint."""
-    from rankfall.training.run import CONFIG
+    from rankfall.training.run_directory import CONFIG
 
     if not (out / CONFIG).is_file():
         return "nothing was written"
@@ -246,7 +246,7 @@ def _table(result: TrainResult, metric: str, out: Path) -> Table:
 
 def _best_validation(result: TrainResult, metric: str, out: Path) -> dict[str, float]:
     """All that the best validation measured, where the run has it."""
-    from rankfall.training.run import read_lines
+    from rankfall.training.run_directory import read_lines
 
     best: dict[str, Any] = next((line for line in read_lines(out) if line["epoch"] == result.best_epoch), {})
     return {**best.get("validation", {}), metric: result.best_metric}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankfall.commands.engine import EngineName, EngineOption, opened
+from rankfall.commands.engine_option import EngineName, EngineOption, opened
 from rankfall.commands.pictures import draw
 from rankfall.commands.terminal import (
     Folded,
@@ -26,8 +26,8 @@ from rankfall.commands.train import Overrides  # noqa: TC001 (typer reads the an
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rankfall.evaluation.search import Search
-    from rankfall.training.run import Step
+    from rankfall.studies.search_space import Search
+    from rankfall.training.run_directory import Step
 
 EXAMPLES = examples(
     "rankfall tune search.yaml --out searches/first",
@@ -69,7 +69,7 @@ def tune(
     command goes on with a search that was interrupted; several at the same time work on one search. best.yaml
     is the configuration of the best trial. Exit code 1 if no trial came to an end.
     """
-    from rankfall.evaluation.search import load_search
+    from rankfall.studies.search_space import load_search
 
     search = load_search(config, overrides or [])
     result = _tune(search, out, jobs, engine, trials=trials, timeout=timeout, seed=seed)
@@ -82,8 +82,8 @@ def tune(
 
 
 def _tune(search: Search, out: Path, jobs: int | None, engine: EngineName, **options: Any) -> dict[str, Any]:
-    from rankfall.evaluation.tune import tune
-    from rankfall.training.run import Stopped
+    from rankfall.studies.tune import tune
+    from rankfall.training.run_directory import Stopped
 
     with (
         interruptible(lambda: f"the same command goes on with the search in {out}"),
@@ -168,7 +168,7 @@ def _spelled(settings: dict[str, Any]) -> str:
 
 def _word(value: Any) -> str:
     """A setting as YAML has it, numbers with as many digits as are worth reading."""
-    from rankfall.evaluation.page import flow
+    from rankfall.reporting.html import flow
 
     if isinstance(value, float):
         return f"{value:.4g}"
@@ -177,7 +177,7 @@ def _word(value: Any) -> str:
 
 def _draw(result: dict[str, Any], out: Path) -> None:
     """Draw the search; its table is of use without a picture."""
-    from rankfall.experiments.plots import SearchHistory
+    from rankfall.reporting.figures import SearchHistory
 
     files = [out / "trials.json", *([out / "best.yaml"] if result["best"] else [])]
     if any(trial["value"] is not None for trial in result["trials"]):

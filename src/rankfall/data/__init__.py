@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rankfall.data.letor.prepare import prepare_letor
-from rankfall.data.letor.recipe import Recipe
-from rankfall.data.log import ImpressionLog
-from rankfall.data.ranking import Moments, RankingData, RankingSplit, Scaling
+from rankfall.data.impressions.log import ImpressionLog
+from rankfall.data.lists.ranking_data import Moments, RankingData, RankingSplit, Scaling
+from rankfall.data.sources.letor.prepare_letor import prepare_letor
+from rankfall.data.sources.letor.recipe import Recipe
 
 if TYPE_CHECKING:
-    from rankfall.data.loader import ImpressionLoader, Impressions
+    from rankfall.data.impressions.loader import ImpressionLoader, Impressions
 
 __all__ = [
     "ImpressionLoader",
@@ -43,7 +43,7 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
     def __getattr__(name: str) -> Any:
         # Loading gives tensors, and torch takes seconds to import; preparing data must not wait for it.
         if name in ("ImpressionLoader", "Impressions"):
-            from rankfall.data import loader
+            from rankfall.data.impressions import loader
 
             return getattr(loader, name)
         raise AttributeError(f"module 'rankfall.data' has no attribute {name!r}")

@@ -26,14 +26,14 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from rankfall._words import did_you_mean
-from rankfall.models.batch import Batch, Request
+from rankfall._suggest import did_you_mean
 from rankfall.models.din import DIN
 from rankfall.models.embedding import FeatureEmbedding
 from rankfall.models.embedding_mlp import EmbeddingMLP
-from rankfall.models.features import FeatureScaling
+from rankfall.models.inputs import Batch, Request
 from rankfall.models.layers import ACTIVATIONS
 from rankfall.models.mlp import MLP, Linear
+from rankfall.models.scaling import FeatureScaling
 from rankfall.models.scorer import Scorer
 from rankfall.models.two_tower import TwoTower
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from rankfall.data.spec import Features
+    from rankfall.data.impressions.spec import Features
 
 __all__ = [
     "ACTIVATIONS",

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from rankfall.data.spec import Features
-    from rankfall.models.batch import Batch
+    from rankfall.data.impressions.spec import Features
+    from rankfall.models.inputs import Batch
     from rankfall.models.layers import LayerOptions
 
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rankfall._words import did_you_mean
+from rankfall._suggest import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from rankfall.data.spec import Feature, Features, Sequence
-    from rankfall.models.batch import Request
+    from rankfall.data.impressions.spec import Feature, Features, Sequence
+    from rankfall.models.inputs import Request
 
 
 class UnknownIdError(ValueError):

@@ -11,7 +11,7 @@ from rankfall.models.embedding import FeatureEmbedding
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from rankfall.data.spec import Features
+    from rankfall.data.impressions.spec import Features
 
 
 class Scorer(nn.Module):

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor, nn
 
-    from rankfall.data.spec import Features
-    from rankfall.models.batch import Batch, Request
+    from rankfall.data.impressions.spec import Features
+    from rankfall.models.inputs import Batch, Request
     from rankfall.models.layers import LayerOptions
 
 

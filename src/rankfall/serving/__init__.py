@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 from rankfall.serving.bundle import Bundle
-from rankfall.serving.ranking import Answers, Ranking, StageTrace
-from rankfall.serving.requests import Batch, RequestError
+from rankfall.serving.request_encoder import Batch, RequestError
+from rankfall.serving.results import Answers, Ranking, StageTrace
 
 __all__ = ["Answers", "Batch", "Bundle", "Ranking", "RequestError", "StageTrace"]

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from rankfall.serving.files import EXAMPLES, ITEMS, map_table, numbers, one_array, read_manifest, verify
-from rankfall.serving.items import Items
+from rankfall.serving.bundle_files import EXAMPLES, ITEMS, map_table, numbers, one_array, read_manifest, verify
+from rankfall.serving.bundle_items import Items
 from rankfall.serving.lookup import Lookup
-from rankfall.serving.ranking import Answers, Ranking, StageTrace
-from rankfall.serving.requests import Batch, RequestEncoder, RequestError, padded
-from rankfall.serving.schema import request_schema
-from rankfall.serving.stages import NOBODY, NotFiniteError, at, by_row, load_stage
-from rankfall.serving.values import BadValueError, shown
+from rankfall.serving.onnx_stages import NOBODY, NotFiniteError, at, by_row, load_stage
+from rankfall.serving.request_encoder import Batch, RequestEncoder, RequestError, padded
+from rankfall.serving.request_schema import request_schema
+from rankfall.serving.results import Answers, Ranking, StageTrace
+from rankfall.serving.value_checks import BadValueError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankfall.serving.ranking import Id
-    from rankfall.serving.requests import Request
-    from rankfall.serving.stages import Rows, Scores, Stage
+    from rankfall.serving.onnx_stages import Rows, Scores, Stage
+    from rankfall.serving.request_encoder import Request
+    from rankfall.serving.results import Id
 
 MOST_IDS = 100_000  # in `candidates`, and in `exclude`, of one request
 _TOGETHER = 2**20  # candidates of all requests that are ranked at once, with what pads the shorter lists

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from rankfall import losses, ops
-from rankfall._words import did_you_mean
+from rankfall._suggest import did_you_mean
 from rankfall.models import MLP, FeatureScaling, Linear
-from rankfall.training.config import LinearConfig
+from rankfall.training.config.ranker_config import LinearConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
-    from rankfall.training.config import LossConfig, MLPConfig, OptimizerConfig
+    from rankfall.training.config.ranker_config import LossConfig, MLPConfig, OptimizerConfig
 
 SORTS = ("neural_sort", "soft_sort", "diff_sort", "pirank_sort")
 GIVEN_BY_THE_LOOP = {"mask", "weight", "reduction", "generator"}

@@ -14,20 +14,20 @@ from torch import Tensor, nn
 
 from rankfall import objectives
 from rankfall._settings import ConfigError, explain
-from rankfall._words import did_you_mean
+from rankfall._suggest import did_you_mean
 from rankfall.cascade import Cascade, Stage
 from rankfall.models import KINDS, Scorer, from_config
 from rankfall.training.build import classifies, make_loss, make_optimizer, make_option
-from rankfall.training.config import LossConfig
+from rankfall.training.config.ranker_config import LossConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from rankfall.data.loader import ImpressionLoader
-    from rankfall.data.spec import Features
+    from rankfall.data.impressions.loader import ImpressionLoader
+    from rankfall.data.impressions.spec import Features
     from rankfall.objectives import Objective
-    from rankfall.training.cascade_config import CascadeConfig
-    from rankfall.training.config import OptimizerConfig
+    from rankfall.training.config.cascade_config import CascadeConfig
+    from rankfall.training.config.ranker_config import OptimizerConfig
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "bce": objectives.BCE,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 from torch import Tensor
 
-from rankfall._checkpoint import read_checkpoint, write_checkpoint
+from rankfall._tensor_file import read_checkpoint, write_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable

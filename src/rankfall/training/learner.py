@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import torch
 
 from rankfall.training.build import clip_gradients
-from rankfall.training.distributed import ALONE, Group
+from rankfall.training.distributed.group import ALONE, Group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from rankfall.training.checkpoint import State
-    from rankfall.training.run import TrainingError
+    from rankfall.training.run_directory import TrainingError
 
 
 class Sized(Protocol):

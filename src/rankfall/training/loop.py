@@ -4,7 +4,7 @@ A :class:`~rankfall.training.learner.Learner` says what a batch costs; the loop 
 keeps the best and the last of them. What decides the rest of a training is the learner's state and the loop's
 :class:`~rankfall.training.learner.Position`; both together are a checkpoint.
 
-Several processes (:mod:`~rankfall.training.distributed`) have a learner and a loop each, take a share of every batch
+Several processes (`training.distributed`) have a learner and a loop each, take a share of every batch
 and do the same otherwise; the first of them writes and speaks.
 """
 
@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Generic
 import torch
 
 from rankfall import __version__
-from rankfall._checkpoint import read_checkpoint
 from rankfall._files import LockedError, locked, sync, write_file
+from rankfall._tensor_file import read_checkpoint
 from rankfall.models.layers import RowNorm
 from rankfall.training.checkpoint import Checkpoints, DamagedError, seal
-from rankfall.training.distributed import ALONE, Group, LostError
+from rankfall.training.distributed.group import ALONE, Group, LostError
 from rankfall.training.learner import Batch, Position
-from rankfall.training.run import (
+from rankfall.training.run_directory import (
     CHECKPOINTS,
     CONFIG,
     DATA,
@@ -47,15 +47,15 @@ from rankfall.training.run import (
     read_json,
     read_result,
 )
-from rankfall.training.track import Trackers
+from rankfall.training.trackers import Trackers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
     from pathlib import Path
 
-    from rankfall.training.cascade_config import CascadeConfig
     from rankfall.training.checkpoint import State
-    from rankfall.training.config import RankerConfig
+    from rankfall.training.config.cascade_config import CascadeConfig
+    from rankfall.training.config.ranker_config import RankerConfig
     from rankfall.training.learner import Learner
 
     Progress = Callable[[Step], None]

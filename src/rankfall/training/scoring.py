@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rankfall.data.batches import Lists
-from rankfall.training.distributed import ALONE
+from rankfall.data.lists.list_loader import Lists
+from rankfall.training.distributed.group import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from rankfall.data.ranking import RankingSplit
+    from rankfall.data.lists.ranking_data import RankingSplit
     from rankfall.metrics.named import NamedMetric
     from rankfall.training.build import Ranker
-    from rankfall.training.distributed import Group
+    from rankfall.training.distributed.group import Group
 
 CHUNK_ROWS = 1 << 14  # documents that are scored at once
 

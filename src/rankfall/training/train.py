@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from rankfall.training import cascade, ranker
-from rankfall.training.cascade_config import CascadeConfig
-from rankfall.training.distributed import ALONE
-from rankfall.training.run import is_to_be_replaced
+from rankfall.training import train_cascade as cascade
+from rankfall.training import train_ranker as ranker
+from rankfall.training.config.cascade_config import CascadeConfig
+from rankfall.training.distributed.group import ALONE
+from rankfall.training.run_directory import is_to_be_replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from rankfall.training.config import RankerConfig
-    from rankfall.training.distributed import Group
+    from rankfall.training.config.ranker_config import RankerConfig
+    from rankfall.training.distributed.group import Group
     from rankfall.training.loop import OnNotice, Progress
-    from rankfall.training.run import TrainResult
+    from rankfall.training.run_directory import TrainResult
 
 
 class Options(TypedDict, total=False):

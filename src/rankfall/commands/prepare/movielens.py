@@ -43,7 +43,7 @@ def movielens(
     A request is a block of a user's ratings; its candidates are films of the block that the user liked (4 or 5 stars)
     or rated low, popular ones and random ones that the user never rated. Popularity and sequences know the past only.
     """
-    from rankfall.data.movielens import prepare_movielens
+    from rankfall.data.sources.movielens import prepare_movielens
 
     with steps() as on_progress:
         log = prepare_movielens(

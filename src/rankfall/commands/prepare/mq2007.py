@@ -39,7 +39,7 @@ def mq2007(
 
     A first stage sees the ranks that 21 retrieval systems gave a document, a second one its 46 LETOR features.
     """
-    from rankfall.data.mq2007 import prepare_mq2007, source_files
+    from rankfall.data.sources.mq2007 import prepare_mq2007, source_files
 
     with progress() as bar:
         task = bar.add_task("reading (kB)", total=sum(path.stat().st_size for path in source_files(source)) // 1000)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rankfall.commands.engine import EngineName, EngineOption, opened
+from rankfall.commands.engine_option import EngineName, EngineOption, opened
 from rankfall.commands.prepare.steps import steps
 from rankfall.commands.prepare.summary import report
 from rankfall.commands.terminal import examples
@@ -76,7 +76,7 @@ def recflow(
 
     Times are those of Asia/Shanghai. Memory does not grow with the number of days.
     """
-    from rankfall.data.recflow import prepare_recflow
+    from rankfall.data.sources.recflow import prepare_recflow
 
     with opened(engine) as found, steps() as on_progress:
         log = prepare_recflow(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankfall.commands.engine import EngineName, EngineOption, opened
+from rankfall.commands.engine_option import EngineName, EngineOption, opened
 from rankfall.commands.prepare.steps import steps
 from rankfall.commands.prepare.summary import report
 from rankfall.commands.terminal import examples
@@ -67,8 +67,8 @@ def rows(
     Its memory does not grow with the number of rows, and what it writes does not depend on how the log is split into
     files or sorted. What is wrong with a log ends in a message that says where.
     """
-    from rankfall.data.rows.prepare import prepare_rows
-    from rankfall.data.spec import load_spec
+    from rankfall.data.impressions.spec import load_spec
+    from rankfall.data.sources.rows.prepare_rows import prepare_rows
 
     with opened(engine) as found, steps() as on_progress:
         log = prepare_rows(

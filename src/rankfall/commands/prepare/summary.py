@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from rankfall.data.log import ImpressionLog
+    from rankfall.data.impressions.log import ImpressionLog
 
 WORTH_A_WARNING = 0.01  # the share of ids never seen
 
@@ -46,7 +46,7 @@ def _warn(log: ImpressionLog) -> None:
 def _stages(log: ImpressionLog) -> Table:
     from rich.table import Table
 
-    from rankfall.data.rows.about import stage_counts
+    from rankfall.data.sources.rows.provenance import stage_counts
 
     counts, items = log.manifest["about"]["counts"], log.manifest["items"]["count"]
     title = f"{log.path}: {counts['requests']:,} impressions of {len(log.days)} days, {items:,} items"

@@ -8,6 +8,6 @@
 """
 
 from rankfall.data.inspect.figures import Inspection
-from rankfall.data.inspect.run import inspect
+from rankfall.data.inspect.inspect_log import inspect
 
 __all__ = ["Inspection", "inspect"]

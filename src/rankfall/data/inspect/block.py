@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from rankfall.data.log import check_no_nulls, impression_schema
+from rankfall.data.impressions.log import check_no_nulls, impression_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from rankfall.data.log import Day
-    from rankfall.data.spec import Spec
+    from rankfall.data.impressions.log import Day
+    from rankfall.data.impressions.spec import Spec
 
 
 class Block:

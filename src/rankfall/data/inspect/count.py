@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from rankfall.data.hashing import hash_values
+from rankfall.data.impressions.hashing import hash_values
+from rankfall.data.impressions.spec import FIRST_KNOWN, MISSING, UNSEEN, Categorical
 from rankfall.data.inspect.block import flat
 from rankfall.data.inspect.figures import (
     Bin,
@@ -17,17 +18,16 @@ from rankfall.data.inspect.figures import (
     NumberFigures,
     ValueCounts,
 )
-from rankfall.data.ranking import Moments
-from rankfall.data.spec import FIRST_KNOWN, MISSING, UNSEEN, Categorical
+from rankfall.data.lists.ranking_data import Moments
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
+    from rankfall.data.impressions.log import Day, ImpressionLog
+    from rankfall.data.impressions.spec import Feature, Spec
     from rankfall.data.inspect.block import Block
-    from rankfall.data.log import Day, ImpressionLog
-    from rankfall.data.spec import Feature, Spec
 
 BINS = 20  # of a histogram
 VALUES_HELD = 1000  # different ones, before they are put into bins

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rankfall.data.impressions.spec import FIRST_KNOWN
 from rankfall.data.inspect.count import Histogram, ItemCounter, LengthCounter, counters
 from rankfall.data.inspect.figures import DayFigures, SequenceFigures, StageFigures, ValueCounts
-from rankfall.data.spec import FIRST_KNOWN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from rankfall.data.impressions.log import ImpressionLog
+    from rankfall.data.impressions.spec import Sequence
     from rankfall.data.inspect.block import Block
-    from rankfall.data.log import ImpressionLog
-    from rankfall.data.spec import Sequence
 
 NEGATIVES = -1  # the depth of items drawn at random
 

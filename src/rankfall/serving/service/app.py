@@ -16,16 +16,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rankfall import __version__
-from rankfall.serving.service.admin import Admin
+from rankfall.serving.service.admin_routes import Admin
 from rankfall.serving.service.batching import Batcher
-from rankfall.serving.service.board import Board
-from rankfall.serving.service.ending import Ending
-from rankfall.serving.service.follow import Follower
-from rankfall.serving.service.information import HERE, File, Information, page_files
-from rankfall.serving.service.metrics import Metrics
-from rankfall.serving.service.ranking import Rankers
-from rankfall.serving.service.slots import Slots
-from rankfall.serving.service.wire import ALWAYS, JSON, Bodies, GoneError, RefusedError, Reply, error_reply, header
+from rankfall.serving.service.bundle_reloader import Follower
+from rankfall.serving.service.bundle_slots import Slots
+from rankfall.serving.service.http_io import ALWAYS, JSON, Bodies, GoneError, RefusedError, Reply, error_reply, header
+from rankfall.serving.service.info_routes import HERE, File, Information, page_files
+from rankfall.serving.service.rank_routes import Rankers
+from rankfall.serving.service.service_metrics import Metrics
+from rankfall.serving.service.shared_state import Board
+from rankfall.serving.service.shutdown import Ending
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
+    from rankfall.serving.service.bundle_slots import Served
     from rankfall.serving.service.settings import Settings
-    from rankfall.serving.service.slots import Served
 
     Handler = Callable[[Scope, Receive], Awaitable[Reply]]
 

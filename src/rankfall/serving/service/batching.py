@@ -15,14 +15,14 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from rankfall.serving.requests import Batch, RequestError
-from rankfall.serving.service.wire import RETRY, RefusedError, late, named
+from rankfall.serving.request_encoder import Batch, RequestError
+from rankfall.serving.service.http_io import RETRY, RefusedError, late, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rankfall.serving.ranking import Ranking
-    from rankfall.serving.service.slots import Served
+    from rankfall.serving.results import Ranking
+    from rankfall.serving.service.bundle_slots import Served
 
 _log = logging.getLogger(__name__)
 _RECENT = 9  # batches whose median is expected of the next

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall import __version__
 from rankfall.serving.bundle import MOST_IDS
+from rankfall.serving.service.bundle_slots import MAIN, SLOTS
 from rankfall.serving.service.settings import LONGEST_DEADLINE
-from rankfall.serving.service.slots import MAIN, SLOTS
 
 if TYPE_CHECKING:
     from rankfall.serving.bundle import Bundle
+    from rankfall.serving.service.bundle_slots import Slots
     from rankfall.serving.service.settings import Settings
-    from rankfall.serving.service.slots import Slots
 
 _NUMBER = {"type": "number"}
 _TEXT = {"type": "string"}

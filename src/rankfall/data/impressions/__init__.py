@@ -1,0 +1,1 @@
+"""Impression logs: their schema, their encoding, and batches of them."""

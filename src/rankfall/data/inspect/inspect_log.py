@@ -1,0 +1,75 @@
+"""Reading a log and putting its figures together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from rankfall.data.inspect.block import read_blocks
+from rankfall.data.inspect.checks import find_warnings
+from rankfall.data.inspect.count import IdCounter, NumberCounter, repeated_requests
+from rankfall.data.inspect.day import DayCounter, LogCounter
+from rankfall.data.inspect.figures import Inspection, StageFigures, ValueCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rankfall.data.impressions.log import Day, ImpressionLog
+    from rankfall.data.inspect.figures import DayFigures
+
+
+def inspect(
+    log: ImpressionLog, *, days: Sequence[Day] | None = None, on_day: Callable[[str], None] = lambda day: None
+) -> Inspection:
+    """The figures of a log, or of some of its days, and what looks wrong in them.
+
+    Memory does not grow with the impressions. `on_day` hears of every day that is done.
+    """
+    chosen = list(log.days.values()) if days is None else list(days)
+    whole = LogCounter(log)
+    repeated = repeated_requests(chosen)
+    figures = []
+    for day, repeats in zip(chosen, repeated, strict=True):
+        counter = DayCounter(whole)
+        for block, uneven in read_blocks(day, log.spec):
+            counter.add(block, uneven)
+        figures.append(counter.figures(day.name, repeats))
+        on_day(day.name)
+    inspection = _inspection(whole, chosen, figures)
+    return replace(inspection, warnings=find_warnings(inspection))
+
+
+def _inspection(whole: LogCounter, days: list[Day], figures: list[DayFigures]) -> Inspection:
+    log = whole.log
+    if not log.spec.negatives and not any(day.stages[0].items for day in figures):
+        figures = [replace(day, stages=day.stages[1:]) for day in figures]  # nobody drew or expects negatives
+    counts = {column: sum((day.features[column] for day in figures), start=ValueCounts()) for column in whole.features}
+    counting = whole.features.values()
+    return Inspection(
+        path=str(log.path),
+        zone=log.spec.zone,
+        timed=log.spec.time is not None,
+        days=figures,
+        stages=[reduce(_add, stages) for stages in zip(*(day.stages for day in figures), strict=True)],
+        relevant_stage=log.spec.relevant.stage,
+        ids=[one.figures(counts[one.column]) for one in counting if isinstance(one, IdCounter)],
+        numbers=[one.figures(counts[one.column]) for one in counting if isinstance(one, NumberCounter)],
+        sequences=[sequence.figures() for sequence in whole.sequences.values()],
+        items=whole.items.figures(),
+        labels={
+            column: histogram.bins(block for day in days for block, _ in read_blocks(day, log.spec))
+            for column, histogram in whole.labels.items()
+        },
+        warnings=[],
+    )
+
+
+def _add(one: StageFigures, other: StageFigures) -> StageFigures:
+    return replace(
+        one,
+        items=one.items + other.items,
+        relevant=one.relevant + other.relevant,
+        empty=one.empty + other.empty,
+        short=one.short + other.short,
+    )

@@ -1,0 +1,1 @@
+"""Prepared LETOR lists: lists of documents with a dense feature vector and a label each."""

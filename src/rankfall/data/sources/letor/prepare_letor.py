@@ -1,0 +1,70 @@
+"""From ranking text to prepared ranking data, in constant memory.
+
+The text is read in blocks, parsed by threads and put down in a `Spool`; then lists are chosen, features completed and
+everything is written (`ranking_data` says what). What grows in memory is a few words for each list, nothing for a
+row. The directory gets its name when all of it is on disk.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
+
+from rankfall._files import fresh_directory
+from rankfall._manifest import MANIFEST
+from rankfall.data.lists.ranking_data import (
+    RankingData,
+    is_prepared,
+)
+from rankfall.data.sources.letor.letor_spool import Spool
+from rankfall.data.sources.letor.recipe import Recipe, check
+from rankfall.data.sources.letor.split_reader import SplitReader
+from rankfall.data.sources.letor.text_files import Source
+from rankfall.data.sources.letor.write_splits import write_splits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+
+_SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+def prepare_letor(
+    sources: Mapping[str, Sequence[Path]],
+    out: Path,
+    recipe: Recipe,
+    *,
+    groups: Mapping[Path, Path] | None = None,
+    threads: int = 1,
+    force: bool = False,
+    on_read: Callable[[int], None] = lambda n: None,
+) -> RankingData:
+    """Read the files of each split as if they were one and write prepared data to `out`.
+
+    Lists are told by qid or by the sizes in a file, which `groups` names for a source; a source without qid
+    takes the file beside it that ends in ``.query`` or ``.group``. `on_read` hears how many bytes were
+    read, as stored.
+    """
+    _check_splits(sources, recipe)
+    check(threads >= 1, "threads", threads, "at least 1")
+    with fresh_directory(out, is_prepared, force=force) as directory, ExitStack() as stack:
+        splits = {}
+        for name, paths in sources.items():
+            spool = stack.enter_context(closing(Spool(directory / f"spool-{name}")))
+            splits[name] = SplitReader(name, spool, recipe)
+            for path in paths:
+                splits[name].read(Source(path, on_read), (groups or {}).get(path), threads)
+        write_splits(splits, recipe, directory)
+    return RankingData.load(out)
+
+
+def _check_splits(sources: Mapping[str, Sequence[Path]], recipe: Recipe) -> None:
+    check(len(sources) > 0, "sources", "none", "at least one file")
+    for name, paths in sources.items():
+        fits = _SPLIT_NAME.fullmatch(name) is not None and name not in {MANIFEST, "scaling.npy"}
+        check(fits, "split", repr(name), "a name of letters, digits, '_', '-' and '.'")
+        check(len(paths) > 0, f"split {name}", "no file", "at least one file")
+    for name in recipe.standardise:
+        check(name in sources, "standardise", repr(name), f"one of the splits {', '.join(sources)}")

@@ -1,0 +1,216 @@
+"""From ranking text to spooled rows, and where the lists are among them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from array import array
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rankfall._files import checksum
+from rankfall.data.sources.letor.parse import MAX_ID, Block, Rules, parse_block
+from rankfall.data.sources.letor.text_files import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from rankfall.data.sources.letor.letor_spool import Spool
+    from rankfall.data.sources.letor.recipe import Recipe
+
+BAD_LINES_SHOWN = 20
+
+_DATA_LINE = re.compile(rb"^[ \t\r\v\f]*[^#\s].*", re.MULTILINE)
+_QID_LINE = re.compile(rb"^[ \t\r\v\f]*[^#\s]+[ \t\r\v\f]+qid:", re.MULTILINE)
+
+
+class SplitReader:
+    """The rows of a split and where its lists are: spans of rows, several a list if they were apart."""
+
+    def __init__(self, name: str, spool: Spool, recipe: Recipe) -> None:
+        self.name = name
+        self.spool = spool
+        self.recipe = recipe
+        self.sources: list[dict[str, Any]] = []
+        self.lists: dict[str, int] = {}  # number of each list by its qid
+        self.has_qids = False
+        self._numbers = array("q")  # the list of each span,
+        self._starts = array("q")  # its first row,
+        self._first_lines = array("q")  # its first line,
+        self._last_lines = array("q")  # its last line,
+        self._origins = array("q")  # and the source of those
+        self._groups = 0  # lists told by sizes so far
+        self._current: str | None = None
+
+    def read(self, source: Source, group_file: Path | None, threads: int) -> None:
+        lines = rows = bad_lines = 0
+        shown: list[dict[str, Any]] = []
+        grouping = _Grouping(source.path, group_file, first_list=self._groups)
+        about: dict[str, Any] = {"path": str(source.path)}
+        self.sources.append(about)
+        with closing(_parsed(source, grouping, self.recipe, threads)) as blocks:
+            for text_lines, block in blocks:
+                if block.bad and not self.recipe.skip_bad_lines:
+                    number, reason = block.bad[0]
+                    raise ValueError(f"{source.path}:{lines + number + 1}: {reason}")
+                shown += [
+                    {"line": lines + number + 1, "reason": reason}
+                    for number, reason in block.bad[: BAD_LINES_SHOWN - len(shown)]
+                ]
+                bad_lines += len(block.bad)
+                qids = block.qids if grouping.with_qid else grouping.qids(block)
+                self._add_lists(qids, block.lines + lines + 1)
+                self.spool.append(block)
+                lines += text_lines
+                rows += len(block.labels)
+        self._groups += grouping.finish()
+        self.has_qids |= grouping.with_qid is True
+        about |= {"bytes": source.bytes, "sha256": source.sha256, "lines": lines, "rows": rows}
+        about |= {"groups": grouping.about(), "bad_lines": bad_lines, "bad_lines_shown": shown}
+
+    def spans_of_lists(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """The first row of each span, the row after its last and the number of its list, by lists."""
+        starts = np.array(self._starts)
+        ends = np.append(starts[1:], self.spool.rows)
+        numbers = np.array(self._numbers)
+        order = np.argsort(numbers, kind="stable")
+        return starts[order], ends[order], numbers[order]
+
+    def _add_lists(self, qids: Any, lines: NDArray[np.int64]) -> None:
+        if len(lines) == 0:
+            return
+        changes = np.flatnonzero(pc.not_equal(qids[1:], qids[:-1]).to_numpy(zero_copy_only=False)) + 1
+        firsts = np.concatenate([np.zeros(1, np.int64), changes])
+        lasts = np.append(changes, len(lines)) - 1
+        names = qids.take(pa.array(firsts)).to_pylist()
+        for qid, first, last in zip(names, firsts.tolist(), lasts.tolist(), strict=True):
+            if qid != self._current:
+                self._add_span(qid, self.spool.rows + first, int(lines[first]), int(lines[last]))
+            elif self._origins[-1] == len(self.sources) - 1:
+                self._last_lines[-1] = int(lines[last])
+
+    def _add_span(self, qid: str, row: int, first_line: int, last_line: int) -> None:
+        if qid in self.lists and not self.recipe.regroup:
+            self._refuse_apart(qid, first_line)
+        self._current = qid
+        self._numbers.append(self.lists.setdefault(qid, len(self.lists)))
+        self._starts.append(row)
+        self._first_lines.append(first_line)
+        self._last_lines.append(last_line)
+        self._origins.append(len(self.sources) - 1)
+
+    def _refuse_apart(self, qid: str, line: int) -> NoReturn:
+        before = self._numbers.index(self.lists[qid])
+        origin = self.sources[self._origins[before]]["path"]
+        raise ValueError(
+            f"{self.sources[-1]['path']}:{line}: query {qid!r} starts again here; it stands in lines "
+            f"{self._first_lines[before]} to {self._last_lines[before]} of {origin}, with other queries "
+            "between (--regroup brings its lines together)"
+        )
+
+
+class _Grouping:
+    """How the lines of one source form lists: by qid, or by the sizes in a file of their own."""
+
+    def __init__(self, source: Path, file: Path | None, first_list: int) -> None:
+        self._source = source
+        self._file = file
+        self._first_list = first_list
+        self._ends: NDArray[np.int64] = np.empty(0, np.int64)
+        self._data_lines = 0
+        self.with_qid: bool | None = None if file is None else False
+        if file is not None:
+            self._ends = _group_ends(file)
+
+    def look(self, text: bytes) -> bool:
+        """Decide by the first block with data in it whether lines have a qid."""
+        if self.with_qid is None and _DATA_LINE.search(text):
+            self.with_qid = _QID_LINE.search(text) is not None
+            if not self.with_qid:
+                self._file = _group_file_of(self._source)
+                self._ends = _group_ends(self._file)
+        return self.with_qid is True
+
+    def qids(self, block: Block) -> pa.StringArray:
+        """The number of each row's list as a string; a broken line takes its place in a list too."""
+        bad = np.array([line for line, _ in block.bad], np.int64)
+        places = self._data_lines + np.arange(len(block.lines)) + np.searchsorted(bad, block.lines)
+        self._data_lines += len(block.lines) + len(bad)
+        if self._data_lines > (self._ends[-1] if len(self._ends) else 0):
+            self._disagree("more")
+        numbers = self._first_list + np.searchsorted(self._ends, places, side="right")
+        return pa.array(numbers).cast(pa.string())
+
+    def finish(self) -> int:
+        """The number of lists in the file of sizes, which must not speak of more lines than there are."""
+        if len(self._ends) and self._data_lines != self._ends[-1]:
+            self._disagree(str(self._data_lines))
+        return len(self._ends)
+
+    def about(self) -> dict[str, str] | None:
+        """What the manifest says of the file of sizes."""
+        return None if self._file is None else {"path": str(self._file), "sha256": checksum(self._file)}
+
+    def _disagree(self, found: str) -> NoReturn:
+        total = int(self._ends[-1]) if len(self._ends) else 0
+        raise ValueError(f"{self._file}: the sizes add up to {total}, but {self._source} has {found} lines of data")
+
+
+def _group_file_of(source: Path) -> Path:
+    stem = source.with_suffix("") if source.suffix in {".gz", ".xz", ".zst"} else source
+    beside = [stem.with_name(stem.name + ending) for ending in (".query", ".group")]
+    for file in beside:
+        if file.exists():
+            return file
+    raise ValueError(
+        f"{source}: its lines have no qid, and there is no file of group sizes (give --groups, or put "
+        f"{beside[0].name} beside it)"
+    )
+
+
+def _group_ends(file: Path) -> NDArray[np.int64]:
+    sizes = array("q")
+    lines = itertools.chain.from_iterable(block.splitlines() for block in Source(file).blocks())
+    for number, line in enumerate(lines):
+        text = line.strip()
+        if not text:
+            continue
+        if not text.isdigit() or not 0 < int(text) < 2**40:
+            shown = text[:40].decode(errors="replace")
+            raise ValueError(f"{file}:{number + 1}: a group size is a whole number above 0, not {shown!r}")
+        sizes.append(int(text))
+    return np.cumsum(np.array(sizes, np.int64))
+
+
+def _parsed(source: Source, grouping: _Grouping, recipe: Recipe, threads: int) -> Generator[tuple[int, Block]]:
+    """The number of lines and the rows of each block, in order, whatever number of threads parses them."""
+
+    def parse(text: bytes, rules: Rules) -> tuple[int, Block]:
+        return text.count(b"\n"), parse_block(text, rules)
+
+    waiting: deque[Any] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for text in source.blocks():
+                rules = Rules(
+                    with_qid=grouping.look(text),
+                    missing=recipe.missing_value is not None,
+                    log1p=recipe.log1p,
+                    max_id=recipe.features or MAX_ID,
+                )
+                waiting.append(pool.submit(parse, text, rules))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)

@@ -1,0 +1,319 @@
+"""From spooled rows to prepared ranking data: lists are chosen, features completed, columns written."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import shutil
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from rankfall._files import checksum
+from rankfall._manifest import MANIFEST
+from rankfall.data.lists.ranking_data import (
+    FORMAT,
+    VERSION,
+    Moments,
+    Scaling,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from rankfall.data.sources.letor.recipe import Recipe
+    from rankfall.data.sources.letor.split_reader import SplitReader
+
+CHUNK_ROWS = 1 << 16  # rows whose labels are looked at together
+CHUNK_BYTES = 16 << 20  # of features written at once
+LABELS_SHOWN = 32  # a histogram of more different labels gets bins
+LABEL_BINS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The features of the whole data set: ids from `first_id` on, then the indicators."""
+
+    first_id: int
+    ids: int
+    indicators: NDArray[np.int64]  # columns that get one
+
+    @property
+    def total(self) -> int:
+        return self.ids + len(self.indicators)
+
+
+def write_splits(splits: dict[str, SplitReader], recipe: Recipe, directory: Path) -> None:
+    for split in splits.values():
+        if split.spool.rows == 0:
+            raise ValueError(f"{split.sources[-1]['path']}: split {split.name!r} has no rows")
+    columns = _columns(list(splits.values()), recipe)
+    about: dict[str, Any] = {}
+    moments: dict[str, Moments] = {}
+    for name, split in splits.items():
+        about[name], moments[name] = _write_split(split, columns, directory / name)
+        shutil.rmtree(directory / f"spool-{name}")
+    if recipe.standardise:
+        fitted = [moments[name] for name in recipe.standardise]
+        scaling = sum(fitted[1:], start=fitted[0]).scaling()
+        _save(directory / "scaling.npy", np.stack([scaling.mean, scaling.deviation]))
+        for name in splits:
+            _standardise(directory / name / "features.npy", scaling)
+            moments[name] = moments[name].scaled(scaling)
+    for name in splits:
+        _save(directory / name / "moments.npy", moments[name].to_array())
+    _write_manifest(directory, recipe, columns, about, _shared_queries(splits))
+
+
+def _columns(splits: list[SplitReader], recipe: Recipe) -> _Columns:
+    """The columns all splits have in common; ids count from 1 unless an id 0 stands somewhere."""
+    largest = max(split.spool.largest_id for split in splits)
+    least = min(split.spool.least_id for split in splits)
+    if largest < 0:
+        raise ValueError("no line of any source has a feature")
+    first_id = min(least, 1) if recipe.first_id is None else recipe.first_id
+    if least < first_id:
+        raise ValueError(f"first_id: expected ids from {first_id} on, but feature id {least} occurs")
+    ids = recipe.features or largest + 1 - first_id
+    if largest + 1 - first_id > ids:
+        raise ValueError(f"features: expected {ids} from id {first_id} on, but feature id {largest} occurs")
+    missing = np.unique(np.concatenate([split.spool.missing_ids for split in splits])).astype(np.int64) - first_id
+    return _Columns(first_id, ids, missing if recipe.missing_indicator else missing[:0])
+
+
+def _write_split(split: SplitReader, columns: _Columns, directory: Path) -> tuple[dict[str, Any], Moments]:
+    recipe = split.recipe
+    starts, ends, numbers = split.spans_of_lists()
+    sizes = np.bincount(numbers, ends - starts).astype(np.int64)
+    kept = np.minimum(sizes, recipe.max_list or sizes)
+    kept[sizes < recipe.min_list] = 0
+    if not kept.any():
+        raise ValueError(
+            f"min_list: every list of split {split.name!r} is shorter than {recipe.min_list}; the longest "
+            f"has {sizes.max()} documents"
+        )
+    directory.mkdir()
+    rows = int(kept.sum())
+    qids = np.array(list(split.lists), dtype=object)
+    moments = Moments.of(np.zeros((0, columns.total)))
+    has_positive = np.zeros(len(sizes), np.bool_)
+    with (
+        _open_array(directory / "features.npy", "<f4", (rows, columns.total)) as features_file,
+        _open_array(directory / "labels.npy", "<f4", (rows,)) as labels_file,
+        _open_strings(directory / "docids.arrow", split.spool.has_docids) as write_docids,
+    ):
+        for low, high in _chunks_of_lists(sizes):
+            span_low, span_high = np.searchsorted(numbers, [low, high])
+            parts = _joined(starts[span_low:span_high], ends[span_low:span_high])
+            labels = np.concatenate([split.spool.labels(start, end) for start, end in parts])
+            keep = _keep(labels, sizes[low:high], kept[low:high], qids[low:high], recipe)
+            labels_file.write(labels[keep].data)
+            has_positive[low:high] = np.logical_or.reduceat(keep & (labels > 0), _edges(sizes[low:high])[:-1])
+            for start, end, keep_part in _pieces_of(parts, keep, columns.total):
+                features = split.spool.features(start, end, first_id=columns.first_id, width=columns.ids)
+                features = _completed(features[keep_part], columns, recipe)
+                features_file.write(features.data)
+                moments += Moments.of(features)
+                if split.spool.has_docids:
+                    write_docids(split.spool.docids(start, end).filter(pa.array(keep_part)))
+    is_kept = kept > 0
+    _save(directory / "offsets.npy", _edges(kept[is_kept]))
+    with _open_strings(directory / "qids.arrow") as write_qids:
+        write_qids(pa.array(qids[is_kept], pa.large_string()))
+    about = {
+        "lists": int(is_kept.sum()),
+        "rows": rows,
+        "docids": split.spool.has_docids,
+        "list_length": _range(kept[is_kept]),
+        "labels": _label_histogram(directory / "labels.npy"),
+        "lists_without_positive": int((is_kept & ~has_positive).sum()),
+        "short_lists": _lists_and_rows(sizes[~is_kept], 0),
+        "cut_lists": _lists_and_rows(sizes[is_kept & (kept < sizes)], recipe.max_list or 0),
+        "sources": split.sources,
+    }
+    return about, moments
+
+
+def _chunks_of_lists(sizes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Ranges of lists that hold about `CHUNK_ROWS` rows each."""
+    edges = _edges(sizes)
+    low = 0
+    while low < len(sizes):
+        high = max(low + 1, int(np.searchsorted(edges, edges[low] + CHUNK_ROWS, side="right")) - 1)
+        yield low, high
+        low = high
+
+
+def _joined(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """The same rows in as few spans as possible."""
+    apart = np.flatnonzero(starts[1:] != ends[:-1]) + 1
+    first = np.concatenate([np.zeros(1, np.int64), apart])
+    last = np.append(apart, len(starts)) - 1
+    return list(zip(starts[first].tolist(), ends[last].tolist(), strict=True))
+
+
+def _pieces_of(
+    parts: list[tuple[int, int]], keep: NDArray[np.bool_], width: int
+) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
+    """Spans of rows that fit into memory, with what is kept of them; spans without any are left out."""
+    step = max(1, CHUNK_BYTES // (4 * width))
+    place = 0
+    for start, end in parts:
+        for low in range(start, end, step):
+            high = min(end, low + step)
+            keep_part = keep[place : place + high - low]
+            place += high - low
+            if keep_part.any():
+                yield low, high, keep_part
+
+
+def _keep(
+    labels: NDArray[np.float32],
+    sizes: NDArray[np.int64],
+    kept: NDArray[np.int64],
+    qids: NDArray[np.object_],
+    recipe: Recipe,
+) -> NDArray[np.bool_]:
+    """Which rows of some whole lists stay."""
+    keep = np.repeat(kept > 0, sizes)
+    edges = _edges(sizes)
+    for i in np.flatnonzero((kept > 0) & (kept < sizes)):
+        of_list = slice(edges[i], edges[i + 1])
+        keep[of_list] = sample(labels[of_list], int(kept[i]), recipe.keep_positives, recipe.seed, qids[i])
+    return keep
+
+
+def sample(labels: NDArray[np.float32], size: int, keep_positives: int, seed: int, qid: str) -> NDArray[np.bool_]:
+    """Mark `size` documents of a list, drawn evenly, of which at least `keep_positives` have a label above 0.
+
+    If the draw holds too few of them, and the list more, the positives next in the draw replace the others
+    last in it. Seed and qid decide the draw, not the place of the list in the data.
+
+    >>> sample(np.array([0, 0, 1, 0, 0, 1]), 2, keep_positives=2, seed=0, qid="7")
+    array([False, False,  True, False, False,  True])
+    """
+    key = hashlib.sha256(qid.encode()).digest()
+    bits = np.random.PCG64(np.random.SeedSequence([seed, *np.frombuffer(key, "<u4").tolist()]))
+    drawn = np.argsort(bits.random_raw(len(labels)), kind="stable")
+    first_positives = drawn[labels[drawn] > 0][: min(keep_positives, size)]
+    chosen = np.zeros(len(labels), np.bool_)
+    chosen[first_positives] = True
+    others = drawn[~chosen[drawn]]
+    chosen[others[: size - len(first_positives)]] = True
+    return chosen
+
+
+def _completed(features: NDArray[np.float32], columns: _Columns, recipe: Recipe) -> NDArray[np.float32]:
+    """Fill missing values and append their indicators."""
+    if recipe.missing_value is None:
+        return features
+    missing = np.isnan(features)
+    features[missing] = recipe.missing_value
+    return np.concatenate([features, missing[:, columns.indicators].astype(np.float32)], axis=1)
+
+
+def _standardise(path: Path, scaling: Scaling) -> None:
+    """Standardise a file of features in place, without mapping all of it into memory."""
+    stored = np.load(path, mmap_mode="r")
+    (rows, width), place = stored.shape, stored.offset
+    del stored
+    step = max(1, CHUNK_BYTES // (4 * width))
+    with path.open("r+b") as file:
+        for row in range(0, rows, step):
+            file.seek(place + row * width * 4)
+            chunk = np.fromfile(file, "<f4", min(step, rows - row) * width)
+            file.seek(place + row * width * 4)
+            file.write(scaling(chunk.reshape(-1, width)).data)
+
+
+def _label_histogram(path: Path) -> dict[str, int]:
+    """How often each label occurs, or each of some ranges where there are many different ones."""
+    labels = np.load(path, mmap_mode="r")
+    chunks = [labels[i : i + CHUNK_ROWS] for i in range(0, len(labels), CHUNK_ROWS)]
+    counts: dict[float, int] = {}
+    for chunk in chunks:
+        for label, count in zip(*np.unique(chunk, return_counts=True), strict=True):
+            counts[float(label)] = counts.get(float(label), 0) + int(count)
+        if len(counts) > LABELS_SHOWN:
+            break
+    else:
+        return {f"{label:g}": counts[label] for label in sorted(counts)}
+    ends = (float(labels.min()), float(labels.max()))
+    edges = np.histogram_bin_edges(labels[:0], LABEL_BINS, ends)
+    total = sum(np.histogram(chunk, edges)[0] for chunk in chunks)
+    names = (f"{low:g} to {high:g}" for low, high in itertools.pairwise(edges))
+    return dict(zip(names, np.asarray(total).tolist(), strict=True))
+
+
+def _shared_queries(splits: dict[str, SplitReader]) -> dict[str, int]:
+    """How many qids two splits have in common: a query in train and test would make the test worthless."""
+    shared = {}
+    for one, other in itertools.combinations((split for split in splits.values() if split.has_qids), 2):
+        if common := len(one.lists.keys() & other.lists.keys()):
+            shared[f"{one.name} and {other.name}"] = common
+    return shared
+
+
+def _write_manifest(
+    directory: Path, recipe: Recipe, columns: _Columns, about: dict[str, Any], shared: dict[str, int]
+) -> None:
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "rankfall": importlib.metadata.version("rankfall"),
+        "recipe": asdict(recipe),
+        "features": {
+            "columns": columns.total,
+            "first_id": columns.first_id,
+            "indicators": (columns.indicators + columns.first_id).tolist(),
+        },
+        "splits": about,
+        "shared_queries": shared,
+        "files": {path.relative_to(directory).as_posix(): checksum(path) for path in files},
+    }
+    text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+    (directory / MANIFEST).write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def _open_array(path: Path, dtype: str, shape: tuple[int, ...]) -> Iterator[IO[bytes]]:
+    """A .npy file of that shape, whose items are to be written one after the other."""
+    with path.open("wb") as file:
+        header = {"descr": dtype, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        yield file
+
+
+def _save(path: Path, values: NDArray[Any]) -> None:
+    np.save(path, values, allow_pickle=False)
+
+
+@contextmanager
+def _open_strings(path: Path, wanted: bool = True) -> Iterator[Callable[[Any], None]]:
+    if not wanted:
+        yield lambda strings: None
+        return
+    schema = pa.schema([("text", pa.large_string())])
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        yield lambda strings: writer.write_batch(pa.record_batch([strings], schema=schema))
+
+
+def _edges(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+
+
+def _range(lengths: NDArray[np.int64]) -> dict[str, float]:
+    return {"min": int(lengths.min()), "median": float(np.median(lengths)), "max": int(lengths.max())}
+
+
+def _lists_and_rows(sizes: NDArray[np.int64], stay: int) -> dict[str, int]:
+    return {"lists": len(sizes), "rows": int((sizes - stay).sum())}

@@ -1,0 +1,416 @@
+"""RecFlow's published layout: a full-stage log of a video platform.
+
+::
+
+    SRC/all_stage/2024-01-13.feather            one row for each request and item: everything but sequences
+    SRC/seq_effective_50_dict/2024-01-13.pkl    {request: array (50, 10)}: what the user had watched before
+    SRC/others/id_cnt.pkl                       {feature: number of ids}
+
+The pickles are read with `safe_pickle`, which runs no code. ``request_id_dict`` has the items of
+``all_stage`` once more, without users and times, and is not read.
+
+An item that is in none of the stages of the cascade is left out: the two-stage cascade has no place for what
+only the rerank stages logged.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import polars as pl
+import polars.selectors as cs
+import pyarrow as pa
+
+from rankfall._engine import LOCAL
+from rankfall._files import about_file, fresh_directory, new_content
+from rankfall._settings import shown
+from rankfall._suggest import did_you_mean
+from rankfall.data.impressions.encoding import to_times
+from rankfall.data.impressions.hashing import combine, hash_values
+from rankfall.data.impressions.history import History
+from rankfall.data.impressions.log import ImpressionLog, is_log
+from rankfall.data.impressions.sampler import check_seed
+from rankfall.data.impressions.stage_depth import above_zero
+from rankfall.data.sources.recflow_spec import (
+    FLAGS,
+    HISTORY_LENGTH,
+    ITEM_IDS,
+    RANK,
+    STAGES,
+    TRUTH,
+    USER_IDS,
+    ZONE,
+    rank_expression,
+    recflow_spec,
+    sequence_column,
+)
+from rankfall.data.sources.rows.column_types import to_type
+from rankfall.data.sources.rows.columns import uses
+from rankfall.data.sources.rows.prepare_rows import prepare_rows
+from rankfall.data.sources.rows.raw_log import Batch
+from rankfall.data.sources.rows.row_files import Source
+from rankfall.data.sources.safe_pickle import read_dict, read_pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from rankfall._engine import Engine, Report
+    from rankfall.data.impressions.spec import Spec
+
+    OnProgress = Callable[[str, int, int | None], None]
+
+Sequences = Literal["pickle", "log", "none"]
+
+ROWS, PICKLES, ID_COUNTS = "all_stage", "seq_effective_50_dict", "others/id_cnt.pkl"
+# Columns of the arrays in the pickles. A row is an event if the time of its request is above 0, else padding.
+EVENT_COLUMNS = ("video_id", "author_id", "category_level_two", "category_level_one", "upload_type")
+EVENT_TIME, EVENT_WIDTH = 7, 10
+
+_REQUEST, _USER, _TIME, _VIEW = "request_id", "user_id", "request_timestamp", "effective_view"
+_TOO_LARGE = 2**63  # for Int64
+_LISTS = [sequence_column(name) for name in ITEM_IDS]
+
+
+def prepare_recflow(
+    source: Path,
+    out: Path,
+    *,
+    stages: Literal[2, 3] = 2,
+    days: str | None = None,
+    sequences: Sequences | None = None,
+    seed: int = 0,
+    force: bool = False,
+    engine: Engine = LOCAL,
+    on_progress: OnProgress = lambda step, done, total: None,
+) -> ImpressionLog:
+    """Turn a directory in RecFlow's layout into an impression log for a cascade of two or three stages.
+
+    `days` is one day or a range ``FIRST..LAST``. Behaviour sequences come from the pickles, or from the views of the
+    `log` itself, which are those of the chosen days; by default from the pickles if there are any. `on_progress` hears
+    the name of a step, how much of it is done and of how much, if that is known.
+    """
+    check_seed(seed)
+    with fresh_directory(out, is_log, force=force) as directory:
+        files = _chosen(_day_files(source), days)
+        origin = sequences or ("pickle" if (source / PICKLES).is_dir() else "log")
+        pickles = [_pickle_of(source, day) for day in files] if origin == "pickle" else []
+        spec = recflow_spec(_id_counts(source, files, engine), stages=stages)
+        if all(TRUTH in Source(path).columns() for path in files.values()):
+            spec = spec.model_copy(update={"truth": TRUTH})
+        for path in files.values():
+            _check_columns(path, _needed(spec, stages))
+            _check_marks(path)
+        spooled = directory / "sequences"
+        if origin == "none":
+            spec = spec.model_copy(update={"sequences": {}})
+        elif origin == "pickle":
+            spooled.mkdir()
+            by_day = dict(zip(files, pickles, strict=True))
+            _spool_pickles(spooled, by_day, _Reading(on_progress), engine)
+            _check_once(by_day, spooled)
+        else:
+            spooled.mkdir()
+            _spool_log(spooled, files, _Reading(on_progress))
+            _check_once(files, spooled)
+        prepare_rows(
+            [_DayFile(path, stages) for path in files.values()],
+            directory / "log",
+            spec,
+            requests=None if origin == "none" else spooled,
+            seed=seed,
+            about={
+                "command": "prepare recflow",
+                "sequences": origin,
+                "tables": {"requests": [about_file(path) for path in pickles]} if pickles else {},
+                "left_out": {"rows of no stage of the cascade": _rows_without_stage(files, spec, engine)},
+            },
+            engine=engine,
+            on_progress=on_progress,
+        )
+        _keep_only(directory / "log", directory)
+    return ImpressionLog.load(out)
+
+
+def _keep_only(made: Path, directory: Path) -> None:
+    """Put what was made into the place of everything that helped to make it."""
+    for spooled in (directory / "sequences").glob("*"):
+        spooled.unlink()
+    if (directory / "sequences").is_dir():
+        (directory / "sequences").rmdir()
+    for path in made.iterdir():
+        path.rename(directory / path.name)
+    made.rmdir()
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+def _day_files(source: Path) -> dict[str, Path]:
+    files = {path.stem: path for path in sorted((source / ROWS).glob("*.feather"))}
+    if not files:
+        only = " (request_id_dict is not enough: it has no users and no times)" if _has_request_dict(source) else ""
+        raise ValueError(f"{source / ROWS}: found no DATE.feather{only}")
+    return files
+
+
+def _has_request_dict(source: Path) -> bool:
+    return any((source / "request_id_dict").glob("*.pkl"))
+
+
+def _chosen(files: dict[str, Path], days: str | None) -> dict[str, Path]:
+    if days is None:
+        return files
+    first, dots, last = days.partition("..")
+    last = last if dots else first
+    for name in filter(None, (first, last)):
+        if name not in files:
+            there = f"there are {next(iter(files))} to {list(files)[-1]}"
+            raise ValueError(f"days: found {name!r}{did_you_mean(name, files)}; {there}")
+    chosen = {day: path for day, path in files.items() if (first or day) <= day <= (last or day)}
+    if not chosen:
+        raise ValueError(f"days: {days!r} ends before it begins")
+    return chosen
+
+
+def _pickle_of(source: Path, day: str) -> Path:
+    path = source / PICKLES / f"{day}.pkl"
+    if not path.is_file():
+        raise ValueError(f"{path} is not there (--sequences log makes sequences from the log itself)")
+    return path
+
+
+def _id_counts(source: Path, files: Mapping[str, Path], engine: Engine) -> dict[str, int]:
+    """The number of ids of each feature: those that were published, else those that occur."""
+    path = source / ID_COUNTS
+    published = {}
+    if path.is_file():
+        for key, count in read_dict(path).items():
+            if not isinstance(key, str) or type(count) is not int or not 1 <= count < _TOO_LARGE:
+                found = f"{_quoted(key)} with {_quoted(count)}"
+                raise ValueError(f"{path}: found {found}, expected names of features with numbers of ids")
+            published[key.strip()] = count  # one release has a space before a name
+    missing = [name for name in (*USER_IDS, *ITEM_IDS) if name not in published]
+    if missing:
+        published |= _largest_ids(files, missing, engine)
+    return {name: published[name] for name in (*USER_IDS, *ITEM_IDS)}
+
+
+def _largest_ids(files: Mapping[str, Path], columns: Sequence[str], engine: Engine) -> dict[str, int]:
+    with closing(engine.map(partial(_largest_of_day, columns), files.values())) as found:
+        largest = [max(of_day) for of_day in zip(*found, strict=True)]
+    return {name: value + 1 for name, value in zip(columns, largest, strict=True)}
+
+
+def _largest_of_day(columns: Sequence[str], path: Path, report: Report) -> list[int]:
+    largest = dict.fromkeys(columns, 0)
+    for batch in _rows(path, columns):
+        for name in columns:
+            ids = _whole(path, batch[name]).drop_nulls().to_numpy()
+            largest[name] = max(largest[name], int(ids.max(initial=0)))
+    return list(largest.values())
+
+
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+    """Some columns of a day, a bounded number of rows at a time."""
+    _check_columns(path, columns)
+    return Source(path).batches(columns)
+
+
+def _check_columns(path: Path, columns: Sequence[str]) -> None:
+    found = Source(path).columns()
+    for name in columns:
+        if name not in found:
+            raise ValueError(f"{path}: there is no column {name!r}{did_you_mean(name, found)}")
+
+
+def _check_marks(path: Path) -> None:
+    """Flags and views are compared with 0 before the types of columns are decided on."""
+    found = Source(path).columns()
+    for name in (*FLAGS, _VIEW):
+        if name in found and not (found[name].is_numeric() or found[name] in (pl.Boolean(), pl.Null())):
+            raise ValueError(f"{path}: column {name!r}: found {found[name]}, expected numbers")
+
+
+def _whole(path: Path, values: pl.Series) -> pl.Series:
+    """Ids and times as Int64, whatever the file has: days are brought together, and some store them narrower."""
+    try:
+        if isinstance(values.dtype, pl.Date | pl.Datetime):
+            return to_times(values, None, ZONE).dt.epoch("ms")
+        if values.dtype.is_numeric() or values.dtype in (pl.Boolean(), pl.Null()):
+            return to_type(values, pl.Int64(), ZONE)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    raise ValueError(f"{path}: column {values.name!r}: found {values.dtype}, expected whole numbers")
+
+
+def _needed(spec: Spec, stages: Literal[2, 3]) -> list[str]:
+    """The columns of the files that the description asks for."""
+    asked = [use.column for use in uses(spec) if use.role != "sequence" and use.column != RANK]
+    return [*asked, *rank_expression(stages).meta.root_names()]
+
+
+def _rows_without_stage(files: Mapping[str, Path], spec: Spec, engine: Engine) -> int:
+    flags = [name for stage in spec.stages if (name := stage.flag) is not None]
+    with closing(engine.map(partial(_without_stage, flags), files.values())) as found:
+        return sum(found)
+
+
+def _without_stage(flags: Sequence[str], path: Path, report: Report) -> int:
+    return sum(int((~_in_a_stage(batch, flags)).sum()) for batch in _rows(path, flags))
+
+
+def _in_a_stage(rows: pl.DataFrame, flags: Sequence[str]) -> pl.Series:
+    marks = rows.select(above_zero(rows[name]) for name in flags)
+    return marks.select(pl.any_horizontal(pl.all())).to_series()
+
+
+@dataclass(frozen=True)
+class _DayFile(Source):
+    """The rows of a day that belong to the cascade, with their ranks in one column."""
+
+    stages: Literal[2, 3]
+
+    def columns(self) -> dict[str, pl.DataType]:
+        return {**super().columns(), RANK: pl.Int64()}
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        flags = STAGES[self.stages]
+        rank = rank_expression(self.stages)
+        read = [name for name in dict.fromkeys([*columns, *flags, *rank.meta.root_names()]) if name != RANK]
+        for raw in super().batches(read):
+            # the rank asks whether flags are above 0, and to polars NaN is
+            batch = raw.with_columns((cs.by_name(*FLAGS, require_all=False) & cs.float()).fill_nan(0))
+            yield batch.filter(_in_a_stage(batch, flags)).with_columns(rank).select(columns)
+
+
+# --- sequences --------------------------------------------------------------------------------------------------
+
+
+class _Reading:
+    """Tells how many requests have got their sequences."""
+
+    def __init__(self, on_progress: OnProgress) -> None:
+        self._on_progress = on_progress
+        self._done = 0
+
+    def __call__(self, requests: int) -> None:
+        self._done += requests
+        self._on_progress("reading sequences", self._done, None)
+
+
+def _spool(path: Path, portions: Iterable[pl.DataFrame], report: Report) -> None:
+    """Write the sequences of a day's requests into a file of its own."""
+    schema = pa.schema([(_REQUEST, pa.int64()), *((name, pa.large_list(pa.int64())) for name in _LISTS)])
+    with (
+        new_content(path) as temporary,
+        pa.OSFile(str(temporary), "wb") as file,
+        pa.ipc.new_file(file, schema) as writer,
+    ):
+        for portion in portions:
+            writer.write_table(portion.to_arrow().cast(schema))
+            report(len(portion))
+
+
+def _check_once(sources: Mapping[str, Path], directory: Path) -> None:
+    """A request has one sequence. Whoever reads the spooled files cannot tell where they came from."""
+    requests = pl.concat(
+        pl.read_ipc(directory / f"{day}.arrow", columns=[_REQUEST]).with_columns(source=pl.lit(number, pl.Int32))
+        for number, day in enumerate(sources)
+    )
+    again = requests.filter(pl.col(_REQUEST).is_duplicated()).sort(_REQUEST, "source")
+    if len(again):
+        first, second = (list(sources.values())[number] for number in again["source"][:2])
+        where = "twice" if first == second else f"and in {first}"
+        raise ValueError(f"{second}: the request {again[_REQUEST][0]} stands there {where}")
+
+
+def _spool_pickles(directory: Path, files: Mapping[str, Path], report: Report, engine: Engine) -> None:
+    with closing(engine.map(partial(_spool_pickle, directory), files.items(), report)) as days:
+        for _ in days:
+            pass
+
+
+def _spool_pickle(directory: Path, part: tuple[str, Path], report: Report) -> None:
+    day, path = part
+    _spool(directory / f"{day}.arrow", (_lists_of(path, pairs) for pairs in read_pairs(path)), report)
+
+
+def _lists_of(path: Path, pairs: Sequence[tuple[str | int, Any]]) -> pl.DataFrame:
+    for request, events in pairs:
+        if type(request) is not int or not -_TOO_LARGE <= request < _TOO_LARGE:
+            raise ValueError(f"{path}: found the request {_quoted(request)}, expected whole numbers below 2^63")
+        if not _is_events(events):
+            raise ValueError(
+                f"{path}: found {_shape(events)} for the request {request}, expected arrays of whole numbers of "
+                f"{EVENT_WIDTH} columns"
+            )
+    rows = np.concatenate([events for _, events in pairs]).astype(np.int64, copy=False)
+    owner = np.repeat(np.arange(len(pairs)), [len(events) for _, events in pairs])
+    real = rows[:, EVENT_TIME] > 0
+    lengths = np.bincount(owner[real], minlength=len(pairs))
+    columns = [rows[real, EVENT_COLUMNS.index(name)] for name in ITEM_IDS]
+    return _lists([request for request, _ in pairs], lengths, columns)
+
+
+def _is_events(events: object) -> bool:
+    return (
+        isinstance(events, np.ndarray)
+        and events.ndim == 2
+        and events.shape[1] == EVENT_WIDTH
+        and np.issubdtype(events.dtype, np.integer)
+    )
+
+
+def _shape(events: object) -> str:
+    if isinstance(events, np.ndarray):
+        return f"an array of {events.dtype} of shape {events.shape}"
+    return f"a {type(events).__name__}"
+
+
+def _quoted(value: object) -> str:
+    """A value of a pickle as messages quote it; what may be nested deeper or be longer than can be printed is named."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return "a number of more than 64 bits"
+    return shown(value) if value is None or isinstance(value, str | int | float) else _shape(value)
+
+
+def _lists(requests: Sequence[Any], lengths: NDArray[np.int64], columns: Sequence[NDArray[np.int64]]) -> pl.DataFrame:
+    edges = pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
+    lists = [pa.LargeListArray.from_arrays(edges, pa.array(np.ascontiguousarray(values))) for values in columns]
+    frame = pl.from_arrow(pa.table([pa.array(requests, pa.int64()), *lists], names=[_REQUEST, *_LISTS]))
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def _spool_log(directory: Path, files: Mapping[str, Path], report: Report) -> None:
+    """What users watched before each request, as far as the days before it tell."""
+    history = History(HISTORY_LENGTH, ITEM_IDS)
+    for day, path in files.items():
+        _spool(directory / f"{day}.arrow", [_views_before(path, history)], report)
+
+
+def _views_before(path: Path, history: History) -> pl.DataFrame:
+    ids = list(dict.fromkeys([_REQUEST, _USER, _TIME, *ITEM_IDS]))
+    nothing = pl.DataFrame(schema=dict.fromkeys(ids, pl.Int64))  # a day may be empty
+    requests, events = [nothing.select(_REQUEST, _USER, _TIME)], [nothing]
+    start = 0
+    for rows in _rows(path, [*ids, _VIEW]):
+        batch = Batch(Source(path), start, rows.select(_whole(path, rows[name]) for name in ids))
+        for column in (_REQUEST, _TIME, "video_id"):
+            batch.refuse_nulls(column)
+        requests.append(batch.rows.select(_REQUEST, _USER, _TIME).unique())
+        events.append(batch.rows.filter(above_zero(rows[_VIEW])))
+        start += len(rows)
+    asked = pl.concat(requests).unique(_REQUEST).sort(_TIME, _REQUEST)
+    views = pl.concat(events)
+    order = combine(hash_values(views[_REQUEST]), hash_values(views["video_id"]))
+    happened = views.select(*ITEM_IDS, user=_USER, time=_TIME).with_columns(pl.Series("order", order))
+    found = history.advance(asked[_USER], asked[_TIME], happened).rename(sequence_column)
+    return pl.concat([asked.select(_REQUEST), found], how="horizontal")

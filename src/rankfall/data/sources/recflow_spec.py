@@ -1,0 +1,94 @@
+"""The description of RecFlow's logs, published or simulated: columns, stages, features."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from rankfall.data.impressions.spec import validate_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import polars as pl
+
+    from rankfall.data.impressions.spec import Spec
+
+USER_IDS = ("user_id", "device_id", "age", "gender", "province")
+ITEM_IDS = ("video_id", "author_id", "category_level_two", "category_level_one", "upload_type")
+FEEDBACK = (
+    "realshow",
+    "effective_view",
+    "long_view",
+    "like",
+    "follow",
+    "forward",
+    "comment",
+    "playing_time",
+)
+FLAGS = ("rerank_pos", "rerank_neg", "rank_pos", "rank_neg", "coarse_neg", "prerank_neg")  # deepest first
+STAGES: dict[int, tuple[str, ...]] = {
+    2: ("prerank_neg", "coarse_neg", "rank_neg", "rank_pos"),
+    3: ("prerank_neg", "coarse_neg", "rank_neg", "rerank_neg", "rerank_pos"),
+}
+HISTORY = "history"  # the sequence of effective views
+HISTORY_LENGTH = 50
+RANK = "rank"  # the column that `rank_expression` makes
+TRUTH = "truth"  # the column of true relevance, which simulated logs may have
+ZONE = "Asia/Shanghai"
+SAMPLE = 10  # items of each stage in the published experiments
+
+_UPLOAD = {"column": "upload_timestamp", "unit": "s"}
+_PARTS = ("weekday", "hour", "minute")
+
+
+def sequence_column(feature: str) -> str:
+    """The column of lists with a feature of the events."""
+    return f"sequence.{HISTORY}.{feature}"
+
+
+def recflow_spec(id_counts: Mapping[str, int], *, stages: Literal[2, 3] = 2, sample: int | None = SAMPLE) -> Spec:
+    """The features and stages of the published experiments with a cascade of two or of three stages.
+
+    `id_counts` holds the number of ids of each of `USER_IDS` and `ITEM_IDS`; `sample` is how many items of each stage a
+    request keeps. As in the published models, request and upload share the embeddings of weekday, hour and minute.
+    """
+    ids = {name: {"kind": "categorical", "num_buckets": id_counts[name]} for name in (*USER_IDS, *ITEM_IDS)}
+    times = {part: {"kind": "time", "part": part, "embedding": part} for part in _PARTS}
+    content: dict[str, Any] = {
+        "request": "request_id",
+        "item": "video_id",
+        "user": "user_id",
+        "time": {"column": "request_timestamp", "unit": "ms", "zone": ZONE},
+        "rank": RANK,
+        "stages": [{"name": name, "flag": name, "sample": sample} for name in STAGES[stages]],
+        "relevant": STAGES[stages][-1],
+        "feedback": list(FEEDBACK),
+        "features": {
+            "user": {name: ids[name] for name in USER_IDS},
+            "context": times,
+            "item": {
+                **{name: ids[name] for name in ITEM_IDS},
+                **{f"upload_{part}": {**times[part], **_UPLOAD} for part in _PARTS},
+            },
+        },
+        "sequences": {
+            HISTORY: {
+                "max_length": HISTORY_LENGTH,
+                "features": list(ITEM_IDS),
+                "columns": {name: sequence_column(name) for name in ITEM_IDS},
+            }
+        },
+    }
+    return validate_spec(content)
+
+
+def rank_expression(stages: Literal[2, 3]) -> pl.Expr:
+    """An item's rank in the deepest stage that ranked it, null if none did: RecFlow has one column for each stage."""
+    import polars as pl
+
+    in_rank = (pl.col("rank_pos") > 0) | (pl.col("rank_neg") > 0)
+    in_rerank = (pl.col("rerank_pos") > 0) | (pl.col("rerank_neg") > 0)
+    rank = pl.when(in_rank).then(pl.col("rank_index")).otherwise(None)
+    if stages == 3:
+        rank = pl.when(in_rerank).then(pl.col("rerank_index")).otherwise(rank)
+    return rank.alias(RANK)

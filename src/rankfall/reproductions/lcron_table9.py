@@ -1,0 +1,15 @@
+"""LCRON, table 9: learning rate 1e-3, batches of 512."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankfall.reproductions.lcron_rates import compare_at
+
+if TYPE_CHECKING:
+    from rankfall.reproductions.task import Report, Task
+
+
+def run(task: Task) -> Report:
+    """Compare the methods of table 2 there."""
+    return compare_at(task, 9, rate=1e-3, batch=512, published=0.8396)

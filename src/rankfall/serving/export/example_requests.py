@@ -1,0 +1,77 @@
+"""Requests of the log as somebody would write them: raw values where they can be told from ids."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankfall._ids import FIRST_KNOWN, MISSING
+from rankfall.serving.request_encoder import MASK
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from rankfall.serving.export.encoding_rules import Rules
+    from rankfall.serving.export.logged_requests import Sample
+
+
+def raw_requests(
+    sample: Sample, rules: Rules, vocabularies: Mapping[str, pa.Array], count: int
+) -> list[dict[str, Any]]:
+    """The first `count` requests; an id of which nobody knows the value any more is ``{"id": 7}``."""
+    return [_request(sample, place, rules, vocabularies) for place in range(min(count, len(sample.batch)))]
+
+
+def _request(sample: Sample, place: int, rules: Rules, vocabularies: Mapping[str, pa.Array]) -> dict[str, Any]:
+    arrays = sample.batch.arrays
+    request: dict[str, Any] = {}
+    if rules["time"] is not None:
+        moment = datetime.fromtimestamp(int(sample.times[place]) / 1000, UTC)
+        request["time"] = moment.isoformat(timespec="milliseconds")
+    for group in ("user", "context"):
+        values = {
+            name: raw_value(rule, arrays[f"{group}.{name}"][place], vocabularies)
+            for name, rule in rules[group].items()
+            if not rule.get("of_request")  # which follows from the time
+        }
+        if values:
+            request[group] = values
+    for name, rule in rules["sequences"].items():
+        length = int(arrays[f"sequence.{name}.{MASK}"][place].sum())
+        request.setdefault("sequences", {})[name] = [
+            {
+                feature: raw_value(of, arrays[f"sequence.{name}.{feature}"][place, event], vocabularies)
+                for feature, of in rule["features"].items()
+            }
+            for event in range(length)
+        ]
+    return request
+
+
+def raw_value(rule: Mapping[str, Any], value: Any, vocabularies: Mapping[str, pa.Array]) -> Any:
+    """A value that is encoded as this id or number."""
+    if rule["kind"] == "dense" and rule["edges"] is None:
+        return _raw_number(rule, np.asarray(value, np.float64))
+    number = int(value)
+    if number == MISSING:
+        return {"id": MISSING} if rule["kind"] == "dense" else None
+    if number >= FIRST_KNOWN and rule["kind"] == "categorical":
+        if rule["ids"] == "numbers":
+            return number - FIRST_KNOWN
+        if rule["ids"] == "vocabulary":
+            return vocabularies[rule["vocabulary"]][number - FIRST_KNOWN].as_py()
+    return {"id": number}
+
+
+def _raw_number(rule: Mapping[str, Any], value: NDArray[np.float64]) -> Any:
+    if rule["mean"] is not None:
+        scaled = value * np.array(rule["deviation"]) + np.array(rule["mean"])
+        value = scaled if value.ndim else scaled[0]
+    if rule["log1p"]:
+        value = np.copysign(np.expm1(np.abs(value)), value)
+    return value.tolist()

@@ -1,0 +1,232 @@
+"""The models of a cascade as ONNX graphs, with any number of requests, candidates and events."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import onnx
+import torch
+from torch import Tensor, nn
+
+from rankfall.models import DIN, Scorer, TwoTower
+from rankfall.models.attention import AttentionPooling
+from rankfall.serving.request_encoder import MASK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from rankfall.data.impressions.spec import Features
+    from rankfall.models.inputs import Batch
+
+_LARGEST_FILE = 2**30  # protocol buffers end at 2 GiB; weights beyond this go into a file of their own
+_BATCH, _CANDIDATES = 3, 5  # of the example; none may be 1, which would be taken as fixed,
+_LENGTH = 6  # and that of the first sequence; all sizes differ, so that none is taken for another
+
+
+def inputs_of(model: Scorer, *, of_users: bool = False) -> list[str]:
+    """The inputs a model looks at, such as ``user.age``, ``sequence.history.mask`` and ``item.author``."""
+    seen: list[str] = []
+    with torch.no_grad():
+        _call(model, as_batch(_example(model.features), seen), of_users)
+    return list(dict.fromkeys(seen))
+
+
+def write_graph(model: Scorer, path: Path, *, of_users: bool = False) -> None:
+    """Write the graph of a model's scores, or of the vectors of requests; the same weights give the same bytes."""
+    names = inputs_of(model, of_users=of_users)
+    example = _example(model.features)
+    served = _Served(_with_served_attention(model), names, of_users).eval()
+    with _quiet():
+        program = torch.onnx.export(
+            served,
+            tuple(example[name] for name in names),
+            dynamo=True,
+            input_names=names,
+            output_names=["vectors" if of_users else "scores"],
+            dynamic_shapes=(_dimensions(names),),
+            verbose=False,
+        )
+    assert program is not None  # of the exporter that was asked for
+    _save(_without_origin(program.model_proto), path)
+
+
+def widths_of(model: Scorer) -> tuple[int, int]:
+    """How many numbers the largest layer makes of each candidate, and of each pair of a candidate and an event."""
+    of_pairs = [pool.hidden.out_features for pool in model.modules() if isinstance(pool, AttentionPooling)]
+    layers = [layer.out_features for layer in model.modules() if isinstance(layer, nn.Linear)]
+    return max([model.embedding.item_width, *layers]), max(of_pairs, default=0)
+
+
+# --- what is traced -----------------------------------------------------------------------------------------------
+
+
+class _Served(nn.Module):
+    """A model of tensors in the order of their names."""
+
+    def __init__(self, model: Scorer, names: Sequence[str], of_users: bool) -> None:
+        super().__init__()
+        self.model = model
+        self._names = names
+        self._of_users = of_users
+
+    def forward(self, *values: Tensor) -> Tensor:
+        return _call(self.model, as_batch(dict(zip(self._names, values, strict=True))), self._of_users)
+
+
+def _call(model: Scorer, batch: Batch, of_users: bool) -> Tensor:
+    if of_users:
+        assert isinstance(model, TwoTower)  # nothing else has vectors of requests
+        return model.user_vectors(batch)
+    scores: Tensor = model(batch)
+    return scores
+
+
+def user_vectors(model: TwoTower, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+    """PyTorch's vectors of requests."""
+    with torch.no_grad():
+        vectors = model.user_vectors(as_batch({name: torch.from_numpy(array) for name, array in arrays.items()}))
+    found: NDArray[np.float32] = vectors.numpy()
+    return found
+
+
+def as_batch(tensors: Mapping[str, Tensor], seen: list[str] | None = None) -> Any:
+    """Tensors by the names of inputs as models see them; what is looked at is added to `seen`."""
+    parts: dict[str, Any] = {part: _Named(f"{part}.", seen) for part in ("user", "context", "item")}
+    sequences: dict[str, _Named] = {}
+    masks = _Named("sequence.", seen, f".{MASK}")
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition(".")
+        sequence, _, feature = rest.partition(".")
+        if part != "sequence":
+            parts[part][rest] = tensor
+        elif feature == MASK:
+            masks[sequence] = tensor
+        else:
+            sequences.setdefault(sequence, _Named(f"sequence.{sequence}.", seen))[feature] = tensor
+    return SimpleNamespace(
+        user=parts["user"],
+        context=parts["context"],
+        items=parts["item"],
+        sequences=sequences,
+        sequence_mask=masks,
+        mask=None,
+    )
+
+
+class _Named(dict[str, Tensor]):
+    """Tensors by name that note which of them are asked for."""
+
+    def __init__(self, before: str, seen: list[str] | None, after: str = "") -> None:
+        super().__init__()
+        self._before, self._seen, self._after = before, seen, after
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self._seen is not None:
+            self._seen.append(f"{self._before}{name}{self._after}")
+        return super().__getitem__(name)
+
+
+def _example(features: Features) -> dict[str, Tensor]:
+    """Every feature of a few requests, missing or 0."""
+    tensors: dict[str, Tensor] = {}
+    for feature in features.features:
+        shape: tuple[int, ...] = (_BATCH, _CANDIDATES) if feature.group == "item" else (_BATCH,)
+        shape += (feature.size,) if feature.embedding is None and feature.size > 1 else ()
+        dtype = torch.float32 if feature.embedding is None else torch.int32
+        tensors[f"{feature.group}.{feature.name}"] = torch.zeros(shape, dtype=dtype)
+    for length, sequence in enumerate(features.sequences, start=_LENGTH):
+        for name in sequence.features:
+            tensors[f"sequence.{sequence.name}.{name}"] = torch.zeros((_BATCH, length), dtype=torch.int32)
+        tensors[f"sequence.{sequence.name}.{MASK}"] = torch.ones((_BATCH, length), dtype=torch.bool)
+    return tensors
+
+
+def _dimensions(names: Sequence[str]) -> tuple[dict[int, Any], ...]:
+    """What may have any size in each input; every sequence has a length of its own."""
+    sequences = list(dict.fromkeys(name.split(".")[1] for name in names if name.startswith("sequence.")))
+    found = []
+    for name in names:
+        group, rest, *_ = name.split(".")
+        dimensions = ["batch"]
+        if group == "item":
+            dimensions.append("candidates")
+        elif group == "sequence":
+            dimensions.append(f"length_{sequences.index(rest)}")  # names of sequences need not be words
+        found.append({place: torch.export.Dim(dimension) for place, dimension in enumerate(dimensions)})
+    return tuple(found)
+
+
+class _ServedAttention(nn.Module):
+    """What :class:`~rankfall.models.attention.AttentionPooling` gives, in fewer passes over the pairs.
+
+    relu(e + t) = max(e, -t) + t, and the softmax takes t away, which is the same for all events.
+    """
+
+    def __init__(self, pool: AttentionPooling) -> None:
+        super().__init__()
+        of_events, of_targets = pool.hidden.weight.detach().chunk(2, dim=1)
+        self.of_events = nn.Parameter(of_events.T.contiguous())
+        self.of_targets = nn.Parameter(-of_targets.T.contiguous())
+        self.bias = nn.Parameter(pool.hidden.bias.detach())
+        self.out = nn.Parameter(pool.out.weight.detach().T.contiguous())
+
+    def forward(self, events: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+        hidden = torch.maximum(
+            (events @ self.of_events + self.bias).unsqueeze(1), (targets @ self.of_targets).unsqueeze(2)
+        )
+        logits = (hidden @ self.out).squeeze(-1)
+        mask = mask.unsqueeze(1)
+        weights = logits.masked_fill(~mask, torch.finfo(logits.dtype).min).softmax(-1) * mask
+        return weights @ events
+
+
+def _with_served_attention(model: Scorer) -> Scorer:
+    pools = [pool for pool in model.modules() if isinstance(pool, AttentionPooling)]
+    if not isinstance(model, DIN) or not all(isinstance(pool.activation, nn.ReLU) for pool in pools):
+        return model
+    served = copy.copy(model)  # which shares all weights
+    served._modules = {**model._modules, "attention": nn.ModuleList(_ServedAttention(pool) for pool in pools)}
+    return served
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter tells of packages it could use and of axes that have one name."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _without_origin(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Without the lines of code that nodes come from, which name directories of this machine."""
+    parts: list[Any] = [proto, proto.graph, *proto.graph.node, *proto.graph.input, *proto.graph.output]
+    for part in (*parts, *proto.graph.value_info, *proto.graph.initializer):
+        part.ClearField("metadata_props")
+        part.ClearField("doc_string")
+    return proto
+
+
+def _save(proto: onnx.ModelProto, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if proto.ByteSize() < _LARGEST_FILE:
+        onnx.save(proto, path)
+    else:
+        onnx.save(proto, path, save_as_external_data=True, location=f"{path.name}.data")
+    onnx.checker.check_model(path)

@@ -1,0 +1,259 @@
+"""Writing a bundle, and holding it against the models it was made of before anybody can use it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import faiss
+import numpy as np
+import onnx
+import onnxruntime
+import onnxscript
+import pyarrow as pa
+import torch
+
+import rankfall
+from rankfall._files import fresh_directory, write_file
+from rankfall._manifest import MANIFEST
+from rankfall.models import Scorer, TwoTower
+from rankfall.serving.bundle import Bundle
+from rankfall.serving.bundle_files import (
+    EXAMPLES,
+    FORMAT,
+    ITEMS,
+    SCORER_GRAPH,
+    SEAL,
+    USER_GRAPH,
+    VERSION,
+    about_files,
+    is_bundle,
+    seal,
+    write_table,
+)
+from rankfall.serving.export.example_requests import raw_requests
+from rankfall.serving.export.onnx_graphs import inputs_of, user_vectors, widths_of, write_graph
+from rankfall.serving.export.parity_check import DifferenceError, check
+from rankfall.serving.export.vector_index import write_index
+from rankfall.serving.lookup import Lookup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from rankfall.cascade import Stage
+    from rankfall.serving.export.encoding_rules import Rules
+    from rankfall.serving.export.item_table import ItemTable
+    from rankfall.serving.export.logged_requests import Sample
+
+    OnStep = Callable[[str, int, int | None], None]  # what is done, how much of it, and of how much
+    Vectors = NDArray[np.float32]
+
+CHECKED = 256  # requests whose answers are compared with PyTorch's
+QUERIES = 1024  # requests on which the recall of an index is measured
+_OPEN = 64  # requests that are also answered from all items; few if a scorer has to look at each of them,
+_OPEN_SCORED = 200_000  # which is at most so many items in all
+_BLOCK = 2**15  # items whose vectors are computed at a time
+_PACKAGES = (rankfall, torch, onnx, onnxscript, onnxruntime, faiss, np, pa)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a bundle is made of."""
+
+    stages: Sequence[Stage]
+    items: ItemTable
+    rules: Rules  # of requests
+    vocabularies: Mapping[str, pa.Array]
+    sample: Sample  # real requests
+    about: Mapping[str, Any] = field(default_factory=dict)  # where all of it comes from
+
+
+def input_names(stages: Sequence[Stage]) -> list[str]:
+    """Everything that the stages look at, items included."""
+    names: list[str] = []
+    for place, stage in enumerate(stages):
+        model = scorer_of(stage)
+        names += inputs_of(model)
+        if has_index(stage, place):
+            names = [name for name in names if not name.startswith("item.")]  # vectors have taken their place
+    return list(dict.fromkeys(names))
+
+
+def has_index(stage: Stage, place: int) -> bool:
+    """Whether a stage is served by vectors: two towers in front of everything else."""
+    return place == 0 and isinstance(stage.model, TwoTower)
+
+
+def scorer_of(stage: Stage) -> Scorer:
+    """The model of a stage, if it is one that can be exported."""
+    if not isinstance(stage.model, Scorer):
+        raise ValueError(f"stages: the model of {stage.name} is not one of rankfall's, which alone can be exported")
+    return stage.model
+
+
+def write_bundle(
+    source: Source,
+    out: Path,
+    *,
+    recall: float = 0.99,
+    examples: int = 16,
+    force: bool = False,
+    exact_below: int | None = None,
+    on_step: OnStep = lambda step, done, total: None,
+) -> dict[str, Any]:
+    """Write a bundle and check it; gives its manifest. What `out` holds is replaced with `force`, if it is a bundle."""
+    with fresh_directory(out, is_bundle, force=force) as directory:
+        writer = _Writer(source, directory, on_step)
+        manifest = writer.write(recall, {} if exact_below is None else {"exact_below": exact_below})
+        writer.finish(manifest, examples)
+    return manifest
+
+
+class _Writer:
+    def __init__(self, source: Source, directory: Path, on_step: OnStep) -> None:
+        self._source = source
+        self._directory = directory
+        self._on_step = on_step
+        self._vectors: Vectors | None = None
+
+    def write(self, recall: float, options: Mapping[str, int]) -> dict[str, Any]:
+        """Everything but the examples and what was checked."""
+        source = self._source
+        stages = [self._stage(stage, place, recall, options) for place, stage in enumerate(source.stages)]
+        write_table(self._directory / ITEMS, self._items())
+        for table, values in source.vocabularies.items():
+            lookup = Lookup.of(values, name=f"the vocabulary {table}")
+            columns = pa.table({"value": values, **lookup.columns()})
+            write_table(self._directory / "vocabularies" / f"{table}.arrow", columns)
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "made_by": {package.__name__: str(package.__version__) for package in _PACKAGES},
+            "source": dict(source.about),
+            "items": {"count": len(source.items), "ids": "text" if source.items.lookup.is_text else "numbers"},
+            "stages": stages,
+            "vocabularies": list(source.vocabularies),
+            "request": source.rules,
+        }
+
+    def finish(self, manifest: dict[str, Any], examples: int) -> None:
+        """Hold what was written against the models, and let it say so."""
+        write_file(self._directory / EXAMPLES, "[]\n")
+        self._put(manifest)
+        bundle = Bundle.load(self._directory)
+        manifest["checks"] = self._check(bundle)
+        source = self._source
+        requests = raw_requests(source.sample, source.rules, source.vocabularies, max(CHECKED, examples))
+        self._check_requests(bundle, requests)
+        kept = requests[:examples]
+        answered = [
+            {"request": request, "ids": ranking.ids, "scores": ranking.scores}
+            for request, ranking in zip(kept, bundle.rank(kept), strict=True)
+        ]
+        write_file(self._directory / EXAMPLES, json.dumps(answered, indent=1) + "\n")
+        self._put(manifest)
+        Bundle.load(self._directory).check()
+
+    def _put(self, manifest: dict[str, Any]) -> None:
+        (self._directory / MANIFEST).unlink(missing_ok=True)
+        if self._vectors is not None:
+            self._scratch.unlink(missing_ok=True)  # it stays mapped
+        manifest["files"] = about_files(self._directory)
+        manifest[SEAL] = seal(json.loads(json.dumps(manifest)))  # as it will be read
+        write_file(self._directory / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+
+    # --- stages ---
+
+    def _stage(self, stage: Stage, place: int, recall: float, options: Mapping[str, int]) -> dict[str, Any]:
+        model = scorer_of(stage)
+        directory = self._directory / "stages" / stage.name
+        directory.mkdir(parents=True)
+        about = {"name": stage.name, "quota": stage.quota, "model": model.config()}
+        self._on_step(f"{stage.name}: graph", 0, None)
+        if has_index(stage, place):
+            assert isinstance(model, TwoTower)  # what an index is for
+            write_graph(model, directory / USER_GRAPH, of_users=True)
+            return about | {"kind": "index", "index": self._index(stage, model, directory, recall, options)}
+        write_graph(model, directory / SCORER_GRAPH)
+        width, event_width = widths_of(model)
+        return about | {"kind": "scorer", "width": width, "event_width": event_width}
+
+    def _index(
+        self, stage: Stage, model: TwoTower, directory: Path, recall: float, options: Mapping[str, int]
+    ) -> dict[str, Any]:
+        self._vectors = self._item_vectors(stage, model)
+        batch = self._source.sample.batch.take(range(min(QUERIES, len(self._source.sample.batch))))
+        queries = user_vectors(model, batch.arrays)
+        count, done = len(self._vectors), 0
+
+        def on_items(more: int) -> None:
+            nonlocal done
+            self._on_step(f"{stage.name}: index", done := done + more, count)
+
+        return write_index(
+            self._vectors, queries, directory, quota=stage.quota, recall=recall, on_items=on_items, **options
+        )
+
+    @property
+    def _scratch(self) -> Path:
+        return self._directory / "vectors.scratch"
+
+    def _item_vectors(self, stage: Stage, model: TwoTower) -> Vectors:
+        """The vectors of all items, a block at a time, in a file that is mapped into memory."""
+        features, count = self._source.items.features, len(self._source.items)
+        size = model.item_tower.out.out_features
+        vectors = np.memmap(self._scratch, np.float32, "w+", shape=(count, size))
+        for start in range(0, count, _BLOCK):
+            block = slice(start, start + _BLOCK)
+            values = {name.removeprefix("item."): torch.from_numpy(of[block].copy()) for name, of in features.items()}
+            with torch.no_grad():
+                vectors[block] = model.item_vectors(values).numpy()
+            self._on_step(f"{stage.name}: item vectors", min(count, start + _BLOCK), count)
+        with np.errstate(over="ignore"):  # the products of what has a finite length are finite
+            lengths = [(part * part).sum(axis=1) for part in np.array_split(vectors, range(_BLOCK, count, _BLOCK))]
+        if not all(np.isfinite(some).all() for some in lengths):
+            raise DifferenceError(f"{stage.name}: vectors of items are not finite")
+        return vectors
+
+    def _items(self) -> pa.Table:
+        """Of the items what is needed once vectors are made."""
+        kept = [name for name in input_names(self._source.stages) if name.startswith("item.")]
+        table = self._source.items.table()
+        return table.select(["id", *kept, "hash", "place"])
+
+    # --- checks ---
+
+    def _check(self, bundle: Bundle) -> dict[str, Any]:
+        source = self._source
+        batch = source.sample.batch.take(range(min(CHECKED, len(source.sample.batch))))
+        few = max(1, _OPEN_SCORED // len(source.items))
+        done = 0
+
+        def on_requests(more: int) -> None:
+            nonlocal done
+            self._on_step("comparing with PyTorch", done := done + more, len(batch))
+
+        return check(
+            bundle,
+            source.stages,
+            source.items,
+            batch,
+            vectors=self._vectors,
+            open_requests=min(_OPEN, len(batch), few if self._vectors is None else _OPEN),
+            on_requests=on_requests,
+        )
+
+    def _check_requests(self, bundle: Bundle, requests: Sequence[Mapping[str, Any]]) -> None:
+        """Raw values become what the log made of them."""
+        arrays = bundle.encode(list(requests)).arrays
+        for name, expected in self._source.sample.batch.take(range(len(requests))).arrays.items():
+            found = arrays[name]
+            if name.startswith("sequence."):
+                expected = expected[:, : found.shape[1]]
+            same = np.allclose if found.dtype == np.float32 else np.array_equal
+            if found.dtype != expected.dtype or not same(found, expected):
+                raise DifferenceError(f"{name}: requests are not read as the log was")

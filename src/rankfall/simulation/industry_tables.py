@@ -1,0 +1,165 @@
+"""The log of a simulated platform as advertisers know it: few ads of each queue, described by statistics.
+
+The queues of ARF's industrial sets: Q2 is what matching found, Q3 what pre-ranking kept of it, Q4 what ranking kept. An
+ad is logged in the last queue it was in, with the rank that the ranking model's score gives it among all candidates,
+also where production never asked that model.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from rankfall.data.impressions.spec import validate_spec
+from rankfall.data.sources.recflow_spec import TRUTH, ZONE
+from rankfall.simulation.matching import NOBODY
+from rankfall.simulation.production import MIX, RANK
+from rankfall.simulation.world import AGES, GENDERS, PROVINCES, UPLOAD_TYPES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from rankfall.simulation.platform import Platform, Portion
+    from rankfall.simulation.presets import Preset
+
+    Integers = NDArray[np.int64]
+    Numbers = NDArray[np.float64]
+
+QUEUES = ("q2", "q3", "q4")
+COUNTED = ("user", "ad", "advertiser", "category", "user_category")  # of which shows and views are counted
+RATE, PRIOR = 0.5, 10.0  # view rates are smoothed as if so many had been shown before, at that rate
+
+
+class IndustryTables:
+    """Portions of a platform's life as rows with the statistics of the time before them."""
+
+    per_request = True  # statistics of an ad differ from request to request
+
+    def __init__(self, platform: Platform, days: int) -> None:
+        self._platform = platform
+        preset, users = platform.preset, len(platform.users)
+        ads = len(platform.items) + (days - 1) * preset.births
+        self._categories = preset.categories * preset.subcategories
+        sizes = (users, ads, preset.authors, self._categories, users * self._categories)
+        self._shows = {name: np.zeros(size) for name, size in zip(COUNTED, sizes, strict=True)}
+        self._views = {name: np.zeros(size) for name, size in zip(COUNTED, sizes, strict=True)}
+        self._learn_the_past()
+        id_counts = {
+            "user_id": users,
+            "age": AGES,
+            "gender": GENDERS,
+            "province": PROVINCES,
+            "ad_id": ads,
+            "advertiser_id": preset.authors,
+            "category_id": self._categories,
+            "format_id": UPLOAD_TYPES,
+        }
+        self.spec = validate_spec(_description(preset, id_counts))
+
+    def rows(self, portion: Portion) -> pl.DataFrame:
+        """A row for each request and logged ad; afterwards the statistics know what was shown."""
+        users, requests, served = self._platform.users, portion.requests, portion.served
+        real = portion.items != NOBODY
+        row = np.nonzero(real)[0]
+        user, item = requests.user[row], portion.items[real].astype(np.int64)
+        by_rank = np.argsort(np.argsort(-portion.scores.rank, axis=1, kind="stable"), axis=1, kind="stable")
+        keys = self._keys(user, item)
+        columns: dict[str, NDArray[Any]] = {
+            "request_id": requests.number[row],
+            "request_timestamp": requests.time[row],
+            "user_id": user,
+            "age": users.age[user],
+            "gender": users.gender[user],
+            "province": users.province[user],
+            **self._item_columns(item, requests.time[row] // 1000),
+            **self._statistics(keys),
+            "queue": (served.last_model[real] >= RANK).astype(np.int64) + (served.last_model[real] == MIX),
+            "rank": np.take_along_axis(by_rank, served.place, axis=1)[real],
+            "view": portion.feedback["effective_view"][real],
+            TRUTH: portion.relevance[real],
+        }
+        self._learn(keys, portion.feedback["realshow"][real], portion.feedback["effective_view"][real])
+        return pl.DataFrame(columns)
+
+    def requests(self, portion: Portion) -> None:
+        """Requests have nothing beyond the rows."""
+
+    def items(self, seen: Integers) -> pl.DataFrame:
+        """A row for each of these ads, with the statistics of the end of the log and of a user nobody knows."""
+        keys = self._keys(np.zeros(len(seen), np.int64), seen)
+        statistics = self._statistics({name: keys[name] for name in ("ad", "advertiser", "category")})
+        unknown = {f"user_category_{name}": np.zeros(len(seen)) for name in ("shows", "views")}
+        unknown["user_category_rate"] = np.full(len(seen), RATE)
+        end = np.full(len(seen), int(self._platform.items.upload_time.max()))
+        return pl.DataFrame({**self._item_columns(seen, end), **statistics, **unknown})
+
+    def _item_columns(self, item: Integers, time: Integers) -> dict[str, NDArray[Any]]:
+        items = self._platform.items
+        return {
+            "ad_id": item,
+            "advertiser_id": items.author[item],
+            "category_id": items.subcategory[item],
+            "format_id": items.upload_type[item],
+            "age_hours": np.maximum(time - items.upload_time[item], 0) / 3600,
+            "duration_seconds": items.duration[item] / 1000,
+        }
+
+    def _keys(self, user: Integers, item: Integers) -> dict[str, Integers]:
+        items = self._platform.items
+        category = items.subcategory[item]
+        values = (user, item, items.author[item], category, user * self._categories + category)
+        return dict(zip(COUNTED, values, strict=True))
+
+    def _statistics(self, keys: dict[str, Integers]) -> dict[str, Numbers]:
+        columns = {}
+        for name, key in keys.items():
+            shows, views = self._shows[name][key], self._views[name][key]
+            columns[f"{name}_shows"], columns[f"{name}_views"] = shows, views
+            columns[f"{name}_rate"] = (views + RATE * PRIOR) / (shows + PRIOR)
+        return columns
+
+    def _learn(self, keys: dict[str, Integers], shown: Integers, viewed: Integers) -> None:
+        for name, key in keys.items():
+            size = len(self._shows[name])
+            self._shows[name] += np.bincount(key, shown, minlength=size)
+            self._views[name] += np.bincount(key, viewed, minlength=size)
+
+    def _learn_the_past(self) -> None:
+        """Count what users viewed before the log, as if they had been shown twice as much."""
+        recent = self._platform.recent
+        user, place = np.nonzero(recent.item != NOBODY)
+        ones = np.ones(len(user), np.int64)
+        self._learn(self._keys(user, recent.item[user, place].astype(np.int64)), 2 * ones, ones)
+
+
+def _description(preset: Preset, id_counts: dict[str, int]) -> dict[str, Any]:
+    def ids(*names: str) -> dict[str, Any]:
+        return {name: {"kind": "categorical", "num_buckets": id_counts[name]} for name in names}
+
+    def statistics(*names: str) -> dict[str, Any]:
+        counts = {f"{name}_{what}": {"kind": "dense", "log1p": True} for name in names for what in ("shows", "views")}
+        return counts | {f"{name}_rate": {"kind": "dense"} for name in names}
+
+    numbers = {name: {"kind": "dense", "log1p": True} for name in ("age_hours", "duration_seconds")}
+    return {
+        "request": "request_id",
+        "item": "ad_id",
+        "user": "user_id",
+        "time": {"column": "request_timestamp", "unit": "ms", "zone": ZONE},
+        "stage": "queue",
+        "rank": "rank",
+        "stages": [{"name": name, "sample": count} for name, count in zip(QUEUES, preset.sample, strict=True)],
+        "relevant": QUEUES[-1],
+        "feedback": ["view"],
+        "features": {
+            "user": {**ids("user_id", "age", "gender", "province"), **statistics("user")},
+            "context": {part: {"kind": "time", "part": part} for part in ("weekday", "hour")},
+            "item": {
+                **ids("ad_id", "advertiser_id", "category_id", "format_id"),
+                **numbers,
+                **statistics("ad", "advertiser", "category", "user_category"),
+            },
+        },
+    }

@@ -1,0 +1,187 @@
+"""The life of a simulated platform, day by day: requests come, the cascade serves them, users react, interests drift.
+
+Everything random comes from generators of their own for each purpose, day and portion of requests: a seed gives the
+same log again, and a longer log begins like a shorter one. Memory holds the users, the items and one portion.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankfall.data.sources.recflow_spec import HISTORY_LENGTH
+from rankfall.simulation.feedback import react
+from rankfall.simulation.matching import NOBODY, Catalogue
+from rankfall.simulation.production import Models, serve
+from rankfall.simulation.recent_events import Events, Recent
+from rankfall.simulation.relevance import Relevance, Requests, mixed
+from rankfall.simulation.world import DAY, DIMENSION, FIRST_DAY, Users, World, generator, normal, unit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from rankfall.simulation.presets import Preset
+    from rankfall.simulation.production import Scores, Served
+
+    Floats = NDArray[np.float32]
+    Integers = NDArray[np.int64]
+
+LARGEST_PORTION = 1024  # requests at a time
+PORTIONS = 8  # of a day, at least: what users view counts from the next portion on
+FORGET = 0.7  # share of the views of an item that still counts a day later
+PAST_DAYS, PAST_VIEWS = 3.0, 25  # how long before the log users viewed something, and how much on average
+CALIBRATION = 512  # requests that show how far the parts of relevance spread
+# how much is asked for in each hour of the day
+_HOURS = np.array([3, 2, 1, 1, 1, 1, 2, 4, 5, 5, 5, 6, 8, 7, 5, 5, 5, 6, 7, 9, 10, 10, 8, 5], np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Requests and what became of them. Candidates are (requests, n), what was logged of them (requests, logged)."""
+
+    day: str
+    requests: Requests
+    candidates: NDArray[np.int32]
+    parts: dict[str, Floats]  # of the true relevance of candidates, of variance 1 each, without noise
+    scores: Scores
+    served: Served
+    items: NDArray[np.int32]  # that were logged,
+    relevance: Floats  # their true relevance
+    feedback: dict[str, Integers]  # and what users did with them
+
+
+class Platform:
+    """A platform on the eve of its first day."""
+
+    def __init__(self, preset: Preset, seed: int, requests_per_day: int) -> None:
+        self.preset, self.seed, self.requests_per_day = preset, seed, requests_per_day
+        self.world = World(preset, seed)
+        self.users = Users(preset, seed)
+        self.items = self.world.first_items()
+        self.views = np.zeros(len(self.items))  # recent ones of every item
+        self.recent = Recent.nothing(len(self.users))
+        self.relevance = Relevance(preset, seed, self.users, self.items)
+        self._viewed = np.zeros((len(self.users), DIMENSION), np.float32)  # today, by every user
+        self._activity = np.cumsum(self.users.activity)
+        self._catalogue = Catalogue(self.world, self.items, self.views, FIRST_DAY)
+        self._live_a_past()
+        self._models = Models(preset, self.users, self.items, FIRST_DAY)
+        self._calibrate()
+
+    def run(self, days: int) -> Iterator[Portion]:
+        """Live so many days; a platform lives once."""
+        for day in range(days):
+            if day:
+                self._begin(day)
+            edges = _portion_edges(self.requests_per_day)
+            for number in range(len(edges) - 1):
+                yield self._serve(day, number, int(edges[number]), int(edges[number + 1]))
+
+    def _live_a_past(self) -> None:
+        """Give users the history they come with."""
+        random = generator(self.seed, "past")
+        item = self._catalogue.choose_by_interest(random, self.users.vectors, HISTORY_LENGTH)
+        age = FIRST_DAY - self.items.upload_time[item]
+        time = FIRST_DAY * 1000 - 1 - (np.minimum(age, PAST_DAYS * DAY) * 1000 * random.random(item.shape)).astype(int)
+        typical = PAST_VIEWS * self.users.activity / self.users.activity.mean()
+        count = np.minimum(random.poisson(typical), HISTORY_LENGTH)
+        user, place = np.nonzero(np.arange(HISTORY_LENGTH) < count[:, None])
+        order = np.lexsort((time[user, place], user))
+        user, item, time = user[order], item[user, place][order], time[user, place][order]
+        share = 0.3 + random.standard_exponential(len(item))
+        playing_time = (np.minimum(share, 5) * self.items.duration[item]).astype(np.int64)
+        self._remember(Events(user, item, time, playing_time, np.full(len(user), NOBODY)))
+        self._sleep(0)
+
+    def _calibrate(self) -> None:
+        requests = self._requests(generator(self.seed, "past", 1), 0, 0, CALIBRATION, CALIBRATION)
+        self.relevance.calibrate(requests, self._match(generator(self.seed, "past", 2), requests))
+
+    def _begin(self, day: int) -> None:
+        self.items.extend(self.world.births(day - 1))
+        self.views = np.concatenate([FORGET * self.views, np.zeros(len(self.items) - len(self.views))])
+        self._sleep(day)
+        time = FIRST_DAY + day * DAY
+        self._catalogue = Catalogue(self.world, self.items, self.views, time)
+        self._models = Models(self.preset, self.users, self.items, time)
+
+    def _sleep(self, day: int) -> None:
+        """Let the interests of a day grow out of what was viewed before it."""
+        self.users.begin(day, unit(self._viewed))
+        self._viewed[:] = 0
+
+    def _serve(self, day: int, number: int, first: int, last: int) -> Portion:
+        place = (day, number)
+        requests = self._requests(generator(self.seed, "requests", *place), day, first, last, self.requests_per_day)
+        candidates = self._match(generator(self.seed, "matching", *place), requests)
+        parts = self.relevance.parts(requests, candidates)
+        random = generator(self.seed, "production", *place)
+        scores = self._models.score(random, requests, candidates, parts)
+        served = serve(random, self.preset.production, self.items.subcategory, candidates, scores)
+        relevance = np.take_along_axis(mixed(parts, self.preset.shares), served.place, axis=1)
+        noise = normal(generator(self.seed, "noise", *place), *relevance.shape)
+        relevance += np.float32(np.sqrt(self.preset.shares.noise)) * noise
+        items = np.take_along_axis(candidates, served.place, axis=1)
+        feedback = react(generator(self.seed, "feedback", *place), served, relevance, self.items.duration[items])
+        self._remember(_views(requests, items, served, feedback))
+        return Portion(day_name(day), requests, candidates, parts, scores, served, items, relevance, feedback)
+
+    def _requests(self, random: np.random.Generator, day: int, first: int, last: int, of: int) -> Requests:
+        count = last - first
+        user = np.searchsorted(self._activity, random.random(count) * self._activity[-1], side="right")
+        on_second = random.random(count) < 0.3
+        return Requests(
+            number=day * of + np.arange(first, last),
+            time=(FIRST_DAY + day * DAY) * 1000 + _times(random, first, last, of),
+            user=user,
+            device=np.where(on_second, self.users.second_device[user], user),
+            history=self.recent.of(user),
+        )
+
+    def _match(self, random: np.random.Generator, requests: Requests) -> NDArray[np.int32]:
+        vectors = self.users.yesterday[requests.user]
+        return self._catalogue.match(random, vectors, requests.history.item, self.preset.production.channels)
+
+    def _remember(self, events: Events) -> None:
+        self.recent.add(events)
+        self.views += np.bincount(events.item, minlength=len(self.views))
+        np.add.at(self._viewed, events.user, self.items.cold[events.item])
+
+
+def day_name(day: int) -> str:
+    """The date of a day of the log."""
+    return str(date(2024, 1, 13) + timedelta(days=day))
+
+
+def _portion_edges(requests: int) -> Integers:
+    portions = max(PORTIONS, -(-requests // LARGEST_PORTION))
+    return np.unique(np.linspace(0, requests, portions + 1).astype(np.int64))
+
+
+def _times(random: np.random.Generator, first: int, last: int, of: int) -> Integers:
+    """Sorted times in ms of the day of requests `first` to `last` of so many: each portion has its own span."""
+    shares = np.concatenate([[0], np.cumsum(_HOURS / _HOURS.sum())])
+    edges = np.arange(25) * 3_600_000.0
+    low, high = (int(edge) for edge in np.interp([first / of, last / of], shares, edges))
+    quantiles = np.sort(random.uniform(first / of, last / of, last - first))
+    times: Integers = np.clip(np.interp(quantiles, shares, edges).astype(np.int64), low, max(low, high - 1))
+    return times
+
+
+def _views(requests: Requests, items: NDArray[np.int32], served: Served, feedback: dict[str, Integers]) -> Events:
+    """Effective views by time and position."""
+    row, place = np.nonzero(feedback["effective_view"])
+    order = np.lexsort((served.rerank_index[row, place], row))
+    row, place = row[order], place[order]
+    return Events(
+        user=requests.user[row],
+        item=items[row, place].astype(np.int64),
+        time=requests.time[row],
+        playing_time=feedback["playing_time"][row, place],
+        request=requests.number[row],
+    )

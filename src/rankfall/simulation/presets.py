@@ -1,0 +1,150 @@
+"""Platforms to simulate: how large they are, what relevance is made of, how good their own models are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from rankfall._suggest import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What the true relevance is made of: shares of its variance among the candidates of a request. They sum to 1.
+
+    The first three together are a dot product of a user's and an item's vector.
+    """
+
+    interest: float = 0.34  # the match of a user's interests and an item
+    quality: float = 0.05  # of the item, for everybody
+    freshness: float = 0.02
+    cross: float = 0.34  # matches of traits of user and request with traits of the item, one narrow peak each
+    history: float = 0.13  # what was viewed lately: more of the same, until it is too much
+    noise: float = 0.12  # of this user, item and request alone
+
+    def __post_init__(self) -> None:
+        """Refuse shares that are none."""
+        shares = [getattr(self, field.name) for field in fields(self)]
+        if min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
+            raise ValueError(f"shares: found {shares}, expected numbers from 0 on that sum to 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channels:
+    """Candidates that each channel of matching draws for a request; what is drawn twice counts once."""
+
+    interest: int
+    authors: int  # of videos the user viewed lately
+    popular: int
+    fresh: int
+    random: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Production:
+    """The cascade that served the log, and how well its models see the parts of the true relevance."""
+
+    channels: Channels
+    prerank_keeps: int
+    coarse_keeps: int
+    rank_keeps: int  # go on to mix-ranking
+    logged: int  # items that are logged of those each model drops; all that mix-ranking saw are
+    stale_noise: float = 0.8  # in the vectors that pre-ranking has of users and items, whose own length is 1
+    coarse_cross: float = 0.3  # how much of the cross part coarse ranking sees
+    rank_cross: float = 0.9
+    rank_history: float = 0.9
+    rank_noise: float = 0.5  # deviation, where that of the true relevance is 1
+    diversity: float = 0.25  # what mix-ranking takes off for every better item of the same subcategory
+    mix_noise: float = 0.15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A platform by name."""
+
+    name: str
+    layout: Literal["recflow", "industry"]  # of its log
+    sample: tuple[int, ...]  # items of each logged stage that impressions keep, first stage first
+    days: int  # by default
+    requests_per_day: int
+    users: int
+    births: int  # of items, each day
+    authors: int
+    categories: int  # of the first level; each has `subcategories` of the second
+    subcategories: int
+    production: Production
+    shares: Shares = Shares()
+
+
+_RECFLOW = Preset(
+    name="recflow-like",
+    layout="recflow",
+    sample=(10, 10, 10, 10),
+    days=22,
+    requests_per_day=3000,
+    users=3000,
+    births=2000,
+    authors=2000,
+    categories=16,
+    subcategories=5,
+    production=Production(
+        channels=Channels(interest=160, authors=60, popular=60, fresh=60, random=60),
+        prerank_keeps=200,
+        coarse_keeps=110,
+        rank_keeps=30,
+        logged=25,
+    ),
+)
+_TINY = replace(
+    _RECFLOW,
+    name="tiny",
+    days=4,
+    requests_per_day=500,
+    users=500,
+    births=200,
+    authors=150,
+    categories=8,
+    production=Production(
+        channels=Channels(interest=100, authors=30, popular=30, fresh=30, random=30),
+        prerank_keeps=90,
+        coarse_keeps=60,
+        rank_keeps=25,
+        logged=15,
+    ),
+)
+_INDUSTRY = replace(
+    _RECFLOW,
+    name="industry-easy",
+    layout="industry",
+    sample=(4, 4, 2),
+    days=8,
+    production=Production(
+        channels=_RECFLOW.production.channels,
+        prerank_keeps=100,
+        coarse_keeps=100,  # no such model: it drops nothing
+        rank_keeps=20,
+        logged=15,
+    ),
+)
+PRESETS = {
+    preset.name: preset
+    for preset in (
+        _TINY,
+        _RECFLOW,
+        replace(_RECFLOW, name="recflow-like-3", sample=(10, 10, 10, 10, 10)),
+        _INDUSTRY,
+        replace(
+            _INDUSTRY,
+            name="industry-hard",
+            sample=(6, 10, 4),
+            production=replace(_INDUSTRY.production, rank_keeps=40, rank_noise=0.7),
+        ),
+    )
+}
+
+
+def preset_of(name: str) -> Preset:
+    """The platform of that name."""
+    if name not in PRESETS:
+        raise ValueError(f"preset: found {name!r}{did_you_mean(name, PRESETS)}; there are {', '.join(PRESETS)}")
+    return PRESETS[name]

@@ -1,0 +1,127 @@
+"""The cascade that served the log: pre-ranking, coarse ranking, ranking and mix-ranking, none of them perfect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankfall.simulation.matching import NOBODY
+from rankfall.simulation.relevance import mixed
+from rankfall.simulation.world import DAY, DIMENSION, normal
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from rankfall.simulation.presets import Preset, Production
+    from rankfall.simulation.relevance import Requests
+    from rankfall.simulation.world import Items, Users
+
+    Floats = NDArray[np.float32]
+    Integers = NDArray[np.int64]
+    Candidates = NDArray[np.int32]
+
+PRERANK, COARSE, RANK, MIX = 1, 2, 3, 4  # the models in the order in which items meet them
+POSITIVES = 10  # the best of ranking and of mix-ranking that are called positive
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What the models say about candidates, (requests, n) each; the lowest for NOBODY."""
+
+    prerank: Floats
+    coarse: Floats
+    rank: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What was logged of each request: (requests, logged)."""
+
+    place: Integers  # among the candidates
+    last_model: Integers  # the one that dropped it; MIX for all that got so far
+    rank_index: Integers  # the place ranking gave it, from 0 on, -1 if it never got there
+    rerank_index: Integers  # that of mix-ranking
+
+
+class Models:
+    """The models of one day, which were trained on the days before it."""
+
+    def __init__(self, preset: Preset, users: Users, items: Items, time: int) -> None:
+        self._production, self._shares = preset.production, preset.shares
+        # pre-ranking knows vectors of yesterday, blurred, and of the newest items only their kind
+        self._noise = np.float32(preset.production.stale_noise)
+        new = items.upload_time > time - DAY
+        self._users = users.yesterday + self._noise / np.float32(np.sqrt(DIMENSION)) * users.blur
+        self._items = np.where(new[:, None], items.cold, items.vector) + self._noise * items.blur
+
+    def score(
+        self, random: np.random.Generator, requests: Requests, candidates: Candidates, parts: dict[str, Floats]
+    ) -> Scores:
+        """Scores of candidates with the given parts of true relevance."""
+        production, shares = self._production, self._shares
+        dots = np.einsum("rd,rcd->rc", self._users[requests.user], self._items[candidates])
+        stale = dots / (1 + self._noise**2)
+        half_stale = (parts["interest"] + stale) / np.float32(2)
+        known = {name: parts[name] for name in ("quality", "freshness")}
+        some_cross = np.float32(production.coarse_cross) * parts["cross"]
+        most_cross = np.float32(production.rank_cross) * parts["cross"]
+        most_history = np.float32(production.rank_history) * parts["history"]
+        noise = np.float32(production.rank_noise) * normal(random, *candidates.shape)
+        scores = (
+            mixed({"interest": stale, **known}, shares),
+            mixed({"interest": half_stale, **known, "cross": some_cross}, shares),
+            mixed({"interest": parts["interest"], **known, "cross": most_cross, "history": most_history}, shares)
+            + noise,
+        )
+        nobody = candidates == NOBODY
+        return Scores(*(np.where(nobody, np.float32(-np.inf), values) for values in scores))
+
+
+def serve(
+    random: np.random.Generator, production: Production, kinds: Integers, candidates: Candidates, scores: Scores
+) -> Served:
+    """Run the cascade. `kinds` are the categories of all items, of which mix-ranking does not want too many."""
+    place = _best_first(scores.prerank)
+    logged, rank_index, rerank_index, last_model = [], [], [], []
+    for model, keeps, next_scores in (
+        (PRERANK, production.prerank_keeps, scores.coarse),
+        (COARSE, production.coarse_keeps, scores.rank),
+        (RANK, production.rank_keeps, None),
+    ):
+        dropped = place[:, keeps:]
+        drawn = _some(random, np.take_along_axis(candidates, dropped, 1) == NOBODY, production.logged)
+        logged.append(np.take_along_axis(dropped, drawn, 1))
+        rank_index.append(keeps + drawn if model == RANK else np.full_like(drawn, -1))
+        rerank_index.append(np.full_like(drawn, -1))
+        last_model.append(np.full_like(drawn, model))
+        place = place[:, :keeps]
+        if next_scores is not None:
+            place = np.take_along_axis(place, _best_first(np.take_along_axis(next_scores, place, 1)), 1)
+    logged.append(place)
+    rank_index.append(np.broadcast_to(np.arange(place.shape[1]), place.shape))
+    rerank_index.append(_mix_rank(random, production, kinds[np.take_along_axis(candidates, place, 1)], scores, place))
+    last_model.append(np.full_like(place, MIX))
+    return Served(*(np.concatenate(columns, axis=1) for columns in (logged, last_model, rank_index, rerank_index)))
+
+
+def _best_first(scores: Floats) -> Integers:
+    return np.argsort(-scores, axis=1, kind="stable")
+
+
+def _some(random: np.random.Generator, unwanted: NDArray[np.bool_], count: int) -> Integers:
+    """Columns drawn at random from each row, unwanted ones last."""
+    keys = random.random(unwanted.shape, np.float32) + unwanted
+    return np.argsort(keys, axis=1, kind="stable")[:, :count]
+
+
+def _mix_rank(
+    random: np.random.Generator, production: Production, kinds: Integers, scores: Scores, place: Integers
+) -> Integers:
+    """The place that mix-ranking gives to the items which ranking put first, second, ..."""
+    same = kinds[:, :, None] == kinds[:, None, :]
+    better = np.tril(same, -1).sum(axis=2)  # items of the same kind that ranking prefers
+    noise = np.float32(production.mix_noise) * normal(random, *place.shape)
+    final = np.take_along_axis(scores.rank, place, 1) - np.float32(production.diversity) * better + noise
+    return np.argsort(_best_first(final.astype(np.float32)), axis=1, kind="stable")

@@ -1,0 +1,1 @@
+"""Methods that are not trained by gradient descent, for comparisons."""

@@ -1,0 +1,99 @@
+"""LambdaMART by LightGBM, as a method of a comparison (Burges 2010; Ke et al. 2017)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from rankfall.data.lists.ranking_data import RankingData
+from rankfall.metrics.named import parse
+from rankfall.training.scoring import measure
+from rankfall.training.train_ranker import load_lists
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from rankfall.data.lists.list_loader import Lists
+    from rankfall.studies.comparison_plan import TreesConfig
+
+MODEL_FILE = "model.txt"
+MAX_LABEL = 30  # of LightGBM's gains
+
+
+def fit(config: TreesConfig, directory: Path) -> float:
+    """Grow trees until validation stops to get better, judged by the metric that judges every method."""
+    lightgbm = import_lightgbm()
+    data = RankingData.load(config.data.path)
+    train, valid = load_lists(data, config.data, "train"), load_lists(data, config.data, "valid")
+    metric = parse(config.metric)
+
+    def validate(scores: NDArray[np.float64], _: object) -> tuple[str, float, bool]:
+        values = measure(torch.from_numpy(scores), valid, [metric])[metric.name]
+        return metric.name, float(values.nanmean()), metric.higher_is_better
+
+    train_set = _dataset(lightgbm, train)
+    booster = lightgbm.train(
+        parameters(config),
+        train_set,
+        num_boost_round=config.n_estimators,
+        valid_sets=[_dataset(lightgbm, valid, reference=train_set)],
+        feval=validate,
+        callbacks=[lightgbm.early_stopping(config.patience, verbose=False)] if config.patience else [],
+    )
+    booster.save_model(directory / MODEL_FILE)  # up to the best number of trees
+    return validate(_predict(booster, valid), None)[1]
+
+
+def score(config: TreesConfig, directory: Path, lists: Lists) -> Tensor:
+    """The scores of a fitted model ``(rows,)``."""
+    booster = import_lightgbm().Booster(model_file=directory / MODEL_FILE)
+    return torch.from_numpy(_predict(booster, lists))
+
+
+def parameters(config: TreesConfig) -> dict[str, Any]:
+    """What LightGBM is told: the options of the method, and that its result shall repeat."""
+    names = {"num_leaves", "learning_rate", "min_data_in_leaf", "lambda_l2", "feature_fraction", "bagging_fraction"}
+    return {
+        **config.model_dump(include=names | {"lambdarank_truncation_level", "seed"}),
+        "objective": "lambdarank",
+        "metric": "None",  # it gets ours, as a function
+        "bagging_freq": 1 if config.bagging_fraction < 1 else 0,
+        "num_threads": 1,
+        "deterministic": True,
+        "force_row_wise": True,
+        "verbosity": -1,
+    }
+
+
+def import_lightgbm() -> Any:
+    """LightGBM, which only this method needs."""
+    try:
+        import lightgbm
+    except ImportError:
+        raise ValueError("kind: lightgbm needs LightGBM, which is not installed: pip install lightgbm") from None
+    return lightgbm
+
+
+def _dataset(lightgbm: Any, lists: Lists, reference: Any = None) -> Any:
+    labels = lists.labels
+    if np.any((labels < 0) | (labels > MAX_LABEL) | (labels != np.floor(labels))):
+        raise ValueError(
+            f"kind: lightgbm takes whole labels from 0 to {MAX_LABEL}, the data have others "
+            f"between {labels.min():g} and {labels.max():g}"
+        )
+    return lightgbm.Dataset(_features(lists), label=labels, group=lists.lengths, reference=reference)
+
+
+def _predict(booster: Any, lists: Lists) -> NDArray[np.float64]:
+    scores: NDArray[np.float64] = booster.predict(_features(lists), num_threads=1)
+    return scores
+
+
+def _features(lists: Lists) -> NDArray[np.float32]:
+    """Features as prepared: to a tree, a monotone change of one is no change."""
+    return np.concatenate([split.features for split in lists.splits])

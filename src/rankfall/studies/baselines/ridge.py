@@ -1,0 +1,84 @@
+"""Ridge regression of the labels: the figure that every method must beat."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from rankfall._files import write_file
+from rankfall.data.lists.ranking_data import Moments, RankingData
+from rankfall.metrics.named import parse
+from rankfall.training.scoring import measure
+from rankfall.training.train_ranker import load_lists
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from rankfall.data.lists.list_loader import Lists
+    from rankfall.studies.comparison_plan import RidgeConfig
+
+MODEL_FILE = "ridge.json"
+CHUNK_ROWS = 1 << 16  # documents that are in memory at once
+
+
+def fit(config: RidgeConfig, directory: Path) -> float:
+    """Fit standardised features to the labels, for every penalty, and keep what is best on validation."""
+    data = RankingData.load(config.data.path)
+    train, valid = load_lists(data, config.data, "train"), load_lists(data, config.data, "valid")
+    metric = parse(config.metric)
+    reached = {}
+    for model in _models(config, train):
+        values = measure(_predict(config, model, valid), valid, [metric])[metric.name]
+        reached[float(values.nanmean())] = model
+    best = max(reached) if metric.higher_is_better else min(reached)
+    write_file(directory / MODEL_FILE, json.dumps(reached[best]) + "\n")
+    return best
+
+
+def score(config: RidgeConfig, directory: Path, lists: Lists) -> Tensor:
+    """The scores of a fitted model ``(rows,)``."""
+    return _predict(config, json.loads((directory / MODEL_FILE).read_text()), lists)
+
+
+def _models(config: RidgeConfig, train: Lists) -> list[dict[str, Any]]:
+    """The regression for each penalty alpha: the weights w that minimise |y - X w|^2 + alpha |w|^2."""
+    parts = [Moments.of(chunk) for chunk in _chunks(config, train)]
+    scaling = sum(parts[1:], start=parts[0]).scaling()
+    labels = train.labels - train.labels.mean(dtype=np.float64)
+    squares, products, row = np.zeros((train.features, train.features)), np.zeros(train.features), 0
+    for chunk in _chunks(config, train):
+        scaled = (chunk - scaling.mean) / scaling.deviation
+        squares += scaled.T @ scaled
+        products += scaled.T @ labels[row : row + len(scaled)]
+        row += len(scaled)
+    # X'X = V diag(e) V' is the same for all penalties: w = V (V' X'y / (e + alpha)).
+    values, vectors = np.linalg.eigh(squares)
+    rotated = vectors.T @ products
+    return [
+        {
+            "alpha": alpha,
+            "weights": (vectors @ (rotated / (values.clip(min=0) + alpha))).tolist(),
+            "mean": scaling.mean.tolist(),
+            "deviation": scaling.deviation.tolist(),
+        }
+        for alpha in config.alphas
+    ]
+
+
+def _predict(config: RidgeConfig, model: dict[str, Any], lists: Lists) -> Tensor:
+    weights = np.array(model["weights"]) / np.array(model["deviation"])
+    scores = [(chunk - np.array(model["mean"])) @ weights for chunk in _chunks(config, lists)]
+    return torch.from_numpy(np.concatenate(scores))
+
+
+def _chunks(config: RidgeConfig, lists: Lists) -> Iterator[NDArray[np.float64]]:
+    for chunk in lists.chunks(CHUNK_ROWS):
+        features = chunk.double()
+        yield (torch.copysign(features.abs().log1p(), features) if config.data.log1p else features).numpy()

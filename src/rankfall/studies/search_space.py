@@ -1,0 +1,217 @@
+"""What is searched: a training configuration, and for some of its keys the values that may stand there.
+
+.. code-block:: yaml
+
+    data: ...                                      # and the other sections of a training, of a ranker or a cascade
+    search:
+      optimizer.lr: {low: 1e-4, high: 1e-1, log: true}
+      objective.topk.tau: {low: 0.1, high: 10.0, log: true}
+      model.hidden.0: {low: 32, high: 256, step: 32}
+      loss: [{name: softmax_loss}, {name: lambda_loss, k: 10}]
+    trials: 30
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from rankfall._settings import ConfigError, Section, explain, read_yaml, shown
+from rankfall.training.config.cascade_config import CascadeConfig
+from rankfall.training.config.ranker_config import (
+    Count,
+    RankerConfig,
+    apply_overrides,
+    set_option,
+    validate_any,
+    with_absolute_path,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from optuna.distributions import BaseDistribution
+
+    Settings = dict[str, Any]  # dotted keys and their values
+    TrainingSettings = RankerConfig | CascadeConfig
+
+COMPLETIONS = 20  # tries to find a configuration in which a value is allowed
+_MEASURED = "data.path, data.valid, data.length, relevant, training.metric and the names and quotas of stages"
+
+
+class Range(Section):
+    """Numbers from low to high: all of them, or low and every step above it."""
+
+    low: int | float
+    high: int | float
+    log: bool = Field(default=False, description="Whether all orders of magnitude are equally likely.")
+    step: int | float | None = Field(default=None, description="Whole numbers if low, high and step are.")
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError(f"found low {self.low} and high {self.high}, expected a low below high")
+        if self.log and (self.low <= 0 or self.step is not None):
+            raise ValueError("log: true takes a low above 0 and no step")
+        if self.step is not None:
+            steps = (self.high - self.low) / self.step if self.step > 0 else 0.5
+            if abs(steps - round(steps)) > 1e-9:
+                raise ValueError(
+                    f"found step {self.step}, expected one of which a whole number leads from {self.low} to {self.high}"
+                )
+        return self
+
+    @property
+    def ends(self) -> list[Any]:
+        """The values that are checked beforehand."""
+        return [self.low, self.high] if self._is_whole() else [float(self.low), float(self.high)]
+
+    def _is_whole(self) -> bool:
+        return all(isinstance(number, int) for number in (self.low, self.high, self.step))
+
+    def distribution(self) -> BaseDistribution:
+        """What Optuna draws from."""
+        from optuna.distributions import FloatDistribution, IntDistribution
+
+        if self._is_whole():
+            return IntDistribution(int(self.low), int(self.high), step=int(self.step or 1))
+        return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
+
+    def read(self, drawn: Any) -> Any:
+        """The value that was drawn."""
+        return drawn
+
+    def hint(self) -> str:
+        """What may be missing if its values are refused."""
+        whole = isinstance(self.low, int) and isinstance(self.high, int) and self.step is None
+        return "; whole numbers are drawn with a step, step: 1" if whole else ""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Values of any kind, in no order."""
+
+    ends: list[Any]
+
+    def distribution(self) -> BaseDistribution:
+        """What Optuna draws from: it knows neither lists nor sections."""
+        from optuna.distributions import CategoricalDistribution
+
+        return CategoricalDistribution([json.dumps(value) for value in self.ends])
+
+    def read(self, drawn: Any) -> Any:
+        """The value that was drawn."""
+        return json.loads(drawn)
+
+    def hint(self) -> str:
+        """Nothing is missing."""
+        return ""
+
+
+Dimension = Range | Choices
+
+
+class _SearchSections(Section):
+    """What a configuration of a search has besides that of a training."""
+
+    search: dict[str, Any] = Field(min_length=1, description="What may stand at dotted keys.")
+    trials: Count = Field(default=20, description="Trainings in all.")
+
+
+@dataclass(frozen=True)
+class Search:
+    """A training configuration with keys whose values are searched."""
+
+    content: dict[str, Any]
+    space: dict[str, Dimension]
+    trials: int
+    where: str  # for messages
+
+    def config(self, settings: Mapping[str, Any], where: str | None = None) -> TrainingSettings:
+        """The training with these settings."""
+        content: dict[str, Any] = self.content
+        # A whole section comes before its parts. Naming another loss or model drops the options of the old one, so that
+        # comes before what sets them.
+        for key in sorted(settings, key=lambda key: (key.count("."), not key.endswith((".name", ".kind")))):
+            content = set_option(content, key, settings[key])
+        return validate_any(content, where=where or self.where)
+
+    def read(self, drawn: Mapping[str, Any]) -> Settings:
+        """The settings that Optuna has drawn, in the order of the file."""
+        return {key: dimension.read(drawn[key]) for key, dimension in self.space.items() if key in drawn}
+
+    def first(self) -> TrainingSettings:
+        """A configuration of the search, the same one every time."""
+        key, dimension = next(iter(self.space.items()))
+        return self._with(key, dimension.ends[0])
+
+    def written(self) -> dict[str, Any]:
+        """What can be read as a search again, from any directory."""
+        space = {
+            key: one.model_dump(exclude_defaults=True) if isinstance(one, Range) else one.ends
+            for key, one in self.space.items()
+        }
+        return with_absolute_path(self.content) | {"search": space, "trials": self.trials}
+
+    def check(self) -> None:
+        """Refuse values with which no training can be made, and those after which another thing would be measured."""
+        measured = _measured(self.first())
+        for key, dimension in self.space.items():
+            for value in dimension.ends:
+                if _measured(self._with(key, value)) != measured:
+                    raise ConfigError(
+                        f"{self.where}: search.{key}: {shown(value)} changes what is measured, and trials could not be "
+                        f"compared; a search leaves {_MEASURED} as they are"
+                    )
+
+    def _with(self, key: str, value: Any) -> TrainingSettings:
+        """A configuration in which a value is allowed; some values go together with some others only."""
+        draw = random.Random(0)
+        refused = None
+        for number in range(COMPLETIONS):
+            others = {name: draw.choice(one.ends) if number else one.ends[0] for name, one in self.space.items()}
+            try:
+                return self.config({**others, key: value}, where=f"{self.where}: search.{key}: {shown(value)}")
+            except ConfigError as error:
+                refused = refused or error
+        raise ConfigError(f"{refused}{self.space[key].hint()}")
+
+
+def load_search(path: Path, overrides: Sequence[str] = ()) -> Search:
+    """The search in a YAML file, with ``key=value`` words that change it."""
+    content, where = apply_overrides(read_yaml(path), overrides), str(path)
+    own = {name: content.pop(name) for name in _SearchSections.model_fields if name in content}
+    try:
+        sections = _SearchSections.model_validate(own)
+    except ValidationError as error:
+        raise ConfigError(explain(error, where)) from None
+    space = {key: _dimension(value, f"{where}: search.{key}") for key, value in sections.search.items()}
+    search = Search(content, space, sections.trials, where)
+    search.check()
+    return search
+
+
+def _dimension(value: Any, where: str) -> Dimension:
+    if isinstance(value, list):
+        if len(value) < 2 or any(value.count(one) > 1 for one in value):
+            raise ConfigError(f"{where}: found {shown(value)}, expected two or more different values")
+        return Choices(value)
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: found {shown(value)}, expected a list of values or {{low: ..., high: ...}}")
+    try:
+        return Range.model_validate(value)
+    except ValidationError as error:
+        raise ConfigError(explain(error, where)) from None
+
+
+def _measured(config: TrainingSettings) -> list[Any]:
+    data, metric = config.data, config.training.metric
+    if isinstance(config, CascadeConfig):
+        quotas = [(stage.name, stage.quota) for stage in config.stages]
+        return [data.path, data.valid, config.data.length, config.relevant, quotas, metric]
+    return [data.path, data.valid, metric]

@@ -1,0 +1,1 @@
+"""Training by several processes: under torchrun, or started by Ray."""

@@ -1,0 +1,33 @@
+"""What may keep a training finite."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rankfall.training.config.ranker_config import OptimizerConfig
+
+_TEMPERATURES = ("tau", "temperature")
+
+
+def advice(optimizer: OptimizerConfig, section: str, options: Mapping[str, Any]) -> list[str]:
+    """What to try, the most likely first; `options` are those of the loss or objective in a `section`."""
+    clip = optimizer.clip
+    return [
+        f"a smaller optimizer.lr than {optimizer.lr:g}",
+        "optimizer.clip=1" if clip is None else f"a smaller optimizer.clip than {clip:g}",
+        *(f"a larger {key} than {value:g}" for key, value in _temperatures(section, options)),
+    ]
+
+
+def _temperatures(place: str, options: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Those that are given, by their keys; of a schedule, where it ends."""
+    found = []
+    for key, value in options.items():
+        if isinstance(value, dict) and not (key in _TEMPERATURES and "end" in value):
+            found += _temperatures(f"{place}.{key}", value)
+        elif key in _TEMPERATURES and value is not None:
+            found.append((f"{place}.{key}.end", value["end"]) if isinstance(value, dict) else (f"{place}.{key}", value))
+    return found

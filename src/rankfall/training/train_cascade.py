@@ -1,0 +1,358 @@
+"""Training a cascade as one network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, get_args
+
+import torch
+from torch import nn
+
+from rankfall._settings import ConfigError
+from rankfall.cascade import Cascade
+from rankfall.data import ImpressionLoader, ImpressionLog
+from rankfall.data.impressions.compatibility import meaning_of
+from rankfall.objectives import BCE, Objective
+from rankfall.training.build_cascade import (
+    Optimizers,
+    check_kept,
+    check_quotas,
+    make_cascade,
+    make_objective,
+    with_depths,
+)
+from rankfall.training.cascade_metrics import measure_funnel
+from rankfall.training.config.cascade_config import CascadeConfig, Role
+from rankfall.training.config.ranker_config import dump_absolute
+from rankfall.training.distributed.group import ALONE
+from rankfall.training.divergence_hints import advice
+from rankfall.training.learner import Learner, Loader
+from rankfall.training.loop import Loop, finished, train_in
+from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config, repeatable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+    from typing import Literal
+
+    import pyarrow as pa
+    from torch import Tensor
+
+    from rankfall.data.impressions.loader import FirstDays, Impressions
+    from rankfall.data.impressions.spec import Features
+    from rankfall.training.config.cascade_config import LogConfig
+    from rankfall.training.distributed.group import Group
+    from rankfall.training.learner import Position
+    from rankfall.training.loop import OnNotice, Progress
+    from rankfall.training.run_directory import TrainResult
+
+REQUESTS_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What is known after an epoch: one line of ``metrics.jsonl``."""
+
+    epoch: int
+    loss: float
+    parts: dict[str, float]
+    validation: dict[str, float]
+    impressions_per_second: float
+    seconds: float  # since the training started
+    trained: dict[str, list[float]]  # what the objective has learned: its weights
+
+
+def train(
+    config: CascadeConfig,
+    out: Path,
+    *,
+    force: bool = False,
+    resume: bool = False,
+    progress: Progress = lambda step: None,
+    on_notice: OnNotice = warnings.warn,
+    stop: Callable[[], int] = lambda: False,
+    group: Group = ALONE,
+) -> TrainResult:
+    """Train a cascade and leave a run directory; the same configuration and data give the same weights.
+
+    A run that exists is replaced with `force` only. With `resume` it is continued, and ends as if it had never been
+    interrupted. `progress` hears of every batch, `on_notice` of damaged checkpoints and the like. `stop` is asked after
+    every batch whether to end early. All processes of a `group` call this with the same arguments.
+    """
+    with group.together():
+        log = load_log(config.data)
+        config = with_depths(config, log.spec.stage_names)
+        check_days(log, config.data)
+        check_depths(log, config)
+        data = checksums(log, config.data)
+    result = finished(out, config, data, force=force, resume=resume, on_notice=on_notice, group=group)
+    if result is not None:
+        return result
+    with repeatable(config.training.seed, config.training.threads):
+        with group.together():
+            try:
+                learner = LogLearner(config, out, log, group)
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
+            loop = Loop(learner, config, out, data=data, progress=progress, stop=stop)
+        files = {
+            CONFIG: dump_absolute(config),
+            LOG: json.dumps(meaning_of(log), indent=1) + "\n",
+            DATA: json.dumps(data, indent=1) + "\n",
+        }
+        return train_in(loop, files, resume=resume, on_notice=on_notice)
+
+
+class DayLoader(Loader["Impressions"], Protocol):
+    """Batches of impressions whose requests have names."""
+
+    def requests(self, batch: Impressions) -> pa.ChunkedArray:
+        """The ids of the requests of a batch."""
+
+
+class _Network(nn.Module):
+    """A cascade and its objective: from a batch to the terms of its loss."""
+
+    def __init__(self, cascade: Cascade, objective: Objective) -> None:
+        super().__init__()
+        self.cascade, self.objective = cascade, objective
+
+    def forward(self, batch: Impressions) -> tuple[dict[str, Tensor], list[str]]:
+        """The terms, and the stages that have scores which are NaN or infinite."""
+        scores = self.cascade(batch)
+        bad = [name for name, stage in zip(self.cascade.names, scores, strict=True) if not stage.isfinite().all()]
+        if bad:  # which objectives refuse, but the terms have names
+            scores = [torch.zeros_like(stage) for stage in scores]
+        labels = batch.grade.float()
+        terms = self.objective.parts(scores, labels, relevance=batch.relevance, depth=batch.depth, mask=batch.mask)
+        return terms, bad
+
+
+class CascadeLearner(Learner["Impressions"]):
+    """A cascade and its objective, whatever it learns from."""
+
+    optimizer: Optimizers
+    loader: DayLoader
+    batches: int  # of the whole training, over which temperatures change
+
+    def __init__(self, config: CascadeConfig, out: Path, features: Features) -> None:
+        self.config = config
+        self.out = out
+        self.metric = config.training.metric
+        self.cascade = make_cascade(config, features)
+        self.objective, self.temperatures = make_objective(config)
+        self.modules = {"cascade": self.cascade, "objective": self.objective}
+        self.network = _Network(self.cascade, self.objective).to(self.group.device)
+        self.optimizer = Optimizers(config.optimizer, self.cascade, self.objective)
+        self.clip = config.optimizer.clip
+        if self.group.device.type == "cuda" and "sparse" in self.optimizer.parts:
+            raise ValueError("stages: found sparse tables, but nccl adds up dense gradients alone; leave sparse out")
+
+    def terms(self, batch: Impressions, position: Position) -> tuple[dict[str, Tensor], str]:
+        """The terms of the objective."""
+        for temperature in self.temperatures:
+            temperature.set(position.step / max(1, self.batches - 1))
+        terms, bad = self.network(batch.to(self.group.device))
+        return terms, f"the scores of {bad[0]}" if bad else ""
+
+    def line(self, position: Position) -> Epoch:
+        """What is known after an epoch."""
+        parts = position.parts
+        return Epoch(
+            epoch=position.epoch,
+            loss=sum(parts.values()),
+            parts=parts,
+            validation=position.validation,
+            impressions_per_second=position.per_second,
+            seconds=position.seconds,
+            trained={name: value.detach().flatten().tolist() for name, value in self.objective.named_parameters()},
+        )
+
+    def save(self, path: Path, position: Position) -> None:
+        """Write the weights of all stages."""
+        self.cascade.save(path)
+
+    def parameters(self) -> int:
+        """Of all stages."""
+        return sum(parameter.numel() for parameter in self.cascade.parameters())
+
+    def diverged(self, what: str, batch: Impressions, position: Position) -> TrainingError:
+        """With the requests of the batch."""
+        requests = ", ".join(map(str, self.loader.requests(batch)[:REQUESTS_SHOWN].to_pylist()))
+        more = len(batch) - REQUESTS_SHOWN
+        kept = f". Finished epochs are kept in {self.out}" if position.best_epoch else ""
+        return TrainingError(
+            f"{self.config.objective.name}: {what} became NaN or infinite in epoch {position.epoch}, day {batch.day} "
+            f"(requests {requests}{f' and {more} more' if more > 0 else ''}). Try "
+            f"{', '.join(advice(self.config.optimizer, 'objective', self.config.objective.options))}{kept}"
+        )
+
+
+class LogLearner(CascadeLearner):
+    """Learns from the days for training, and is measured on those for validation."""
+
+    def __init__(self, config: CascadeConfig, out: Path, log: ImpressionLog, group: Group) -> None:
+        self.group = group
+        super().__init__(config, out, log.features)
+        self.loader = make_loader(log, config, "train", group)
+        check_kept(self.objective, self.loader)
+        self.valid = make_loader(log, config, "valid")
+        self.batches = config.training.epochs * len(self.loader)
+
+    def validate(self) -> dict[str, float]:
+        """The means over all impressions."""
+        values, _ = measure(self.cascade, self.valid, self.config, group=self.group)
+        means = means_of(values)
+        if math.isnan(means[self.metric]):
+            days = ", ".join(self.config.data.valid)
+            with self.group.together():
+                raise TrainingError(f"data.valid: no impression of {days} has a relevant item: nothing can be measured")
+        return means
+
+
+# --- what a training starts from, and what it leaves --------------------------------------------------------------
+
+
+def load_log(config: LogConfig) -> ImpressionLog:
+    """The log of a configuration."""
+    try:
+        return ImpressionLog.load(config.path)
+    except ValueError as error:
+        raise ConfigError(f"data.{error}") from None
+
+
+def make_loader(log: ImpressionLog, config: CascadeConfig, role: Role, group: Group = ALONE) -> ImpressionLoader:
+    """The loader of the days that have this use: shuffled for training, in the order of time otherwise.
+
+    For training each process of a `group` has its share of every batch, otherwise the whole of it.
+    """
+    days = config.data.days(role)
+    if not days:
+        raise ConfigError(f"data.{role}: no day is named, expected some of {', '.join(log.days)}")
+    if role == "train":
+        return training_loader(log, config, days, group)
+    loader = measuring_loader(log, config, days)
+    check_quotas(config, loader)
+    return loader
+
+
+def training_loader(
+    log: ImpressionLog,
+    config: CascadeConfig,
+    days: Sequence[str],
+    group: Group = ALONE,
+    first_days: FirstDays | None = None,
+) -> ImpressionLoader:
+    """Days in the order of the configuration's seed, with its negatives."""
+    settings, data = config.training, config.data
+    return ImpressionLoader(
+        log,
+        days,
+        batch=settings.batch,
+        seed=settings.seed,
+        window=max(settings.window, settings.batch),
+        negatives=data.negatives,
+        negatives_from=data.negatives_from,
+        first_days=first_days,
+        rank=group.rank,
+        world=group.world,
+    )
+
+
+def measuring_loader(
+    log: ImpressionLog, config: CascadeConfig, days: Sequence[str], first_days: FirstDays | None = None
+) -> ImpressionLoader:
+    """Days in the order of time, with lists as long as they are measured."""
+    settings = config.training
+    return ImpressionLoader(
+        log,
+        days,
+        batch=settings.batch,
+        window=max(settings.window, settings.batch),
+        shuffle=False,
+        length=config.data.length,
+        first_days=first_days,
+    )
+
+
+def measure(
+    cascade: Cascade,
+    loader: ImpressionLoader,
+    config: CascadeConfig,
+    *,
+    on_batch: Callable[[int], None] = lambda count: None,
+    group: Group = ALONE,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The values of each impression, and their chance levels; dropout and batch norm as in use."""
+
+    def score(batch: Impressions) -> list[Tensor]:
+        return [stage.cpu() for stage in cascade(batch.to(group.device))]
+
+    was_training = cascade.training
+    cascade.eval()
+    try:
+        return measure_funnel(
+            score,
+            loader,
+            names=cascade.names,
+            quotas=[stage.quota for stage in config.stages],
+            relevant=config.relevant,
+            on_batch=on_batch,
+            group=group,
+        )
+    finally:
+        cascade.train(was_training)
+
+
+def means_of(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """Over the impressions on which a measure is defined."""
+    return {name: float(value.nanmean()) for name, value in values.items()}
+
+
+def load_run(directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> tuple[CascadeConfig, Cascade]:
+    """The configuration of a run and its cascade, ready to score."""
+    config = read_config(directory)
+    if not isinstance(config, CascadeConfig):
+        raise ValueError(f"{directory} is the run of a ranker, expected that of a cascade")
+    return config, Cascade.load(directory / CHECKPOINTS / f"{checkpoint}.safetensors").eval()
+
+
+def check_days(log: ImpressionLog, config: LogConfig) -> None:
+    """Refuse days that are not there or have two uses."""
+    used: dict[str, str] = {}
+    for role in get_args(Role):
+        try:
+            days = log.choose(config.days(role))
+        except ValueError as error:
+            raise ConfigError(f"data.{role}: {str(error).removeprefix('days: ')}") from None
+        for day in days:
+            if used.setdefault(day.name, role) != role:
+                raise ConfigError(f"data: {day.name} stands in {used[day.name]} and in {role}; a day has one use")
+
+
+def check_depths(log: ImpressionLog, config: CascadeConfig) -> None:
+    """Refuse a stage that would never see an item."""
+    objective, _ = make_objective(config)
+    deepest = len(log.spec.stages) - 1
+    if isinstance(objective, BCE):
+        for stage, least in zip(config.stages, objective.min_depth, strict=True):
+            if least > deepest:
+                names = ", ".join(f"{depth} {name}" for depth, name in enumerate(log.spec.stage_names))
+                raise ConfigError(
+                    f"stages: with bce {stage.name} would see items from depth {least} on, but the log's stages are "
+                    f"{names}; give it a min_depth, or objective.min_depth=0 to train all stages on all items"
+                )
+
+
+def checksums(log: ImpressionLog, config: LogConfig) -> dict[str, str]:
+    """Of everything that a training reads."""
+    days = log.choose([*config.train, *config.valid])
+    found = {f"day {day.name}": day.manifest["sha256"] for day in days}
+    found["features"] = hashlib.sha256(json.dumps(log.manifest["features"], sort_keys=True).encode()).hexdigest()
+    if config.negatives or config.length is not None:
+        found["items"] = log.manifest["items"]["sha256"]
+    return found

@@ -1,0 +1,80 @@
+"""The loop that the loader is measured against gives the same batches, and the measuring has its parts."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import torch
+
+from rankfall.benchmarks import loader_bench as bench
+from rankfall.data import ImpressionLoader
+from support.command_line import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+    from torch import Tensor
+
+    from rankfall.data import Impressions
+
+
+def by_column(batch: Impressions) -> dict[str, Tensor]:
+    """The tensors of a batch under the names of the loop."""
+    found = {f"user.{name}": tensor for name, tensor in batch.user.items()}
+    found |= {f"item.{name}": tensor for name, tensor in batch.items.items()}
+    found |= {f"sequence.history.{name}": tensor for name, tensor in batch.sequences["history"].items()}
+    found |= {f"feedback.{name}": tensor for name, tensor in batch.feedback.items()}
+    found |= {name: getattr(batch, name) for name in ("item", "depth", "rank", "relevance", "grade", "mask")}
+    return found | {"sequence_mask": batch.sequence_mask["history"]}
+
+
+def test_the_loop_gives_the_batches_of_the_loader(tmp_path: Path) -> None:
+    log = bench.write_log(tmp_path, 50)
+    loop, loader = bench.RequestLoop(log), ImpressionLoader(log, bench.DAY, batch=20, prefetch=0)
+    for batch in loader:
+        ours, theirs = by_column(batch), loop.batch(loader.requests(batch).to_pylist())
+        assert ours.keys() == theirs.keys()
+        for name, tensor in ours.items():
+            torch.testing.assert_close(tensor, theirs[name].to(tensor.dtype), rtol=0, atol=0, msg=name)
+
+
+def test_the_setting_is_the_published_one(tmp_path: Path) -> None:
+    log = bench.write_log(tmp_path, 30)
+    (batch,) = ImpressionLoader(log, bench.DAY, prefetch=0)
+    assert len(batch.user) + len(batch.items) == 13
+    assert batch.item.shape == (30, 40)
+    assert {tensor.shape for tensor in batch.sequences["history"].values()} == {(30, 50)}
+    assert len(batch.sequences["history"]) == 5
+    assert batch.relevance.sum(1).tolist() == [10.0] * 30
+
+
+def test_bench_loader_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "loader", "--quick", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    names = [row["name"] for row in found["rows"]]
+    assert (found["what"], found["threads"], found["must_show"]) == ("loader", 1, [])
+    assert {"file order", "shuffled", bench.LOOP, bench.COPY} < set(names)
+    assert sum("25 negatives" in name for name in names) == 2
+    assert all(row["impressions_per_second"] > 0 and row["megabytes_per_second"] > 0 for row in found["rows"])
+    assert next(row["faster"] for row in found["rows"] if row["name"] == bench.LOOP) == 1
+
+
+def test_bench_loader_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "loader", "--quick") == 0
+    out = capsys.readouterr().out
+    assert "impressions/s" in out
+    assert bench.LOOP in out
+
+
+def test_bench_loader_has_no_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "loader", "--sizes", "100") == 2
+    assert "--sizes" in capsys.readouterr().err
+
+
+def test_the_promise_is_about_shuffled_batches() -> None:
+    rows = [bench.Row("shuffled", 1e5, 100, 26), bench.Row(bench.LOOP, 4e3, 4, 1)]
+    (claim,) = bench.check_claims(rows)
+    assert claim.met
+    assert not bench.check_claims([bench.Row("shuffled", 1e5, 100, 24)])[0].met

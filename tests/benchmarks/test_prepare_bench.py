@@ -1,0 +1,60 @@
+"""The log that `rankfall bench prepare` measures is what it says, and the measuring sees all processes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from rankfall.benchmarks import prepare_bench as prepare
+from rankfall.data.impressions.spec import validate_spec
+from support.command_line import run
+
+
+def test_the_log_is_the_one_that_is_described(tmp_path: Path) -> None:
+    prepare.write_rows(tmp_path, 6_000)
+    rows = pl.read_parquet(tmp_path / "*.parquet")
+    spec = validate_spec(prepare.spec())
+    assert len(list(tmp_path.iterdir())) == prepare.DAYS
+    assert (len(rows), rows.width) == (6_000, 24)
+    assert sum(1 for _ in spec.features) == 17
+    assert rows.group_by("request_id").len()["len"].unique().to_list() == [prepare.ITEMS]
+    assert not rows.select("request_id", "video_id").is_duplicated().any()
+    stages = rows.group_by("request_id", "stage").len().group_by("stage").agg(pl.col("len").unique()).sort("stage")
+    assert stages["len"].to_list() == [[size] for size in prepare.STAGES.values()]
+
+
+def test_an_engine_is_measured_as_a_command() -> None:
+    done: list[str] = []
+    (row,) = prepare.measure(["local"], 2_000, done.append)
+    assert done == ["log written", "local"]
+    assert (row.engine, row.rows, row.same) == ("local", 2_000, True)
+    assert row.seconds > 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="only Linux tells what processes need")
+def test_memory_and_time_are_those_of_all_processes() -> None:
+    # both hold their memory long enough to be seen at the same moment
+    work = "import time; x = bytearray(80 << 20); x[::4096] = b'1' * len(x[::4096]); time.sleep(3)"
+    pair = f"import subprocess, sys; code = {work!r}; other = subprocess.Popen([sys.executable, '-c', code])"
+    spent = prepare._run([sys.executable, "-c", f"{pair}; exec(code); other.wait()"])
+    cpu, peak, processes = spent.figures()
+    assert cpu is not None
+    assert cpu > 0
+    assert peak is not None
+    assert 160 <= peak < 400
+    assert processes == 2
+
+
+def test_a_command_that_fails_says_why() -> None:
+    with pytest.raises(ValueError, match="no such thing"):
+        prepare._run([sys.executable, "-c", "raise SystemExit('no such thing')"])
+
+
+def test_rows_belong_to_prepare(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "ops", "--rows", "100") == 2
+    assert "--rows" in capsys.readouterr().err
+    assert run("bench", "prepare", "--sizes", "100") == 2
+    assert "--sizes" in capsys.readouterr().err

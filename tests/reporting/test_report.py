@@ -1,0 +1,408 @@
+"""Reports: one file that needs nothing else and says what the files of a run or a comparison say."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from rankfall.reporting import html as page
+from rankfall.reporting.comparison_page import comparison_report, report
+from rankfall.reporting.stream_figure import stream_plot
+from support.cascades import content, liked_log
+from support.command_line import run
+from support.planted import config_for, plant
+from support.results import compared, streamed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("report") / "log"
+    return liked_log(path)
+
+
+@pytest.fixture(scope="module")
+def cascade(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was evaluated."""
+    directory: Path = tmp_path_factory.mktemp("report")
+    (directory / "config.yaml").write_text(yaml.safe_dump(content(log, training={"epochs": 3})))
+    assert run("train", str(directory / "config.yaml"), "--out", str(directory / "run")) == 0
+    assert run("evaluate", str(directory / "run")) == 0
+    return directory / "run"
+
+
+@pytest.fixture(scope="module")
+def ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory: Path = tmp_path_factory.mktemp("report")
+    (directory / "config.yaml").write_text(yaml.safe_dump(config_for(plant(directory / "planted"))))
+    assert run("train", str(directory / "config.yaml"), "training.metric=arp", "--out", str(directory / "run")) == 0
+    return directory / "run"
+
+
+@pytest.fixture(scope="module")
+def comparison(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory: Path = tmp_path_factory.mktemp("report")
+    told = content(log, training={"epochs": 2}) | {
+        "methods": {
+            "LCRON, <DFTopK>": {"tune": {"objective.topk.tau": [0.5, 2.0]}},
+            "BCE & co": {"objective": {"name": "bce"}, "tune": {"optimizer.lr": [0.01, 0.02]}},
+        },
+        "seeds": [0, 1],
+    }
+    (directory / "comparison.yaml").write_text(yaml.safe_dump(told, sort_keys=False))
+    assert run("compare", str(directory / "comparison.yaml"), "--out", str(directory / "out")) == 0
+    return directory / "out"
+
+
+class Page:
+    """A report as a reader without eyes has it; refuses one that is not well formed or fetches anything."""
+
+    def __init__(self, path: Path) -> None:
+        self.text = path.read_text()
+        assert not re.search(r"<script|<link|<img|src=|href=|url\(|@import", self.text)
+        self.tree = ElementTree.fromstring(self.text.removeprefix("<!doctype html>\n"))
+
+    @property
+    def headings(self) -> list[str]:
+        return ["".join(one.itertext()) for one in self.tree.iter("h2")]
+
+    @property
+    def words(self) -> str:
+        return " ".join("".join(self.tree.itertext()).split())
+
+    @property
+    def pictures(self) -> list[ElementTree.Element]:
+        return [one for one in self.tree.iter() if one.get("role") == "img"]
+
+    def table(self, first: str) -> list[list[str]]:
+        """The rows of the table whose first heading is this; "retrieval" above "recall" is read retrieval/recall."""
+        for one in self.tree.iter("table"):
+            rows = [["".join(cell.itertext()) for cell in row] for row in one.iter("tr")]
+            if rows[0][0] == first:
+                return rows if one.find("colgroup") is None else [staged(one, *rows[:2]), *rows[2:]]
+        raise AssertionError(f"no table begins with {first}")
+
+
+def staged(table: ElementTree.Element, upper: list[str], lower: list[str]) -> list[str]:
+    """Two rows of headings as one."""
+    below, names = iter(lower), []
+    for name, cell in zip(upper, table.findall("thead/tr[1]/th"), strict=True):
+        names += [f"{name}/{next(below)}" for _ in range(int(cell.get("colspan", 0)))] or [name]
+    return names
+
+
+def check_pictures(page: Page, count: int) -> None:
+    """Pictures say what they show, and everything in them is inside."""
+    assert len(page.pictures) == count
+    for picture in page.pictures:
+        assert len(picture.attrib["aria-label"]) > 20
+        if picture.tag.endswith("svg"):
+            assert picture[0].text == picture.attrib["aria-label"]  # its title
+        for shape in picture.iter():
+            for key, value in shape.attrib.items():
+                if value.endswith("%") and key != "width":
+                    assert 0 <= float(value.removesuffix("%")) <= 100, (shape.tag, shape.attrib)
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_cascade_says_where_items_are_lost(cascade: Path) -> None:
+    found = Page(cascade / "report.html")
+    summary = json.loads((cascade / "evaluation.json").read_text())
+    for name, mean, chance, _ in found.table("metric")[1:]:
+        assert float(mean) == pytest.approx(summary["metrics"][name], abs=5e-5)
+        assert float(chance) == pytest.approx(summary["chance"][name], abs=5e-5)
+    check_pictures(found, 4)
+    after_first = 1 - summary["metrics"]["retrieval/lost"]
+    joint = summary["metrics"]["joint_recall"]
+    label = found.pictures[0].attrib["aria-label"]
+    shares = [float(number) for number in re.findall(r"(\d?\.\d+) left", label)]
+    assert shares == pytest.approx([after_first, joint], abs=5e-4)
+    # the marks of chance: of 11 items stages keep 5, then 3
+    marks = [one for one in found.pictures[0].iter() if one.tag.endswith("line") and one.get("stroke") == "var(--ink)"]
+    assert [float(one.attrib["x1"].removesuffix("%")) for one in marks] == pytest.approx([500 / 11, 300 / 11], abs=0.01)
+
+
+def test_the_spread_and_the_worst_requests_are_those_of_a_loop(cascade: Path) -> None:
+    found = Page(cascade / "report.html")
+    table = pq.read_table(cascade / "values.parquet")
+    values = sorted(value for value in table["joint_recall"].to_pylist())
+    label = found.pictures[1].attrib["aria-label"].partition(": ")[2]
+    shown = {name: float(share) for name, share in (part.split() for part in label.split(", "))}
+    for name, share in shown.items():  # two relevant items: 0, a half or all
+        expected = sum(abs(value - float(name)) <= 0.05 for value in values) / len(values)
+        assert share == pytest.approx(expected, abs=0.006)
+    middle = (values[29] + values[30]) / 2
+    assert float(found.table("quantile")[1][3]) == pytest.approx(middle, abs=1e-4)
+    worst = [float(row[1]) for row in found.table("request")[1:]]
+    assert worst == pytest.approx(values[:10], abs=1e-4)
+    by_request = dict(zip(table["qid"].to_pylist(), table["joint_recall"].to_pylist(), strict=True))
+    for request, value, *_ in found.table("request")[1:]:
+        assert by_request[request] == pytest.approx(float(value), abs=1e-4)
+
+
+def test_training_is_drawn_epoch_by_epoch(cascade: Path) -> None:
+    found = Page(cascade / "report.html")
+    lines = [json.loads(line) for line in (cascade / "metrics.jsonl").read_text().splitlines()]
+    loss, validation = found.pictures[2:]
+    dots = [one for one in loss.iter() if one.tag.endswith("circle")]
+    assert len(dots) == len(lines) * 4  # the loss and its three terms
+    first, last = lines[0]["loss"], lines[-1]["loss"]
+    assert f"loss from {first:.4f} to {last:.4f}" in loss.attrib["aria-label"]
+    assert (float(dots[0].attrib["cy"]) < float(dots[2].attrib["cy"])) == (first > last)  # higher is further up
+    recalls = [lines[-1]["validation"][f"{stage}/recall"] for stage in ("retrieval", "ranking")]
+    assert all(f"to {recall:.4f}" in validation.attrib["aria-label"] for recall in recalls)
+
+
+def test_it_says_what_was_trained(cascade: Path, log: Path) -> None:
+    words = Page(cascade / "report.html").words
+    assert "name: lcron, topk: {name: dftopk, tau: 1.0}" in words
+    assert "ranking keeps 3: attention: 8, dim: 4, hidden: [16], kind: din" in words  # the order of the file
+    assert str(log) in words
+
+
+def test_a_run_that_was_not_evaluated(ranker: Path, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "page.html"
+    assert run("report", str(ranker), "--out", str(out)) == 0
+    found = Page(out)
+    assert "It has not been evaluated yet." in found.words
+    assert "Metrics" not in found.headings
+    check_pictures(found, 2)
+    assert not (ranker / "report.html").exists()
+
+
+def test_a_ranker_and_a_metric_that_should_be_low(ranker: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(ranker, tmp_path / "run")
+    assert run("evaluate", str(copy), "--split", "valid") == 0
+    assert Page(copy / "report.html").table("query")[0][1] == "ndcg@1"  # arp was not evaluated: the first that was
+    told = yaml.safe_load((copy / "config.yaml").read_text())
+    (copy / "config.yaml").write_text(yaml.safe_dump(told | {"metrics": ["ndcg", "arp"]}))
+    assert run("evaluate", str(copy)) == 0
+    found = Page(copy / "report.html")
+    values = [value for value in pq.read_table(copy / "values.parquet")["arp"].to_pylist() if value == value]
+    assert [float(row[1]) for row in found.table("query")[1:]] == pytest.approx(sorted(values)[:-11:-1], abs=1e-3)
+    check_pictures(found, 3)
+
+
+def test_nothing_was_defined(ranker: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(ranker, tmp_path / "run")
+    assert run("evaluate", str(copy)) == 0
+    table = pq.read_table(copy / "values.parquet")
+    nothing = [float("nan")] * len(table)
+    for place, name in enumerate(table.column_names[1:], 1):
+        table = table.set_column(place, name, pa.array(nothing, pa.float32()))
+    pq.write_table(table, copy / "values.parquet")
+    summary = json.loads((copy / "evaluation.json").read_text())
+    summary["metrics"] = dict.fromkeys(summary["metrics"])
+    (copy / "evaluation.json").write_text(json.dumps(summary))
+    assert run("report", str(copy)) == 0
+    assert Page(copy / "report.html").table("metric")[1][1] == "none"
+
+
+def test_one_epoch_is_a_table_and_none_a_sentence(cascade: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(cascade, tmp_path / "run")
+    first, *_ = (copy / "metrics.jsonl").read_text().splitlines()
+    (copy / "metrics.jsonl").write_text(first + "\n")
+    assert run("report", str(copy)) == 0
+    assert float(Page(copy / "report.html").table("after one epoch")[1][1]) == pytest.approx(
+        json.loads(first)["loss"], abs=1e-4
+    )
+    (copy / "metrics.jsonl").unlink()
+    (copy / "result.json").unlink()
+    assert run("report", str(copy)) == 0
+    words = Page(copy / "report.html").words
+    assert "No epoch has been finished." in words
+    assert "training has not finished" in words
+
+
+# --- comparisons --------------------------------------------------------------------------------------------------
+
+
+def test_a_comparison_says_what_its_files_say(comparison: Path) -> None:
+    found = Page(comparison / "report.html")
+    result = json.loads((comparison / "comparison.json").read_text())
+    check_pictures(found, 2)
+    rows = found.table("method")
+    assert [row[0] for row in rows] == ["method", "LCRON, <DFTopK>", "BCE & co", "chance"]
+    assert rows[0][1:] == result["metrics"]
+    for row, method in zip(rows[1:], result["methods"], strict=False):
+        for shown, figures in zip(row[1:], method["metrics"].values(), strict=True):
+            assert float(shown.partition("±")[0].rstrip(" *")) == pytest.approx(figures["mean"], abs=6e-4)
+    chosen = [method["settings"]["all"] for method in result["methods"]]
+    for settings in chosen:
+        ((key, value),) = settings.items()
+        assert f"{key}: {value}" in found.words
+    assert f"rankfall compare {comparison}/comparison.yaml --out {comparison}" in found.words
+
+
+def test_the_bars_of_a_method_sum_to_one(comparison: Path) -> None:
+    _, bars = Page(comparison / "report.html").pictures
+    widths = [float(one.attrib["width"].removesuffix("%")) for one in bars.iter() if one.tag.endswith("rect")]
+    pieces = [widths[place : place + 3] for place in range(0, len(widths), 3)]
+    assert [sum(of) for of in pieces] == pytest.approx([100] * 3, abs=0.05)  # two methods and chance
+
+
+def test_a_comparison_repeats_from_what_it_left(comparison: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (comparison / "comparison.json").read_text()
+    runs = {path: path.stat().st_mtime_ns for path in comparison.glob("runs/*/result.json")}
+    monkeypatch.chdir(comparison / "runs")
+    assert run("compare", str(comparison / "comparison.yaml"), "--out", str(comparison)) == 0
+    assert (comparison / "comparison.json").read_text() == before
+    assert {path: path.stat().st_mtime_ns for path in comparison.glob("runs/*/result.json")} == runs
+
+
+def test_what_failed_is_said() -> None:
+    result: dict[str, Any] = {
+        "metrics": ["joint_recall"],
+        "seeds": [0],
+        "folds": {"all": {}},
+        "methods": [],
+        "tests": [],
+        "incomplete": ["ICC"],
+        "failed": [{"method": "ICC", "run": "all seed 0", "message": "the loss became <NaN>"}],
+    }
+    text = comparison_report(result, title="Nothing")
+    assert "No method finished." in text
+    assert "all seed 0: the loss became &lt;NaN&gt;" in text
+    ElementTree.fromstring(text.removeprefix("<!doctype html>\n"))
+
+
+def read(result: dict[str, Any], directory: Path) -> Page:
+    """The page of a result that was made up."""
+    kind = "stream" if "learned" in result else "comparison"
+    (directory / f"{kind}.json").write_text(json.dumps(result))
+    (directory / "report.html").write_text(report(directory))
+    return Page(directory / "report.html")
+
+
+def widths(page: Page) -> list[list[int]]:
+    """How many columns each row of each table with headings has; a heading of two rows counts for both."""
+    found = []
+    for table in page.tree.iter("table"):
+        wide: list[int] = []
+        below = 0
+        for row in table.iter("tr"):
+            wide.append(below + sum(int(cell.get("colspan", 1)) for cell in row))
+            below = sum(int(cell.get("rowspan", 1)) == 2 for cell in row)
+        found.append(wide)
+    return found
+
+
+@pytest.mark.parametrize("make", [compared, streamed, lambda: compared(stages=[])])
+def test_rows_have_no_gaps(make: Callable[[], dict[str, Any]], tmp_path: Path) -> None:
+    found = read(make(), tmp_path)
+    assert all(len(row) for row in found.tree.iter("tr"))
+    assert all(len(set(wide)) == 1 for wide in widths(found))
+    assert ["wild", "failed"] in found.table("method")
+    assert "Failed: wild." in found.words
+
+
+def test_settings_are_told_if_there_was_a_choice(comparison: Path, tmp_path: Path) -> None:
+    heading = "Settings that validation chose"
+    assert heading in Page(comparison / "report.html").headings
+    result = compared()
+    assert all(method["settings"] == {"all": {}} for method in result["methods"])
+    assert heading not in read(result, tmp_path).headings
+    result["methods"][0]["settings"] = {"all": {"optimizer.lr": 0.125}}
+    found = read(result, tmp_path)
+    assert heading in found.headings
+    assert "optimizer.lr: 0.125" in found.words
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_spread_is_told_if_there_is_one(seeds: int, tmp_path: Path) -> None:
+    found = read(compared(seeds=seeds), tmp_path)
+    assert ("standard deviation over 2 seeds." in found.words) == ("±" in found.table("method")[1][1]) == (seeds == 2)
+    assert ("standard deviation" in found.words) == (seeds == 2)
+
+
+def test_days_without_a_method_and_days_of_long_streams(tmp_path: Path) -> None:
+    result = streamed(days=200)
+    for entry in result["days"][-3:]:
+        entry["methods"].pop(1)
+    found = read(result, tmp_path)
+    last = result["learned"][-14:]
+    assert [row[0] for row in found.table("day")[1:]] == last
+    name = result["methods"][1]["name"]
+    column = [row[found.table("day")[0].index(name)] for row in found.table("day")[1:]]
+    assert [cell == "none" for cell in column] == [False] * 11 + [True] * 3
+    assert all(day in found.words for day in result["learned"][1:])  # those before them are folded
+    ticks = [one.text for one in found.pictures[0].iter() if one.get("text-anchor") == "middle"]
+    assert ticks == [str(day) for day in stream_plot(result).ticks or []] == ["50", "100", "150", "200"]
+
+
+def test_no_p_value_is_nothing(comparison: Path) -> None:
+    result = json.loads((comparison / "comparison.json").read_text())
+    for test in result["tests"]:
+        test["adjusted_p_value"] = 0.0
+    assert "&lt;1e-99" in comparison_report(result, title="Clear")
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+def test_a_report_replaces_a_report_and_nothing_else(
+    cascade: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "thesis.html"
+    assert run("report", str(cascade), "--out", str(out)) == 0
+    assert run("report", str(cascade), "--out", str(out)) == 0
+    out.write_text("<html>years of work</html>")
+    capsys.readouterr()
+    assert run("report", str(cascade), "--out", str(out)) == 1
+    assert f"out: {out} exists and is no report" in capsys.readouterr().err
+    assert out.read_text() == "<html>years of work</html>"
+
+
+def test_other_directories_have_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("report", str(tmp_path)) == 1
+    assert f"{tmp_path} is neither a run nor a comparison" in capsys.readouterr().err
+    (tmp_path / "comparison.json").write_text("{")
+    assert run("report", str(tmp_path)) == 1
+    assert "comparison.json is damaged" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["comparison.json"]
+
+
+def test_training_again_takes_the_report_away(log: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content(log, training={"epochs": 1})))
+    arguments = ("train", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "run"))
+    assert run(*arguments) == 0
+    assert run("report", str(tmp_path / "run")) == 0
+    assert run(*arguments, "--force") == 0
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
+# --- scales -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", [[0.1, 0.9], [3.0, 3.0], [0.0, 0.0], [-2.0, 1e4], [0.70001, 0.70002]])
+def test_a_scale_has_all_values_and_round_ticks(values: list[float]) -> None:
+    scale = page.Scale.around(values)
+    assert all(0 < scale(value) < 100 for value in values)
+    ticks = scale.ticks()
+    assert 2 <= len(ticks) <= 10
+    assert all(0 <= scale(tick) <= 100 for tick in ticks)
+    gaps = {round((b - a) / (ticks[1] - ticks[0]), 6) for a, b in pairwise(ticks)}
+    assert gaps == {1.0}
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_days_and_epochs_are_whole_and_begin_where_they_do(first: int) -> None:
+    for last in range(first, 500):
+        ticks = page.whole_ticks(range(first, last + 1))
+        assert 1 <= len(ticks) <= 10
+        assert first <= ticks[0] <= ticks[-1] <= last
+        assert len({b - a for a, b in pairwise(ticks)}) <= 1

@@ -1,0 +1,440 @@
+"""Reproductions on lists: the data they find and make, what they publish beside what, and that all of them run.
+
+Those on impressions are in test_reproduce_cascades.py.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from rankfall.data import RankingData, Recipe, prepare_letor
+from rankfall.data.lists.list_loader import Lists
+from rankfall.metrics.named import parse
+from rankfall.reporting.figures import Dots, MissingExtraError, save
+from rankfall.reproductions import pirank_figure5, pirank_figure6
+from rankfall.reproductions.datasets import Origin, find, prepare
+from rankfall.reproductions.planted import LONGEST, SHORTEST, plant, utility_of, write_letor
+from rankfall.reproductions.published import agreement, shown
+from rankfall.reproductions.registry import EXPERIMENTS, PAPERS, find_experiment
+from rankfall.reproductions.setup import ARF, LAMBDALOSS, MANY_LISTS, Method, oracle
+from rankfall.reproductions.task import FULL, QUICK, Report, Size, Task
+from rankfall.training.scoring import measure
+from support.command_line import run as cli
+from support.reproductions import check_pictures, check_report, module
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TINY = Size(test_lists=1, generated_lists=12, epochs=1, patience=1, seeds=1, tune=False, points=2, longest=5**3)
+TABLES = ("arf_table2", "lambdaloss_table1", "lambdaloss_table2", "pirank_table1")
+GENERATED = Origin("generated", "generated", {})
+ON_LISTS = [name for name, experiment in EXPERIMENTS.items() if experiment.data == "lists"]
+
+
+def write_lists(path: Path, lists: int, *, first: int = 0, size: int = 3) -> None:
+    """Ranking text with so many lists, numbered from `first` on; packed if the name says so."""
+    lines = [f"{i % 2} qid:{q} 1:{i}.5 2:{q}" for q in range(first, first + lists) for i in range(size)]
+    text = ("\n".join(lines) + "\n").encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+
+
+# --- published figures ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_published_method_is_run_on_every_published_metric(name: str) -> None:
+    published, methods = module(name).PUBLISHED, module(name).METHODS
+    for figures in published.figures.values():
+        assert list(figures) == list(methods)
+        assert all(len(row) == len(published.metrics) for row in figures.values())
+    for metric in published.metrics:
+        parse(metric)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "method", "metric", "printed"),
+    [
+        ("arf_table2", "MSLR-WEB30K", "ARF", "recall@30@15", 0.446),
+        ("arf_table2", "Istella", "Softmax (n-class)", "ndcg@15", 0.069),
+        ("lambdaloss_table1", "Istella", "LambdaLoss@1", "ndcg@1", 71.72),
+        ("lambdaloss_table1", "Yahoo", "Pairwise (RankNet)", "ndcg", 82.66),
+        ("lambdaloss_table2", "MSLR-WEB30K", "LambdaLoss@5", "ndcg@5", 47.08),
+        ("pirank_table1", "MSLR-WEB30K", "PiRank-NDCG", "ndcg@15", 0.465),
+        ("pirank_table1", "Yahoo C14", "NeuralSort", "arp", 10.32),
+    ],
+)
+def test_published_figures_are_as_printed(name: str, source: str, method: str, metric: str, printed: float) -> None:
+    published = module(name).PUBLISHED
+    assert published.as_data()["figures"][source][method][metric] == printed
+    assert published.values(source)[method][metric] == pytest.approx(printed / published.unit)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "winners"),
+    [
+        ("arf_table2", "MSLR-WEB30K", ["ARF", "ARF", "ARF"]),
+        ("lambdaloss_table1", "MSLR-WEB30K", ["LambdaLoss@1"] * 3),
+        ("pirank_table1", "MSLR-WEB30K", ["NeuralSort", "NeuralSort", "ApproxNDCG", *["PiRank-NDCG"] * 5]),
+    ],
+)
+def test_published_winners(name: str, source: str, winners: list[str]) -> None:
+    published = module(name).PUBLISHED
+    values = published.values(source)
+    found = []
+    for metric in published.metrics:
+        sign = 1 if parse(metric).higher_is_better else -1
+        found.append(max(values, key=lambda method: sign * values[method][metric]))
+    assert found == winners
+
+
+def test_agreement_counts_pairs_that_are_apart_in_the_paper() -> None:
+    theirs = {"a": 3.0, "b": 2.0, "c": 2.0, "not here": 9.0}
+    assert str(agreement({"a": 0.1, "b": 0.3, "c": 0.05}, theirs)) == "1/2"
+    assert str(agreement({"a": 0.1, "b": 0.1, "c": 0.1}, theirs)) == "0/2"
+
+
+def test_figures_are_shown_as_papers_print_them() -> None:
+    assert [shown(value) for value in (0.44, 46.75, 1.0, -0.25)] == [".440", "46.75", "1.00", "-0.250"]
+    assert shown(0.4531, 4) == ".4531"
+
+
+# --- generated data -------------------------------------------------------------------------------------------
+
+
+def test_planted_lists_repeat_and_differ_by_seed() -> None:
+    one, again, other = plant(5, 1), plant(5, 1), plant(5, 2)
+    assert (one.features == again.features).all()
+    assert (one.labels == again.labels).all()
+    assert one.features.shape != other.features.shape or (one.features != other.features).any()
+
+
+def test_planted_grades_follow_the_utility() -> None:
+    data = plant(200, 0)
+    sizes = np.diff(data.offsets)
+    assert sizes.min() >= SHORTEST
+    assert sizes.max() <= LONGEST
+    assert (data.utility == utility_of(data.features)).all()
+    means = [data.utility[data.labels == grade].mean() for grade in range(5)]
+    assert means == sorted(means)
+    assert np.bincount(data.labels) / len(data.labels) == pytest.approx([0.5, 0.3, 0.13, 0.05, 0.02], abs=0.002)
+
+
+def test_generated_data_survive_the_road_through_text(tmp_path: Path) -> None:
+    data = prepare(GENERATED, Recipe(), tmp_path, size=TINY, seed=3)
+    test = RankingData.load(data.path)["test"]
+    assert data.planted is not None
+    assert (test.features == data.planted.features).all()
+    assert (test.labels == data.planted.labels).all()
+    assert (test.offsets == data.planted.offsets).all()
+
+
+def test_oracle_beats_chance_and_every_single_feature(tmp_path: Path) -> None:
+    data = prepare(GENERATED, ARF.recipe, tmp_path, size=replace(TINY, generated_lists=100), seed=0)
+    lists = Lists([RankingData.load(data.path)["test"]])
+    known = oracle(data, ["ndcg@10"])
+    assert known is not None
+    features = [lists.gather(np.arange(lists.rows))[:, column] for column in range(6)]
+    others = [*features, torch.zeros(lists.rows)]
+    reached = [float(measure(scores, lists, [parse("ndcg@10")])["ndcg@10"].mean()) for scores in others]
+    assert max(reached) + 0.1 < known["ndcg@10"] < 1
+
+
+# --- finding data ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "splits"),
+    [
+        (["Fold1/train.txt", "Fold1/vali.txt", "Fold1/test.txt", "Fold2/train.txt"], ["train", "valid", "test"]),
+        (["set1.train.txt", "set1.valid.txt", "set1.test.txt", "set2.train.txt"], ["train", "valid", "test"]),
+        (["full/train.txt", "full/test.txt"], ["train", "test"]),
+        (["sample/train.txt.gz", "sample/vali.txt.gz", "sample/test.txt.gz"], ["train", "valid", "test"]),
+        ([f"S{i}.txt" for i in range(1, 6)], ["S1", "S2", "S3", "S4", "S5"]),
+        ([f"fold{i}.txt.gz" for i in range(1, 6)], ["S1", "S2", "S3", "S4", "S5"]),
+    ],
+    ids=["MSLR-WEB", "Yahoo", "Istella", "Istella-S", "LETOR", "folds"],
+)
+def test_benchmarks_are_found_in_their_published_layout(tmp_path: Path, files: list[str], splits: list[str]) -> None:
+    for number, file in enumerate(files):
+        write_lists(tmp_path / file, 10, first=100 * number)
+    origin = find(str(tmp_path))
+    assert (origin.kind, list(origin.files)) == ("text", splits)
+    data = prepare(origin, Recipe(), tmp_path / "cache", size=FULL, seed=0)
+    assert all(fold["train"] and fold["valid"] and fold["test"] for fold in data.folds.values())
+
+
+def test_a_benchmark_without_validation_gives_a_fifth_of_its_training(tmp_path: Path) -> None:
+    write_lists(tmp_path / "full" / "train.txt", 10)
+    write_lists(tmp_path / "full" / "test.txt", 4, first=100)
+    data = prepare(find(str(tmp_path)), Recipe(), tmp_path / "cache", size=FULL, seed=0)
+    assert list(data.folds.values()) == [
+        {"train": [f"train:{i}/5" for i in range(1, 5)], "valid": ["train:5/5"], "test": ["test"]}
+    ]
+    assert (data.train_lists, data.test_lists) == (8, 4)
+
+
+def test_five_parts_are_folds_as_in_letor_until_enough_lists_are_tested(tmp_path: Path) -> None:
+    for part in range(1, 6):
+        write_lists(tmp_path / f"S{part}.txt", 20, first=100 * part)
+    folds = prepare(find(str(tmp_path)), Recipe(), tmp_path / "cache", size=Size(test_lists=30), seed=0).folds
+    assert folds == {
+        "fold1": {"train": ["S1", "S2", "S3"], "valid": ["S4"], "test": ["S5"]},
+        "fold2": {"train": ["S2", "S3", "S4"], "valid": ["S5"], "test": ["S1"]},
+    }
+
+
+def test_a_single_file_is_cut_into_parts(tmp_path: Path) -> None:
+    write_lists(tmp_path / "all.txt.gz", 25)
+    data = prepare(find(str(tmp_path / "all.txt.gz")), Recipe(), tmp_path / "cache", size=FULL, seed=0)
+    assert len(data.folds) == 5
+    assert data.test_lists == 25
+
+
+def test_quick_takes_some_lists_of_a_large_split(tmp_path: Path) -> None:
+    for number, role in enumerate(("train", "vali", "test")):
+        write_lists(tmp_path / f"{role}.txt", 1000, first=5000 * number, size=2)
+    data = prepare(find(str(tmp_path)), Recipe(), tmp_path / "cache", size=QUICK, seed=0)
+    assert data.folds["given"]["train"] == ["train:1/8"]
+    assert data.train_lists == data.test_lists == 125
+
+
+def test_prepared_data_are_taken_as_they_are(tmp_path: Path) -> None:
+    write_lists(tmp_path / "a.txt", 10)
+    write_lists(tmp_path / "b.txt", 10, first=50)
+    prepare_letor({"train": [tmp_path / "a.txt"], "test": [tmp_path / "b.txt"]}, tmp_path / "prepared", Recipe())
+    origin = find(str(tmp_path / "prepared"))
+    assert origin.kind == "prepared"
+    assert prepare(origin, ARF.recipe, tmp_path / "cache", size=FULL, seed=0).path == tmp_path / "prepared"
+
+
+def test_what_was_prepared_is_not_prepared_again_unless_something_changed(tmp_path: Path) -> None:
+    file = tmp_path / "all.txt"
+    write_lists(file, 10)
+
+    def prepared_at(recipe: Recipe) -> int:
+        data = prepare(find(str(file)), recipe, tmp_path / "cache", size=FULL, seed=0)
+        return (data.path / "manifest.json").stat().st_ino
+
+    first = prepared_at(Recipe())
+    assert prepared_at(Recipe()) == first
+    other = prepared_at(Recipe(log1p=True))
+    assert other != first
+    write_lists(file, 11)
+    assert prepared_at(Recipe(log1p=True)) != other
+
+
+def test_sets_at_hand_come_before_generated_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANKFALL_DATA", raising=False)
+    assert find(None).kind == "generated"
+    with pytest.raises(ValueError, match="RANKFALL_DATA must name a directory that holds it, and is not set"):
+        find("mq2007")
+    write_lists(tmp_path / "mslr_sample" / "mslr_sample.txt.gz", 10)
+    monkeypatch.setenv("RANKFALL_DATA", str(tmp_path))
+    assert find(None).name == "MSLR sample"
+    assert find("generated").kind == "generated"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [("nowhere/mslr", "nowhere/mslr is not there"), ("mq2008", "did you mean 'mq2007'"), (".", "published layout")],
+)
+def test_data_that_cannot_be_found(wanted: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        find(wanted)
+
+
+# --- set-ups --------------------------------------------------------------------------------------------------
+
+
+def test_all_methods_of_a_table_get_the_same_number_of_trials() -> None:
+    for name in TABLES:
+        grids = [method.section(tune=True)["tune"] for method in module(name).METHODS.values()]
+        assert {int(np.prod([len(values) for values in grid.values()])) for grid in grids} == {4}
+
+
+def test_without_tuning_the_first_temperature_is_taken() -> None:
+    section = Method("relax_loss", {"m": 2, "k": 1}, (20.0, 100.0)).section(tune=False)
+    assert section == {"loss": {"name": "relax_loss", "m": 2, "k": 1, "tau": 20.0}}
+
+
+def test_large_data_get_the_network_of_the_paper(tmp_path: Path) -> None:
+    task = Task(out=tmp_path, origin=GENERATED, size=TINY)
+    small = task.data(LAMBDALOSS.recipe)
+    large = replace(small, train_lists=MANY_LISTS)
+    methods: dict[str, Any] = {"softmax": {"loss": {"name": "softmax_loss"}}}
+    assert LAMBDALOSS.config(task, small, methods=methods).model == {"hidden": [128, 64]}
+    assert LAMBDALOSS.config(task, large, methods=methods).model["dropout"] == [0.5, 0.5, 0.8]
+
+
+# --- every experiment -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
+    """Every experiment on lists, as small as it gets."""
+    found = {}
+    for name in ON_LISTS:
+        out = tmp_path_factory.mktemp(name)
+        found[name] = EXPERIMENTS[name].load()(Task(out=out, origin=GENERATED, size=TINY, jobs=1))
+    return found
+
+
+@pytest.mark.parametrize("name", ON_LISTS)
+def test_every_experiment_runs(name: str, reports: dict[str, Report]) -> None:
+    report = reports[name]
+    assert not report.results.get("comparison", {}).get("failed")
+    check_report(report, name)
+    assert all(any(sheet.rows) for sheet in report.sheets)
+    assert list(report.plots) == [name]
+    assert "published" in report.results
+
+
+@pytest.mark.parametrize("name", ["arf-table2", "arf-table7", "arf-figure2", "pirank-figure7"])
+def test_plots_are_drawn(name: str, reports: dict[str, Report], tmp_path: Path) -> None:
+    check_pictures(reports[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", ["arf-table2", "lambdaloss-table1", "lambdaloss-table2", "pirank-table1"])
+def test_tables_stand_beside_the_published_ones(name: str, reports: dict[str, Report]) -> None:
+    report, published = reports[name], module(name).PUBLISHED
+    (_, result), *_ = report.comparisons
+    titles = [sheet.title for sheet in report.sheets]
+    assert [method["name"] for method in result["methods"]] == list(next(iter(published.figures.values())))
+    assert all(any(source in title for title in titles) for source in published.figures)
+    assert set(report.results["oracle"]) == set(published.metrics)
+    sources = {row["source"] for row in report.plots[name].rows}
+    assert sources == {"generated", *(f"published, {source}" for source in published.figures)}
+
+
+def test_the_tree_saves_what_the_matrix_costs(tmp_path: Path) -> None:
+    from rankfall.reproductions import pirank_figure7
+
+    report = pirank_figure7.run(Task(out=tmp_path, origin=GENERATED, size=replace(TINY, longest=10**3)))
+    seconds = report.results["seconds_a_list"]
+    # some 80 times on an idle machine: a margin for a busy one
+    assert seconds[pirank_figure7.TEXTBOOK][-1] > 5 * seconds[pirank_figure7.TREE][-1]
+
+
+def test_the_relaxed_metric_is_the_hard_one_at_low_temperature(tmp_path: Path) -> None:
+    data = prepare(GENERATED, Recipe(), tmp_path, size=TINY, seed=0)
+    lists = Lists([RankingData.load(data.path)["test"]])
+
+    class FirstFeature(torch.nn.Module):
+        def score(self, features: torch.Tensor) -> torch.Tensor:
+            return features[:, 0]
+
+    model: Any = FirstFeature()
+    values = [pirank_figure5._both(model, lists, tau) for tau in (1e-4, 1e3)]
+    assert values[0]["relaxed"] == pytest.approx(values[0]["hard"], abs=1e-3)
+    assert abs(values[1]["relaxed"] - values[1]["hard"]) > 0.02
+
+
+def test_samples_as_long_as_the_lists_are_the_lists(tmp_path: Path) -> None:
+    data = prepare(GENERATED, Recipe(), tmp_path, size=TINY, seed=0)
+    lists = Lists([RankingData.load(data.path)["test"]])
+    scores = lists.gather(np.arange(lists.rows))[:, 0]
+    whole = measure(scores, lists, [parse("ndcg@10")])["ndcg@10"]
+    torch.testing.assert_close(pirank_figure6._ndcg_of_samples(scores, lists, LONGEST, 0).float(), whole)
+    short = pirank_figure6._ndcg_of_samples(scores, lists, 10, 0)
+    assert short.nanmean() > whole.nanmean()  # ten documents have their best among the first ten
+
+
+# --- the command ----------------------------------------------------------------------------------------------
+
+
+def test_list_says_what_each_shows_and_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli("reproduce", "--list") == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in EXPERIMENTS)
+    assert cli("reproduce", "--list", "--json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in listed] == list(EXPERIMENTS)
+    assert all(any(unit in one[key] for unit in (" s", " min")) for one in listed for key in ("quick", "full"))
+    assert {one["paper"] for one in listed} == set(PAPERS)
+
+
+def test_unknown_names_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="did you mean arf-table2"):
+        find_experiment("arf-tabel2")
+    assert cli("reproduce", "arf-tabel2") == 2
+    assert "did you mean" in capsys.readouterr().err
+    assert cli("reproduce") == 2
+    assert "--list" in capsys.readouterr().err
+
+
+def test_data_that_are_not_there_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli("reproduce", "arf-table2", "--data", "no/such/place") == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "is not there" in err
+    assert "Traceback" not in err
+
+
+def test_broken_data_are_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "all.txt").write_text("1 qid:1 1:x\n")
+    arguments = ("--data", str(tmp_path / "all.txt"), "--out", str(tmp_path / "out"))
+    assert cli("reproduce", "lambdaloss-table2", *arguments) == 1
+    assert "all.txt:1: the value of '1:x' is not a number" in capsys.readouterr().err
+
+
+def test_the_command_prints_and_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rankfall.reproductions.task.QUICK", TINY)
+    arguments = ("lambdaloss-table2", "--quick", "--data", "generated", "--jobs", "1", "--out", str(tmp_path))
+    assert cli("reproduce", *arguments) == 0
+    text = capsys.readouterr().out
+    assert "LambdaLoss@5 V1" in text
+    assert "published: LambdaLoss@K, table 2, Istella" in text
+    assert "oracle" in text
+    stored = json.loads((tmp_path / "results.json").read_text())
+    assert {file.suffix for file in tmp_path.glob("lambdaloss-table2.*")} == {".png", ".svg"}
+    assert cli("reproduce", *arguments, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == stored  # runs that exist are not repeated
+
+
+def test_without_the_libraries_that_draw_tables_still_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reports: dict[str, Report]
+) -> None:
+    monkeypatch.setitem(sys.modules, "altair", None)
+    with pytest.raises(MissingExtraError, match=r"pip install altair vl-convert-python"):
+        save(reports["arf-table2"].plots, tmp_path)
+    monkeypatch.setattr("rankfall.reproductions.task.QUICK", TINY)
+    assert cli("reproduce", "pirank-figure7", "--quick", "--out", str(tmp_path)) == 0
+    out, err = capsys.readouterr()
+    assert "depth 3" in out
+    assert "pip install altair vl-convert-python" in err
+
+
+def test_generated_text_is_ranking_text(tmp_path: Path) -> None:
+    write_letor(plant(2, 0), tmp_path / "lists.txt")
+    first = (tmp_path / "lists.txt").read_text().split("\n")[0].split()
+    assert first[1] == "qid:0"
+    assert [word.partition(":")[0] for word in first[2:]] == [str(i) for i in range(1, 21)]
+
+
+def test_the_panels_of_a_source_have_the_same_lines() -> None:
+    rows = [
+        {"method": method, "source": source, "metric": metric, "value": value}
+        for source, method, metric, value in (
+            ("here", "a", "ndcg", 0.1),
+            ("here", "b", "ndcg", 0.2),
+            ("here", "c", "mrr", 0.3),
+            ("there", "c", "ndcg", 0.4),
+        )
+    ]
+    chart = Dots(rows, title="").chart().to_dict()
+    drawn = [panel["layer"][0]["encoding"]["y"]["scale"]["domain"] for panel in chart["concat"]]
+    assert drawn == [["a", "b", "c"], ["a", "b", "c"], ["c"]]
+    best = [{row["method"] for row in panel["data"]["values"] if row["best"]} for panel in chart["concat"]]
+    assert best == [{"b"}, set(), set()]  # nobody is the best of one

@@ -1,0 +1,129 @@
+"""The threads behind a service: who is answered with whom, and that all of them work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+from functools import partial
+from time import monotonic
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi")
+
+from rankfall.serving.request_encoder import Batch
+from rankfall.serving.results import Answers, Ranking
+from rankfall.serving.service import settings
+from rankfall.serving.service.batching import Batcher, Pending
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from rankfall.serving.service.bundle_slots import Served
+
+WAIT = 20.0  # seconds, after which something is stuck
+
+
+class Doubling:
+    """A bundle whose only item for a number is its double."""
+
+    def __init__(self, before: Callable[[], object] = lambda: None) -> None:
+        self._before = before
+        self.sizes: list[int] = []
+
+    def run(self, batch: Batch, *, explain: bool) -> Answers:
+        self.sizes.append(len(batch))
+        self._before()
+        return Answers([Ranking([2 * number], [0.0], []) for number in batch.arrays["number"].tolist()], {"only": 0.0})
+
+
+def numbers(*given: int) -> Batch:
+    count = len(given)
+    nothing = np.empty(0, np.int64)
+    return Batch(
+        {"number": np.array(given)}, np.ones(count, np.int64), [None] * count, [nothing] * count, [[] for _ in given]
+    )
+
+
+def ask(bundle: Doubling, *given: int) -> Pending:
+    served = cast("Served", SimpleNamespace(model="m", bundle=bundle))
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    return Pending(served, len(given), monotonic() + WAIT, future, batch=numbers(*given))
+
+
+def answers(bundle: Doubling, calls: list[tuple[int, ...]], *, threads: int, batch: int = 32) -> list[list[Any]]:
+    """What calls that come in the same moment are answered."""
+
+    async def main() -> list[list[Any]]:
+        batcher = Batcher(threads=threads, batch=batch, queue=10_000, on_batch=lambda *of: None)
+        batcher.start()
+        try:
+            found = await asyncio.gather(*(batcher.answer(ask(bundle, *call)) for call in calls))
+        finally:
+            batcher.stop()
+        assert not any(thread.name.startswith("rankfall-batches") for thread in threading.enumerate())
+        return [[ranking.ids[0] for ranking in one.content] for one in found]
+
+    return asyncio.run(main())
+
+
+def test_batches_are_computed_at_the_same_time() -> None:
+    """Each of three batches waits until the other two have begun."""
+    barrier = threading.Barrier(3)
+    bundle = Doubling(lambda: barrier.wait(WAIT))
+    assert answers(bundle, [(1,), (2,), (3,)], threads=3) == [[2], [4], [6]]
+    assert bundle.sizes == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("threads", "largest"), [(1, 8), (2, 4), (3, 3), (8, 1)])
+def test_threads_share_what_came_in_one_moment(threads: int, largest: int) -> None:
+    bundle = Doubling()
+    assert answers(bundle, [(number,) for number in range(8)], threads=threads) == [[2 * n] for n in range(8)]
+    assert max(bundle.sizes) <= largest
+
+
+def test_nothing_is_lost_or_swapped_among_many_threads() -> None:
+    dice = random.Random(0)
+    calls = [tuple(dice.randrange(1000) for _ in range(dice.randint(1, 5))) for _ in range(400)]
+    pause = threading.Event()
+    bundle = Doubling(lambda: pause.wait(dice.random() / 500))
+    assert answers(bundle, calls, threads=4, batch=7) == [[2 * number for number in call] for call in calls]
+    assert max(bundle.sizes) <= 7
+    assert sum(bundle.sizes) == sum(map(len, calls))
+
+
+def test_threads_keep_to_the_cores_and_to_the_quota_of_a_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quota = tmp_path / "cpu.max"
+    monkeypatch.setattr(settings, "_quota", partial(settings._quota, quota))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)), raising=False)
+    found = {}
+    for text in ("", "max 100000", "150000 100000", "800000 100000"):
+        quota.write_text(text)
+        found[text] = [settings.share_of_cores(workers) for workers in (1, 2, 8, 99)]
+    assert found[""] == found["max 100000"] == [4, 4, 2, 1]  # of 16 cores
+    assert found["150000 100000"] == [1, 1, 1, 1]
+    assert found["800000 100000"] == [4, 4, 1, 1]
+
+
+def test_a_line_that_several_threads_work_on_is_shorter() -> None:
+    """A call is refused when the line takes longer than it has time; with four threads it takes a quarter."""
+
+    async def refused(threads: int) -> bool:
+        batcher = Batcher(threads=threads, batch=1, queue=1000, on_batch=lambda *of: None)
+        batcher._waiting, batcher._usual = 20, 0.1  # two seconds for one thread
+        try:
+            batcher.check_line(1.0)
+        except Exception as error:
+            return "before the deadline" in str(error)
+        return False
+
+    assert asyncio.run(refused(1))
+    assert not asyncio.run(refused(4))

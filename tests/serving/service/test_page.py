@@ -1,0 +1,584 @@
+"""The funnel explorer, in a real browser, against the real service."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from rankfall.serving import Bundle
+from support import chromium
+from support.bundles import platform_bundle
+from support.page_driver import (
+    DIGITS,
+    address_of,
+    assert_says,
+    assert_shows,
+    card,
+    explain,
+    focused,
+    funnel,
+    hostile_bundle,
+    in_its_list,
+    in_window,
+    narrow_bundle,
+    rows,
+    show,
+    step,
+    tab_to,
+)
+from support.services import running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [
+    chromium.needed,
+    pytest.mark.xdist_group("page"),  # whose bundles are made once
+]
+PATIENCE = 30_000  # ms for something to happen on a busy machine
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium.launched() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return narrow_bundle(tmp_path_factory.mktemp("other") / "bundle")
+
+
+@pytest.fixture(scope="module")
+def address(browser: Browser, other: Path) -> Iterator[str]:
+    with running(platform_bundle(), other=other) as service:
+        yield address_of(service)
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return Bundle.load(platform_bundle())
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return hostile_bundle(tmp_path_factory.mktemp("hostile") / "bundle")
+
+
+@pytest.fixture(scope="module")
+def hostile_address(browser: Browser, hostile: Bundle) -> Iterator[str]:
+    with running(hostile.path) as service:
+        yield address_of(service)
+
+
+@dataclass
+class Watch:
+    """What a page does behind one's back."""
+
+    hosts: set[str] = field(default_factory=set)
+    problems: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
+
+
+@pytest.fixture
+def page(browser: Browser, watch: Watch) -> Iterator[Page]:
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(PATIENCE)
+    expect.set_options(timeout=PATIENCE)
+    page = context.new_page()
+    page.on("request", lambda request: watch.hosts.add(urlsplit(request.url).netloc))
+    page.on("pageerror", lambda error: watch.problems.append(str(error)))
+    page.on("console", lambda message: watch.problems.append(message.text) if message.type != "log" else None)
+    yield page
+    # Chromium itself reports every answer that is an error, and every request that it was told to lose.
+    unexpected = [one for one in watch.problems if not one.startswith("Failed to load resource")]
+    context.close()
+    assert unexpected == []
+
+
+# --- the funnel of a user -----------------------------------------------------------------------------------------
+
+
+def test_the_page_loads_and_takes_nothing_from_elsewhere(
+    page: Page, watch: Watch, address: str, bundle: Bundle
+) -> None:
+    page.goto(address)
+    page.wait_for_selector(".idle")
+    model = bundle.manifest["sha256"][:12]
+    expect(page.locator("#models")).to_contain_text(f"{model} {len(bundle.items):,} items → retrieval 25 → ranking 10")
+    assert page.locator("#example option").count() == 1 + len(bundle.examples())
+    assert page.request.get(f"{address}/{page.get_by_text('API docs').get_attribute('href')}").ok
+    assert watch.hosts == {urlsplit(address).netloc}
+    assert watch.problems == []
+
+
+def test_the_funnel_of_a_user_is_that_of_the_bundle(page: Page, address: str, bundle: Bundle) -> None:
+    page.goto(address)
+    page.wait_for_selector(".idle")
+    page.get_by_label("User of the log").select_option("2")
+    page.wait_for_selector(".card")
+    ranking, stages = funnel(bundle, 2)
+    assert_shows(page, stages)
+    before = {str(one): rank for rank, one in enumerate(stages[0].ids, 1)}
+    for row in rows(card(page, "ranking")):
+        by = before[row["id"]] - row["rank"]
+        assert row["moved"] == (f"▲ {by}" if by > 0 else f"▼ {-by}" if by < 0 else "=")
+    counts = page.locator(".overview .counts").all_text_contents()
+    assert counts == [f"{len(bundle.items):,} → 25", "25 → 10"]
+    assert re.search(r"retrieval \d[\d.]* ms", page.locator(".spent").inner_text())
+    assert page.get_by_text("ranking kept 10 of 25").count() == 1  # what screen readers are told
+    assert len(ranking.ids) == 10
+
+
+def test_an_address_brings_back_what_was_shown(page: Page, address: str, bundle: Bundle, browser: Browser) -> None:
+    page.goto(address)
+    page.wait_for_selector(".idle")
+    page.get_by_label("user_id").fill("7")
+    page.get_by_label("k", exact=True).fill("4")
+    page.get_by_role("button", name="Rank").click()
+    page.wait_for_selector(".card")
+    shown = rows(card(page, "ranking"))
+    dropped = shown[-1]["id"]
+    page.get_by_label("Find an item").fill(dropped)
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".path")
+    again = browser.new_context().new_page()
+    again.goto(page.url)
+    again.wait_for_selector(".path")
+    assert rows(card(again, "ranking")) == shown
+    assert again.locator(".path .id").text_content() == dropped
+    expect(again.locator(".asked")).to_have_text("answered: the first 4")
+    again.context.close()
+
+
+def test_form_and_json_stay_in_step_to_the_last_digit(page: Page, address: str) -> None:
+    page.goto(address)
+    page.wait_for_selector(".idle")
+    large = 2**60 + 1  # which a floating point number cannot hold
+    page.get_by_label("user_id").fill(str(large))
+    page.get_by_text("Whole request as JSON").click()
+    editor = page.get_by_label("Request as JSON")
+    assert json.loads(editor.input_value())["user"]["user_id"] == large
+    with page.expect_request("**/rank") as sent:
+        page.keyboard.press("Control+Enter")
+    assert json.loads(sent.value.post_data or "")["user"]["user_id"] == large
+    editor.fill('{"user": {"age": 4}, "k": 3}')
+    expect(page.get_by_label("age")).to_have_value("4")
+    expect(page.get_by_label("user_id")).to_have_value("")
+    editor.fill('{"user": {"age": ')
+    expect(page.locator("#json-error")).to_contain_text("no JSON")
+    expect(page.get_by_label("age")).to_be_disabled()  # it would write over what is typed
+    page.get_by_role("button", name="Rank").click()
+    expect(editor).to_be_focused()
+
+
+# --- where an item went -------------------------------------------------------------------------------------------
+
+
+def test_a_dropped_item_is_found_with_its_stage_and_its_score(page: Page, address: str, bundle: Bundle) -> None:
+    _, (retrieval, ranking) = funnel(bundle)
+    assert retrieval.threshold is not None
+    assert ranking.threshold is not None
+    show(page, f"{address}/#example=0")
+    last = ranking.ids[-1]
+    explain(page, str(last))
+    state, text = step(page, "ranking")
+    assert state == "dropped"
+    assert "rank 25 of 25" in text
+    score = ranking.scores[-1]
+    assert_says(text, score, ranking.threshold - score, ranking.threshold)
+    assert step(page, "retrieval")[0] == "kept"
+    expect(page.locator(".badge.bad")).to_have_text("dropped by ranking")
+
+    absent = next(one for one in bundle.items.ids(range(100)) if one not in retrieval.ids)  # type: ignore[arg-type]
+    scores = bundle.score(bundle.examples()[0]["request"], [absent])
+    explain(page, str(absent))
+    state, text = step(page, "retrieval")
+    assert state == "dropped"
+    assert_says(text, scores["retrieval"][0], retrieval.threshold - scores["retrieval"][0], retrieval.threshold)
+    state, text = step(page, "ranking")
+    assert state == "never"
+    assert_says(text, scores["ranking"][0], ranking.threshold)
+    assert ("would have been kept" in text) == (scores["ranking"][0] > ranking.threshold)
+
+
+def test_an_item_that_is_kept_or_kept_out_or_unknown(page: Page, address: str, bundle: Bundle) -> None:
+    ranking, _ = funnel(bundle)
+    request = {**bundle.examples()[0]["request"], "k": 3, "exclude": [ranking.ids[0]]}
+    show(page, f"{address}/#request={quote(json.dumps(request))}")
+    explain(page, str(ranking.ids[0]))
+    state, text = step(page, "retrieval")
+    assert (state, "The request excludes it" in text) == ("out", True)
+    expect(page.locator(".path .badge").first).to_have_text("kept out by the request")
+    assert_blames_the_request(page, bundle, ranking.ids[0], "as the request excludes it")
+    explain(page, str(ranking.ids[1]))
+    assert step(page, "ranking")[0] == "kept"
+    assert "rank 1 of 25" in step(page, "ranking")[1]
+    explain(page, str(ranking.ids[5]))
+    state, text = step(page, "ranking")
+    assert (state, "only the first 3 were asked for" in text) == ("cut", True)
+    explain(page, "123456789")
+    expect(page.locator(".path")).to_contain_text("not an item of this bundle")
+    explain(page, "seven")
+    expect(page.locator("#item-error")).to_have_text("found seven, expected an id of an item, a whole number")
+
+
+def assert_blames_the_request(page: Page, bundle: Bundle, item: int | str, why: str) -> None:
+    """That a later stage does not say that the one before dropped it, nor what would have been."""
+    state, text = step(page, "ranking")
+    assert state == "never"
+    assert f"Never came here, {why}." in text
+    assert "did not keep it" not in text
+    assert "would have been" not in text
+    assert_says(text, bundle.score(bundle.examples()[0]["request"], [item])["ranking"][0])
+
+
+def test_an_item_that_is_no_candidate(page: Page, address: str, bundle: Bundle) -> None:
+    ranking, _ = funnel(bundle)
+    request = {**bundle.examples()[0]["request"], "candidates": ranking.ids[1:]}
+    show(page, f"{address}/#request={quote(json.dumps(request))}")
+    explain(page, str(ranking.ids[0]))
+    state, text = step(page, "retrieval")
+    assert (state, "It is not among the request's candidates" in text) == ("out", True)
+    assert_blames_the_request(page, bundle, ranking.ids[0], "as it is not among the request's candidates")
+
+
+def test_ids_are_text_whatever_they_hold_and_the_index_may_miss_some(
+    page: Page, hostile_address: str, hostile: Bundle
+) -> None:
+    request = hostile.examples()[0]["request"]
+    _, (retrieval, ranking) = funnel(hostile)
+    show(page, f"{hostile_address}/#example=0")
+    page.get_by_role("button", name="Show all 200").first.click()
+    page.get_by_role("button", name="Show all 200").last.click()
+    assert_shows(page, [retrieval, ranking])
+
+    everything = hostile.items.ids(list(range(2000)))  # type: ignore[arg-type]
+    scores = hostile.score(request, everything)["retrieval"]
+    kept = set(retrieval.ids)
+    assert retrieval.threshold is not None
+    missed = [
+        (score, one)
+        for one, score in zip(everything, scores, strict=True)
+        if one not in kept and score > retrieval.threshold + 2 * DIGITS
+    ]
+    score, item = max(missed)
+    explain(page, str(item))
+    state, text = step(page, "retrieval")
+    assert (state, "but the index did not find it (approximate index" in text) == ("missed", True)
+    assert_says(text, score, retrieval.threshold)
+    assert page.evaluate("typeof hacked") == "undefined"
+    assert page.locator("main script, main img").count() == 0
+
+
+def test_long_lists_are_shown_in_parts(page: Page, hostile_address: str, hostile: Bundle) -> None:
+    everything = hostile.items.ids(list(range(2000)))  # type: ignore[arg-type]
+    request = {**hostile.examples()[0]["request"], "candidates": everything}
+    page.goto(hostile_address)
+    page.wait_for_selector(".idle")
+    page.get_by_text("Whole request as JSON").click()
+    page.get_by_label("Request as JSON").fill(json.dumps(request))
+    page.get_by_role("button", name="Rank").click()
+    page.wait_for_selector(".card")
+    _, stages = funnel(hostile, 0, candidates=everything)
+    shown = rows(card(page, "retrieval"))
+    assert [row["rank"] for row in shown] == [*range(1, 51), *range(191, 211)]  # the best, and those at the threshold
+    expect(card(page, "retrieval").locator(".gap")).to_have_text(["140 items not shown", "1,790 items not shown"])
+    explain(page, str(stages[0].ids[999]))
+    chosen = card(page, "retrieval").locator("[aria-selected=true]")
+    expect(chosen.locator(".rank")).to_have_text("1,000")
+    while (more := card(page, "retrieval").locator(".more")).is_visible():
+        more.click()
+    assert_shows(page, stages[:1])
+
+
+# --- what goes wrong ----------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_value_is_told_at_its_field(page: Page, address: str) -> None:
+    show(page, f"{address}/#example=0")
+    age = page.get_by_label("age")
+    age.fill("old")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("[id='field-user.age-error']")).to_have_text("found 'old', expected a whole number from 0 on")
+    expect(age).to_have_attribute("aria-invalid", "true")
+    expect(age).to_be_focused()
+    expect(page.get_by_role("alert").filter(has_text="wrong value")).to_be_visible()
+    assert page.locator(".card").count() == 0  # nothing that is not about this request
+    age.fill("3")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".card")
+    assert page.locator("[aria-invalid], .notice").count() == 0
+    # what has no field of its own is told at the editor, which opens
+    show(page, f"{address}/#example=1")
+    page.get_by_text("Whole request as JSON").click()
+    page.get_by_label("Request as JSON").fill('{"sequences": {"history": [{"video_id": "x"}]}}')
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#json-error")).to_contain_text("found 'x'")
+
+
+def open_editor(page: Page, text: str) -> None:
+    page.get_by_text("Whole request as JSON").click()
+    page.get_by_label("Request as JSON").fill(text)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (1280, 700), (390, 844)])
+def test_what_is_no_json_is_told_in_the_window_and_nothing_old_stays(
+    page: Page, address: str, width: int, height: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": height})
+    show(page, f"{address}/#example=0")
+    open_editor(page, '{"user": {"age": "old"}}')
+    page.keyboard.press("Control+Enter")
+    expect(page.locator(".notice")).to_contain_text("wrong value")
+    page.get_by_label("Request as JSON").fill("{oops")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator(".notice")).to_have_count(1)
+    expect(page.locator(".notice")).to_contain_text("The request cannot be read")
+    expect(page.locator("#json-error")).to_contain_text("no JSON")
+    page.wait_for_timeout(600)  # scrolling is smooth
+    assert in_window(page.locator("#json-error"))
+    assert in_window(page.get_by_label("Request as JSON"))
+    assert width < 1000 or in_window(page.locator(".notice"))
+    page.get_by_label("Request as JSON").fill("{}")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".card")
+    assert page.locator("[aria-invalid], .notice").count() == 0
+    # a ranking does not stay as if it were the answer
+    page.get_by_label("Request as JSON").fill("[]")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator(".notice")).to_contain_text("expected an object")
+    assert page.locator(".card").count() == 0
+    assert page.locator("#said").text_content() == ""
+
+
+@pytest.mark.parametrize("height", [800, 700, 560])
+def test_the_button_covers_nothing_that_is_edited(page: Page, address: str, height: int) -> None:
+    page.set_viewport_size({"width": 1280, "height": height})
+    page.goto(address)
+    page.wait_for_selector(".idle")
+    page.get_by_text("Whole request as JSON").click()
+    edges = "document.querySelector('.inputs').getBoundingClientRect().bottom"
+    for name in ("time", "k", "Request as JSON"):
+        page.get_by_label(name, exact=True).focus()
+        assert page.evaluate(f"{edges} <= document.getElementById('rank').getBoundingClientRect().top")
+    assert in_window(page.locator("#rank"))
+
+
+def test_a_wrong_search_leaves_nothing_behind(page: Page, address: str) -> None:
+    show(page, f"{address}/#example=0")
+    explain(page, "seven")
+    expect(page.get_by_label("Find an item")).to_have_attribute("aria-invalid", "true")
+    page.keyboard.press("Escape")
+    assert focused(page, "tagName") in {"BODY", "BUTTON"}
+    page.keyboard.press("/")
+    expect(page.get_by_label("Find an item")).to_be_focused()
+    page.keyboard.press("Escape")
+    assert focused(page, "tagName") == "BODY"
+    page.get_by_role("button", name="Rank").click()
+    expect(page.locator("[aria-invalid]")).to_have_count(0)
+    expect(page.locator("#item-error")).to_have_text("")
+
+
+def test_what_takes_no_typed_value_has_no_field(page: Page, address: str) -> None:
+    row = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
+
+    def derived(route: Route) -> None:
+        content = route.fetch().json()
+        for about in content["bundles"].values():
+            properties = about["schema"]["properties"]
+            context = properties.setdefault("context", {"type": "object"}).setdefault("properties", {})
+            context["moment"] = {"anyOf": [{"type": "null"}, row]}
+            context["place"] = {"anyOf": [{"type": "string"}, {"type": "null"}, row]}
+        route.fulfill(json=content)
+
+    page.route("**/model", derived)
+    page.goto(address)
+    page.wait_for_selector(".idle")
+    expect(page.get_by_label("place", exact=True)).to_have_attribute("placeholder", "text")
+    assert page.get_by_label("moment", exact=True).count() == 0
+    assert page.get_by_label("time", exact=True).count() == 1
+
+
+def test_a_busy_service_is_asked_again(page: Page, address: str) -> None:
+    answers = [503, 503]
+
+    def answer(route: Route) -> None:
+        if answers:
+            body = json.dumps({"error": "queue: 256 requests wait"})
+            route.fulfill(status=answers.pop(), headers={"Retry-After": "1"}, body=body)
+        else:
+            route.continue_()
+
+    page.route("**/rank", answer)
+    page.goto(address)
+    page.wait_for_selector(".idle")
+    page.get_by_role("button", name="Rank").click()
+    expect(page.get_by_role("alert").filter(has_text="busy")).to_contain_text("Asking again in 1 s")
+    page.wait_for_selector(".card")
+    assert page.locator(".notice").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "says"), [(504, "took too long"), (500, "refused"), (0, "does not answer")], ids=str
+)
+def test_a_failure_is_told_and_can_be_tried_again(page: Page, address: str, status: int, says: str) -> None:
+    body = json.dumps({"error": "deadline: 1000 ms are over"})
+    show(page, f"{address}/#example=0")
+    expect(page.locator("#said")).to_contain_text("ranking kept 10 of 25")
+    page.route("**/rank", lambda route: route.fulfill(status=status, body=body) if status else route.abort())
+    page.get_by_role("button", name="Rank").click()
+    expect(page.get_by_role("alert").filter(has_text=says)).to_be_visible()
+    assert page.locator("#said").text_content() == ""
+    page.unroute("**/rank")
+    page.get_by_role("button", name="Try now").click()
+    page.wait_for_selector(".card")
+    assert page.locator(".notice").count() == 0
+
+
+def test_a_bundle_that_was_replaced_meanwhile(page: Page, bundle: Bundle, other: Path) -> None:
+    with running(platform_bundle()) as service, service.client() as client:
+        show(page, f"{address_of(service)}/#example=0")
+        answered = bundle.examples()[0]["request"]
+        narrow = Bundle.load(other)
+        assert client.reload(other).code == 200
+        ranking = narrow.rank(answered, explain=True)
+        assert ranking.stages is not None
+        # its scores would not belong to the funnel that is shown, so that one is asked for, too
+        explain(page, str(ranking.ids[0]))
+        expect(page.locator("#models")).to_contain_text(f"{narrow.manifest['sha256'][:12]} 1,684 items → retrieval 12")
+        assert_shows(page, ranking.stages)
+        expect(page.locator(".path .badge")).to_have_text("in the answer")
+
+
+# --- two bundles --------------------------------------------------------------------------------------------------
+
+
+def test_two_bundles_side_by_side(page: Page, address: str, bundle: Bundle, other: Path) -> None:
+    request = bundle.examples()[3]["request"]
+    ours, theirs = (one.rank(request, explain=True) for one in (bundle, Bundle.load(other)))
+    show(page, f"{address}/#example=3")
+    page.get_by_text("compare", exact=True).click()
+    page.wait_for_selector(".comparison")
+    shared = set(ours.ids) & set(theirs.ids)
+    assert 0 < len(shared) < 10
+    moves = [abs(ours.ids.index(one) - theirs.ids.index(one)) for one in shared]
+    figures = page.locator(".figures strong").all_text_contents()
+    assert figures == [
+        f"{len(shared)} of 10",
+        str(moves.count(0)),
+        f"{sum(moves) / len(moves):.1f}",
+        f"{10 - len(shared)} | {10 - len(shared)}",
+    ]
+    assert page.locator("path.slope").count() == len(shared)
+    expect(page.locator(".comparison .legend")).to_contain_text("higher in other")
+    for line, path in zip(page.locator(".bundle").all(), (bundle.path, other), strict=True):
+        expect(line).to_contain_text(f"bundle {path.name}")
+    assert "of the smaller" in page.locator(".comparison thead").inner_text()
+    assert ours.stages is not None
+    assert theirs.stages is not None
+    for title, mine, yours in (("main", ours.stages, theirs.stages), ("other", theirs.stages, ours.stages)):
+        for one, another in zip(mine, yours, strict=True):
+            shown = rows(card(page, one.name, title))
+            assert [row["id"] for row in shown] == [str(item) for item in one.ids]
+            kept = set(one.ids[: one.kept]) - set(another.ids[: another.kept])
+            assert {row["id"] for row in shown if row["only"]} == {str(item) for item in kept}
+    for line, one, another in zip(page.locator(".comparison tbody tr").all(), ours.stages, theirs.stages, strict=True):
+        both = [set(trace.ids[: trace.kept]) for trace in (one, another)]
+        count = len(both[0] & both[1])
+        share = 100 * count / min(map(len, both))
+        assert [int(cell) for cell in line.locator("td").all_text_contents()[:3]] == [*map(len, both), count]
+        assert abs(float(line.locator("td").last.inner_text().rstrip(" %")) - share) <= 0.5
+    explain(page, str(ours.ids[0]))
+    assert page.locator(".path h3").count() == 2
+    assert "view=compare" in page.url
+
+
+# --- by keyboard, and on a telephone ------------------------------------------------------------------------------
+
+
+def test_everything_can_be_done_by_keyboard(page: Page, address: str, bundle: Bundle) -> None:
+    page.goto(address)
+    page.wait_for_selector(".idle")
+    tab_to(page, "#rank")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".card")
+    _, (retrieval, ranking) = funnel(bundle)
+    tab_to(page, "[role=option]")
+    assert focused(page, "dataset.key") == str(retrieval.ids[0])
+    page.keyboard.press("ArrowDown")
+    assert focused(page, "dataset.key") == str(retrieval.ids[1])
+    lit = page.locator(".lit")
+    assert set(lit.evaluate_all("all => all.map(one => one.dataset.key)")) == {str(retrieval.ids[1])}
+    assert lit.count() == 2  # in both stages
+    page.keyboard.press("ArrowRight")
+    assert focused(page, "closest('.card').dataset.stage") == "ranking"
+    assert focused(page, "dataset.key") == str(retrieval.ids[1])
+    page.keyboard.press("End")
+    assert focused(page, "dataset.key") == str(ranking.ids[-1])
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".path")
+    expect(page.locator(".badge.bad")).to_have_text("dropped by ranking")
+    assert focused(page, "dataset.key") == str(ranking.ids[-1])  # one can go on from there
+    page.keyboard.press("/")
+    page.keyboard.type(str(ranking.ids[0]))
+    page.keyboard.press("Enter")
+    expect(page.locator(".path .badge")).to_have_text("in the answer")
+
+
+@pytest.mark.parametrize("state", ["", "#example=1", "#example=1&item=5", "#example=1&view=compare&item=5", "error"])
+def test_a_telephone_needs_no_scrolling_sideways(page: Page, address: str, state: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{address}/{'' if state == 'error' else state}")
+    if state == "error":
+        page.get_by_text("Features").click()
+        page.get_by_label("age").fill("old")
+        page.get_by_role("button", name="Rank").click()
+    page.wait_for_selector({"": ".idle", "error": ".notice"}.get(state, ".path" if "item" in state else ".card"))
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    wide = "all => all.filter(one => one.getBoundingClientRect().right > 391).map(one => one.className)"
+    assert page.locator("main *:not(option)").evaluate_all(wide) == []
+
+
+def test_a_telephone_scrolls_every_list_to_the_item_or_the_threshold(page: Page, address: str, bundle: Bundle) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    _, (retrieval, ranking) = funnel(bundle)
+    show(page, f"{address}/#example=0")
+    lists = [card(page, stage.name) for stage in (retrieval, ranking)]
+    assert not in_its_list(lists[1].locator("[role=option]").last)
+    for item in (ranking.ids[-1], retrieval.ids[-1], ranking.ids[0]):
+        explain(page, str(item))
+        for one in lists:
+            assert in_its_list(one.locator("[aria-selected=true]"))
+    absent = next(one for one in bundle.items.ids(range(100)) if one not in retrieval.ids)  # type: ignore[arg-type]
+    explain(page, str(absent))
+    for one in lists:
+        assert in_its_list(one.locator(".threshold"))
+    page.wait_for_timeout(600)  # scrolling is smooth
+    assert in_window(page.locator(".path h3"))
+
+
+def test_a_telephone_shows_the_whole_table_of_stages(page: Page, address: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    show(page, f"{address}/#example=1&view=compare")
+    assert page.locator(".comparison .scroll").evaluate("box => box.scrollWidth <= box.clientWidth")
+
+
+def test_a_telephone_shows_ids_of_any_length(page: Page, hostile_address: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    show(page, f"{hostile_address}/#example=0")
+    page.locator(".item").first.click()
+    page.wait_for_selector(".path")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390

@@ -1,0 +1,480 @@
+"""The service under overload, with clients that hang up, and while bundles are replaced."""
+
+from __future__ import annotations
+
+import gc
+import json
+import socket
+import threading
+import time
+import weakref
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankfall.serving import Bundle, RequestError
+from rankfall.serving.service import http_limits as protocol
+from support.bundles import platform_bundle
+from support.services import (
+    HEADERS,
+    Answer,
+    Running,
+    eventually,
+    loaded,
+    model_of,
+    ranking_bundle,
+    requests,
+    running,
+    spoiled,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from rankfall.serving import Answers, Batch
+
+
+class Gate:
+    """Lets the bundle of a service compute nothing until it is opened, and sees what it computes."""
+
+    def __init__(self, service: Running) -> None:
+        served = service.service.slots["main"]
+        assert served is not None
+        self.opened = threading.Event()
+        self.batches: list[Batch] = []
+        self.refuse: Callable[[Batch], Exception | None] = lambda batch: None
+        run = served.bundle.run
+
+        def gated(batch: Batch, *, explain: bool = False) -> Answers:
+            self.batches.append(batch)
+            assert self.opened.wait(60)
+            error = self.refuse(batch)
+            if error is not None:
+                raise error
+            return run(batch, explain=explain)
+
+        served.bundle.run = gated  # type: ignore[method-assign]
+
+
+@contextmanager
+def gated(**changes: Any) -> Iterator[tuple[Running, Gate, Callable[..., Future[Answer]]]]:
+    """A service that waits, and a way to ask it from elsewhere."""
+    with running(platform_bundle(), **changes) as service, ThreadPoolExecutor(64) as pool:
+        gate = Gate(service)
+
+        def ask(**content: Any) -> Answer:
+            with service.client() as client:
+                return client.post("/rank", content)
+
+        try:
+            yield service, gate, lambda **content: pool.submit(ask, **content)
+        finally:
+            gate.opened.set()
+
+
+def spoken(port: int, data: bytes) -> bytes:
+    """What is answered to bytes, on a connection that is left open meanwhile."""
+    answer = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(data)
+        while not answer.endswith(b"}") and (more := connection.recv(65536)):
+            answer += more
+    return answer
+
+
+# --- the line -----------------------------------------------------------------------------------------------------
+
+
+def test_a_full_line_refuses_at_once_and_before_the_body_has_come() -> None:
+    with gated(queue=2, batch=1) as (service, gate, ask):
+        waiting = [ask(k=1)]
+        eventually(lambda: gate.batches)
+        waiting += [ask(k=2), ask(k=3)]
+        eventually(lambda: service.service.batcher.waiting == 2)
+        answer = spoken(service.port, HEADERS)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1\r\n" in answer
+        assert b"2 wait and 1 came, at most 2 may wait" in answer
+        with service.client() as client:
+            assert client.get("/health").code == 200
+            assert client.metric("rankfall_queue_requests") == 2
+            assert client.metric('rankfall_refused_total{reason="queue"}') == 1
+        gate.opened.set()
+        assert [len(answer.result().json["ids"]) for answer in waiting] == [1, 2, 3]
+
+
+def test_a_call_with_more_requests_than_can_wait_is_refused() -> None:
+    with gated(queue=3, batch=2) as (service, gate, ask), service.client() as client:
+        assert client.post("/rank", {"requests": [{}] * 4}).json["field"] == "requests"
+        first = ask(k=1)
+        eventually(lambda: gate.batches)
+        second = ask(requests=[{}, {}])
+        eventually(lambda: service.service.batcher.waiting == 2)
+        assert client.post("/rank", {"requests": [{}, {}]}).code == 503
+        gate.opened.set()
+        assert first.result().code == second.result().code == 200
+
+
+def test_who_would_wait_beyond_the_deadline_is_refused_at_once() -> None:
+    with gated(batch=1) as (service, gate, ask):
+        gate.opened.set()
+        gate.refuse = lambda batch: time.sleep(0.5)  # what a batch usually takes
+        for _ in range(3):
+            assert ask(deadline=60_000).result().code == 200
+        gate.opened.clear()
+        waiting = [ask(deadline=60_000), ask(deadline=60_000)]
+        eventually(lambda: service.service.batcher.waiting == 1)
+        refused = ask(deadline=500).result()  # and the gate is still closed
+        assert refused.code == 503
+        assert "1 wait and 1 came, there is no time for more before the deadline" in refused.json["error"]
+        gate.opened.set()
+        assert [answer.result().code for answer in waiting] == [200, 200]
+
+
+def test_who_has_time_may_wait_longer_than_others() -> None:
+    with gated(batch=1, deadline=200) as (service, gate, ask):
+        gate.opened.set()
+        gate.refuse = lambda batch: time.sleep(0.3)  # more than the service's own deadline
+        assert ask(deadline=60_000).result().code == 200
+        gate.opened.clear()
+        batcher = service.service.batcher
+        patient = [ask(deadline=60_000)]
+        eventually(lambda: len(gate.batches) == 2)
+        for count in (1, 2):
+            patient.append(ask(deadline=60_000))
+            eventually(lambda count=count: batcher.waiting == count)  # type: ignore[misc]
+        assert spoken(service.port, HEADERS).startswith(b"HTTP/1.1 503 ")  # two batches are more than one can hope for
+        gate.opened.set()
+        assert [answer.result().code for answer in patient] == [200] * 3
+
+
+def test_one_slow_call_says_nothing_of_the_next() -> None:
+    with gated() as (service, gate, ask):
+        gate.opened.set()
+        batcher = service.service.batcher
+        for _ in range(5):
+            assert ask(k=1).result().code == 200
+        usual = batcher._usual
+        gate.refuse = lambda batch: time.sleep(2)
+        assert ask(k=1).result().code == 200
+        assert 0 < usual < 1
+        assert 0 < batcher._usual < 1
+        for _ in range(9):
+            batcher._recent.append(100.0)  # as if batches took that long
+        gate.refuse = lambda batch: None
+        with service.client() as client:
+            for _ in range(9):
+                assert client.post("/score", {"candidates": [1]}).code == 200
+        assert set(batcher._recent) == {100.0}  # that is no batch
+        for _ in range(5):
+            assert ask(k=1).result().code == 200
+        assert batcher._usual < 1  # and what is usual now is known soon
+
+
+def test_nobody_waits_beyond_the_deadline() -> None:
+    with gated(batch=1) as (service, gate, ask):
+        running_late, waiting_late = ask(k=1, deadline=1000), ask(k=2, deadline=1000)
+        assert running_late.result().code == waiting_late.result().code == 504  # and the gate is still closed
+        assert running_late.result().json["field"] == "deadline"
+        assert service.service.batcher.waiting == 0
+        gate.opened.set()
+        assert ask(k=3).result().code == 200
+        assert len(gate.batches) == 2  # who was late in the line was not computed
+        with service.client() as client:
+            assert client.metric('rankfall_refused_total{reason="deadline"}') == 2
+
+
+def test_what_would_be_late_is_not_computed() -> None:
+    with gated(batch=1) as (service, gate, ask):
+        first = ask(k=1)
+        eventually(lambda: gate.batches)
+        hasty = ask(k=2, deadline=5000)
+        eventually(lambda: service.service.batcher.waiting == 1)
+        patient = ask(k=3)
+        eventually(lambda: service.service.batcher.waiting == 2)
+        service.service.batcher._recent.extend([100.0] * 9)  # as if batches took that long
+        gate.opened.set()
+        assert hasty.result().code == 504
+        assert first.result().code == patient.result().code == 200  # somebody is always tried
+
+
+def test_the_deadline_of_the_service_holds_for_those_who_give_none() -> None:
+    with gated(deadline=200) as (_, _, ask):
+        assert ask().result().code == 504
+
+
+def test_who_hangs_up_is_not_computed() -> None:
+    with gated(batch=1) as (service, gate, ask):
+        first = ask(k=1)
+        eventually(lambda: gate.batches)
+        body = json.dumps({"k": 2}).encode()
+        with socket.create_connection(("127.0.0.1", service.port)) as connection:
+            connection.sendall(HEADERS.replace(b"100", str(len(body)).encode()) + body)
+            eventually(lambda: service.service.batcher.waiting == 1)
+        eventually(lambda: service.service.batcher.waiting == 0)
+        gate.opened.set()
+        assert first.result().code == 200
+        assert len(gate.batches) == 1
+
+
+def test_what_waits_is_computed_together_if_it_can_be() -> None:
+    with gated(batch=4) as (service, gate, ask):
+        first = ask(k=1)
+        eventually(lambda: gate.batches)
+        plain = [ask(k=2) for _ in range(5)]
+        explained = [ask(k=3, explain=True) for _ in range(2)]
+        eventually(lambda: service.service.batcher.waiting == 7)
+        gate.opened.set()
+        assert {answer.result().code for answer in [first, *plain, *explained]} == {200}
+        sizes = Counter((len(batch), int(batch.k[0])) for batch in gate.batches)
+        assert sizes == {(1, 1): 1, (4, 2): 1, (1, 2): 1, (2, 3): 1}
+
+
+def too_large(batch: Batch) -> Exception | None:
+    """As a bundle says it, which names the first of those that are wrong."""
+    wrong = [place for place, k in enumerate(batch.k) if k == 7]
+    name = f"requests[{wrong[0]}]" if wrong and len(batch) > 1 else "request"
+    return RequestError(f"{name}: found numbers so large", wrong[0]) if wrong else None
+
+
+def broken(batch: Batch) -> Exception | None:
+    return RuntimeError("broken") if 7 in batch.k else None
+
+
+@pytest.mark.parametrize(("refuse", "code"), [(too_large, 422), (broken, 500)])
+def test_a_bad_request_fails_nobody_else(refuse: Callable[[Batch], Exception | None], code: int) -> None:
+    with gated() as (service, gate, ask):
+        gate.refuse = refuse
+        first = ask(k=1)
+        eventually(lambda: gate.batches)
+        counts = [2, 7, 3, 4]
+        others = [ask(k=count) for count in counts]
+        eventually(lambda: service.service.batcher.waiting == 4)
+        gate.opened.set()
+        assert first.result().code == 200
+        for count, answer in zip(counts, others, strict=True):
+            assert answer.result().code == (code if count == 7 else 200)
+            assert count == 7 or len(answer.result().json["ids"]) == count
+        assert ask(k=5).result().code == 200  # the thread goes on
+
+
+def sizes_of(counts: list[int], *several: list[int]) -> tuple[list[int], list[Answer]]:
+    """The sizes of the batches that answer calls which came together, and the answers."""
+    with gated() as (service, gate, ask):
+        gate.refuse = too_large
+        first = ask(k=1)
+        eventually(lambda: gate.batches)
+        answers = []
+        for content in [{"k": k} for k in counts] + [{"requests": [{"k": k} for k in call]} for call in several]:
+            before = service.service.batcher.waiting
+            answers.append(ask(**content))
+            eventually(lambda before=before: service.service.batcher.waiting > before)  # type: ignore[misc]
+        gate.opened.set()
+        assert first.result().code == 200
+        found = [answer.result() for answer in answers]
+        return [len(batch) for batch in gate.batches[1:]], found
+
+
+def test_who_is_right_is_computed_together_again() -> None:
+    sizes, answers = sizes_of([2, 3, 7, 4], [5, 5, 7, 5], [6, 6])
+    assert sizes == [10, 9, 5]  # without the one that is wrong, without the call that is
+    assert [answer.code for answer in answers] == [200, 200, 422, 200, 422, 200]
+    assert answers[2].json["field"] == "body"
+    assert answers[4].json["field"] == "requests[2]"
+    assert [len(ranking["ids"]) for ranking in answers[5].json["rankings"]] == [6, 6]
+
+
+def test_many_that_are_wrong_do_not_cost_a_batch_each() -> None:
+    sizes, answers = sizes_of([7] * 8 + [2] * 2)
+    assert [answer.code for answer in answers] == [422] * 8 + [200] * 2
+    assert sizes == [10, 9, 8] + [1] * 7
+
+
+def test_what_is_not_refused_is_not_counted_so() -> None:
+    with running(platform_bundle()) as service, service.client() as client:
+        service.service.slots.put("main", None)  # type: ignore[arg-type]
+        assert client.get("/ready").code == 503
+        assert "rankfall_refused_total{" not in client.get("/metrics").body.decode()
+        assert client.post("/rank", {}).code == 503
+        assert client.metric('rankfall_refused_total{reason="no bundle"}') == 1
+        assert client.metric('rankfall_refused_total{reason="queue"}') == 0
+
+
+def test_overload_refuses_and_answers_but_never_fails() -> None:
+    bundle = loaded(platform_bundle())
+    right = bundle.rank(requests()[0]).ids
+    with gated(queue=4, batch=2) as (service, gate, _), service.client() as watcher:
+
+        def ask(number: int) -> list[int]:
+            codes = []
+            with service.client() as client:
+                for _ in range(15):
+                    answer = client.post("/rank", requests()[0])
+                    assert answer.code != 200 or answer.json["ids"] == right
+                    assert answer.code != 503 or answer.headers["retry-after"] == "1"
+                    codes.append(answer.code)
+            return codes
+
+        with ThreadPoolExecutor(24) as pool:
+            of_all = pool.map(ask, range(24))
+            eventually(lambda: watcher.metric('rankfall_refused_total{reason="queue"}') > 0)  # 6 have a place
+            gate.opened.set()
+            codes = Counter(code for of_one in of_all for code in of_one)
+        assert set(codes) == {200, 503}
+        assert watcher.metric('rankfall_refused_total{reason="queue"}') == codes[503]
+        for code, count in codes.items():
+            assert watcher.metric(f'rankfall_requests_total{{code="{code}",endpoint="/rank"}}') == count
+
+
+# --- slow clients -------------------------------------------------------------------------------------------------
+
+
+def test_a_slow_body_takes_no_place_and_is_given_up() -> None:
+    with (
+        running(platform_bundle(), queue=2, body_seconds=1.5) as service,  # one place for us, one for who comes then
+        ThreadPoolExecutor(4) as pool,
+        service.client() as client,
+    ):
+        slow = [pool.submit(spoken, service.port, HEADERS + b"{") for _ in range(4)]
+        assert client.post("/rank", {}).code == 200
+        assert all(answer.result().startswith(b"HTTP/1.1 408 ") for answer in slow)
+        assert client.metric('rankfall_refused_total{reason="slow body"}') == 4
+
+
+def test_endless_headers_are_refused() -> None:
+    with running(platform_bundle()) as service:
+        many = b"".join(b"X-%d: %s\r\n" % (number, b"a" * 1000) for number in range(100))
+        assert spoken(service.port, b"GET /health HTTP/1.1\r\nHost: x\r\n" + many).startswith(b"HTTP/1.1 400 ")
+        assert spoken(service.port, b"GET /" + b"a" * 100_000).startswith(b"HTTP/1.1 400 ")
+        with service.client() as client:
+            assert client.get("/health").code == 200
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nHo", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /h"])
+def test_who_does_not_finish_the_headers_is_hung_up_on(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_SECONDS", 1.0)
+    with (
+        running(platform_bundle()) as service,
+        socket.create_connection(("127.0.0.1", service.port), timeout=60) as connection,
+    ):
+        connection.sendall(said)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+        assert answer.count(b"HTTP/1.1 200 OK") == said.count(b"\r\n\r\n")
+
+
+# --- swaps --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_swaps_under_load_lose_and_mix_nothing(tmp_path: Path, threads: int) -> None:
+    paths = [platform_bundle(), ranking_bundle()]
+    bad = spoiled(platform_bundle(), tmp_path / "bad")
+    expected = {model_of(path): [ranking.ids for ranking in loaded(path).rank(requests())] for path in paths}
+    done = threading.Event()
+
+    def ask(number: int) -> Counter[str]:
+        seen: Counter[str] = Counter()
+        with service.client() as client:
+            while not done.is_set():
+                answer = client.post("/rank", requests()[number])
+                assert answer.code == 200
+                assert answer.json["ids"] == expected[answer.json["model"]][number]
+                seen[answer.json["model"]] += 1
+        return seen
+
+    with (
+        running(platform_bundle(), threads=threads) as service,
+        ThreadPoolExecutor(4) as pool,
+        service.client() as admin,
+    ):
+        clients = [pool.submit(ask, number) for number in range(4)]
+        try:
+            for number in range(12):
+                answer = admin.reload(paths[(number + 1) % 2])
+                assert answer.code == 200
+                assert answer.json == {
+                    "model": model_of(paths[(number + 1) % 2]),
+                    "before": model_of(paths[number % 2]),
+                }
+                refused = admin.reload(bad)
+                assert refused.code == 409
+                assert "answers its example 0 otherwise" in refused.json["error"]
+        finally:
+            done.set()
+        seen = sum((client.result() for client in clients), Counter[str]())
+        assert set(seen) == set(expected)
+        assert admin.metric('rankfall_swaps_total{result="taken"}') == 12
+        assert admin.metric('rankfall_swaps_total{result="refused"}') == 12
+
+
+def test_requests_under_way_finish_on_the_old_bundle() -> None:
+    with gated() as (service, gate, ask), service.client() as admin:
+        old = ask(**requests()[0])
+        eventually(lambda: gate.batches)
+        assert admin.reload(ranking_bundle()).code == 200
+        new = ask(**requests()[0])
+        gate.opened.set()
+        for answer, path in ((old, platform_bundle()), (new, ranking_bundle())):
+            assert answer.result().json["model"] == model_of(path)
+            assert answer.result().json["ids"] == loaded(path).rank(requests()[0]).ids
+
+
+def test_bundles_that_were_replaced_are_gone() -> None:
+    with running(platform_bundle()) as service, service.client() as client:
+        old = []
+        for number in range(20):
+            served = service.service.slots["main"]
+            assert served is not None
+            old.append(weakref.ref(served.bundle))
+            del served
+            assert client.post("/rank", {**requests()[0], "explain": True}).code == 200
+            client.post("/rank", {"k": 0})
+            client.get("/model")
+            assert client.reload([ranking_bundle(), platform_bundle()][number % 2]).code == 200
+        eventually(lambda: not any(bundle() for bundle in old))
+
+
+def test_calls_without_an_answer_keep_no_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does any circle that only the garbage collector would find."""
+    run, opened = Bundle.run, threading.Event()
+
+    def gated_run(bundle: Bundle, batch: Batch, *, explain: bool = False) -> Answers:
+        assert opened.wait(60)
+        return run(bundle, batch, explain=explain)
+
+    gc.disable()
+    try:
+        with running(platform_bundle()) as service, service.client() as client:
+            old = weakref.ref(service.service.slots["main"].bundle)  # type: ignore[union-attr]
+            monkeypatch.setattr(Bundle, "run", gated_run)
+            for _ in range(2):  # while it is computed, and in the line
+                assert client.post("/rank", {"deadline": 100}).code == 504
+            with socket.create_connection(("127.0.0.1", service.port), timeout=60) as connection:
+                connection.sendall(HEADERS + b"{}".ljust(100))
+                eventually(lambda: service.service.batcher.waiting)
+            eventually(lambda: client.metric('rankfall_requests_total{code="499",endpoint="/rank"}'))
+            assert client.post("/rank", {"exclude": [0] * 50_000, "k": 0}).code == 422  # which another thread reads
+            opened.set()
+            assert client.reload(ranking_bundle()).code == 200
+            eventually(lambda: old() is None)
+    finally:
+        opened.set()
+        gc.enable()
+
+
+def test_the_documents_follow_the_bundle() -> None:
+    with running(platform_bundle()) as service, service.client() as client:
+        quotas = []
+        for path in (platform_bundle(), ranking_bundle()):
+            assert client.reload(path).code == 200
+            assert client.get("/model").json["bundles"]["main"]["model"] == model_of(path)
+            document = client.get("/openapi.json").json
+            quotas.append(document["components"]["schemas"]["Request"]["properties"]["k"]["maximum"])
+        assert quotas == [loaded(path).quotas[-1] for path in (platform_bundle(), ranking_bundle())]

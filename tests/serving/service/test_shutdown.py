@@ -1,0 +1,169 @@
+"""A service that is told to end: balancers hear of it first, and whoever has asked is answered."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from http.client import HTTPConnection
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankfall.serving.service.run_service import server_config
+from rankfall.serving.service.settings import LONGEST_DEADLINE, Settings
+from support.bundles import platform_bundle
+from support.services import HEADERS, Program, eventually, is_listening, loaded, requests, running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LONG = "600"  # seconds that no test waits for
+
+
+def is_ready(program: Program) -> bool:
+    """What a balancer sees, which asks on a new connection every time."""
+    with program.client() as client:
+        return client.get("/ready").code == 200
+
+
+def has_heard(program: Program) -> bool:
+    """Whether it knows that it is to end."""
+    try:
+        return not is_ready(program)
+    except ConnectionError:  # it takes no more
+        return True
+
+
+def waiting_call(program: Program) -> socket.socket:
+    """A connection on which a call has begun and its body is still to come."""
+    connection = socket.create_connection(("127.0.0.1", program.port), timeout=60)
+    connection.sendall(HEADERS.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
+    if not connection.recv(100).startswith(b"HTTP/1.1 100 "):
+        connection.close()
+        raise ConnectionError("the service does not wait for the body")
+    return connection
+
+
+def last_call(program: Program, *processes: int) -> socket.socket:
+    """Tell processes of a service to end, and get such a connection that was made not long before it took no more."""
+    calls = [waiting_call(program)]
+    for process in processes:
+        os.kill(process, signal.SIGTERM)
+
+    def is_closed() -> bool:
+        try:
+            calls.append(waiting_call(program))
+        except ConnectionError:
+            return True
+        calls.pop(0).close()
+        time.sleep(0.1)
+        return False
+
+    eventually(is_closed)
+    return calls[0]
+
+
+def finished(connection: socket.socket) -> bytes:
+    """The answer to that call, after which the service closes the connection."""
+    connection.sendall(b'{"deadline": 60000}'.ljust(100))
+    answer = b""
+    while part := connection.recv(65536):
+        answer += part
+    return answer
+
+
+# --- the time in which balancers hear of it -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_service_that_ends_says_so_and_still_answers(workers: int) -> None:
+    expected = loaded(platform_bundle()).rank(requests()[0]).ids
+    with Program(platform_bundle(), "--drain", LONG, "--workers", str(workers)) as program:
+        with program.client() as kept:
+            assert "connection" not in kept.get("/health").headers
+            program.process.send_signal(signal.SIGTERM)
+            eventually(lambda: not any(is_ready(program) for _ in range(5)))
+            with program.client() as client:
+                not_ready = client.get("/ready")
+            assert (not_ready.code, not_ready.headers["retry-after"]) == (503, "1")
+            assert "ending" in not_ready.json["error"]
+            with program.client() as client:  # a new connection
+                assert client.post("/rank", requests()[0]).json["ids"] == expected
+            # One that is kept is answered, too, and told to ask elsewhere next time.
+            assert kept.get("/health").headers["connection"] == "close"
+        program.process.send_signal(signal.SIGTERM)  # nobody waits for all of that time
+        assert program.process.wait(60) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_after_that_time_its_socket_closes_and_whoever_has_asked_is_answered(workers: int) -> None:
+    with Program(platform_bundle(), "--drain", "1", "--workers", str(workers)) as program:
+        with last_call(program, program.process.pid) as connection:
+            assert finished(connection).startswith(b"HTTP/1.1 200 ")
+        assert program.process.wait(60) == 0
+        assert program.process.stderr is not None
+        said = program.process.stderr.read()
+    assert "ending: /ready says so" in said
+    assert "Traceback" not in said
+
+
+def test_a_service_that_ends_without_such_a_time_closes_its_socket() -> None:
+    with Program(platform_bundle()) as program:
+        with waiting_call(program) as connection:
+            program.process.send_signal(signal.SIGTERM)
+            eventually(lambda: not is_listening(program.port))
+            assert finished(connection).startswith(b"HTTP/1.1 200 ")
+        assert program.process.wait(60) == 0
+
+
+def test_workers_may_be_told_to_end_by_whoever_ends_all_processes() -> None:
+    with Program(platform_bundle(), "--drain", "1", "--workers", "2") as program:
+        with last_call(program, *program.workers(), program.process.pid) as connection:
+            assert finished(connection).startswith(b"HTTP/1.1 200 ")
+        assert program.process.wait(60) == 0
+
+
+# --- whoever does not want to wait --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("workers", "drain"), [(1, "0"), (1, LONG), (2, LONG)])
+def test_whoever_says_it_twice_does_not_wait(workers: int, drain: str, tmp_path: Path) -> None:
+    with Program(platform_bundle(), "--drain", drain, "--workers", str(workers), TMPDIR=str(tmp_path)) as program:
+        children = program.workers()
+        with waiting_call(program) as connection:
+            program.process.send_signal(signal.SIGTERM)
+            eventually(lambda: has_heard(program))
+            assert program.process.poll() is None  # it waits for the call
+            program.process.send_signal(signal.SIGINT)
+            assert program.process.wait(60) == -signal.SIGINT
+            assert not connection.recv(1)
+        assert not any(os.path.exists(f"/proc/{child}") for child in children)
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_signals_at_once_count_as_two() -> None:
+    with Program(platform_bundle(), "--drain", LONG, "--workers", "2") as program:
+        program.process.send_signal(signal.SIGTERM)
+        program.process.send_signal(signal.SIGINT)
+        assert program.process.wait(60) in (-signal.SIGTERM, -signal.SIGINT)
+
+
+# --- limits -------------------------------------------------------------------------------------------------------
+
+
+def test_requests_under_way_have_the_time_that_any_caller_may_ask_for() -> None:
+    config = server_config(None, Settings(platform_bundle(), deadline=1))
+    assert config.timeout_graceful_shutdown is not None
+    assert config.timeout_graceful_shutdown > LONGEST_DEADLINE / 1000
+
+
+def test_idle_connections_are_kept_as_long_as_was_said() -> None:
+    with running(platform_bundle(), keep_alive=1) as service:
+        connection = HTTPConnection("127.0.0.1", service.port, timeout=60)
+        connection.request("GET", "/health")
+        assert connection.getresponse().read()
+        assert connection.sock.recv(1) == b""  # the service hangs up
+        connection.close()
+    assert server_config(None, Settings(platform_bundle())).timeout_keep_alive > 60  # balancers keep theirs so long

@@ -1,0 +1,50 @@
+"""A log from which a cascade can learn, and a small cascade, for tests of what trains and measures them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankfall.training.config.ranker_config import merge
+from support.logs import DAYS, ITEMS, item_columns, random_day, write_log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from support.logs import Columns
+
+
+def liked_log(path: Path, *, change: Callable[[dict[str, Columns]], None] = lambda days: None) -> Path:
+    """A log in which users with odd ids like items of large numbers, the others those of small ones."""
+    rng = np.random.default_rng(0)
+    days = {day: random_day(rng, number, 300 if number == 0 else 60) for number, day in enumerate(DAYS)}
+    for columns in days.values():
+        for i, (user, items) in enumerate(zip(columns["user.id"], columns["item"], strict=True)):
+            liked = np.array(items) if user % 2 else ITEMS - np.array(items)
+            place = (-liked).argsort().argsort()  # 0 is the best of 11
+            depth = np.select([place < 2, place < 5, place < 9], [2, 1, 0], -1)
+            columns["depth"][i] = depth.tolist()
+            columns["rank"][i] = np.where(depth < 0, -1, place).tolist()
+            columns["relevance"][i] = (depth == 2).astype(float).tolist()
+            columns["grade"][i] = np.maximum(9 - place, 0).tolist()
+    change(days)
+    write_log(path, days, items=item_columns())
+    return path
+
+
+def content(log: Path, **changes: Any) -> dict[str, Any]:
+    """The configuration of a cascade of two stages on such a log."""
+    base = {
+        "data": {"path": str(log), "train": DAYS[0], "valid": DAYS[1], "test": DAYS[2]},
+        "relevant": 2,
+        "stages": [
+            {"name": "retrieval", "quota": 5, "model": {"kind": "two_tower", "hidden": [16, 8], "dim": 4}},
+            {"name": "ranking", "quota": 3, "model": {"kind": "din", "hidden": [16], "dim": 4, "attention": 8}},
+        ],
+        "objective": {"name": "lcron", "topk": {"name": "dftopk", "tau": 1.0}},
+        "training": {"epochs": 4, "batch": 32},
+        "optimizer": {"lr": 0.02},
+    }
+    return merge(base, changes)

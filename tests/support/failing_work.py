@@ -1,0 +1,122 @@
+"""Work that goes wrong in other processes, which must find it in a module of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankfall.data.sources.rows.row_files import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import polars as pl
+
+    from rankfall.data.impressions.loader import Impressions
+    from rankfall.training.learner import Learner, Position, Taken
+
+    Report = Callable[[int], None]
+    Task = dict[str, Any]
+
+
+def die_once(mark: Path) -> None:
+    """Kill this process, unless it was done before."""
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class DyingFile(Source):
+    """A file whose first reader dies when it has read some of it."""
+
+    mark: str = ""
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        for batch in super().batches(columns):
+            yield batch
+            die_once(Path(self.mark))
+
+
+def squared(part: int, report: Report) -> tuple[int, int]:
+    """The square of a number, the smallest ones last, and who found it."""
+    time.sleep(0.3 if part == 0 else 0)
+    report(part)
+    return part * part, os.getpid()
+
+
+def squared_by_the_living(mark: Path, part: int, report: Report) -> int:
+    """The square of a number; the process that is asked for that of 3 dies."""
+    if part == 3:
+        die_once(mark)
+    report(part)
+    return part * part
+
+
+def squared_unless(refused: list[int], part: int, report: Report) -> int:
+    """The square of a number, or an error."""
+    time.sleep(0 if part == refused[0] else 0.1)
+    if part in refused:
+        raise ValueError(f"part: found {part}, expected another")
+    return part * part
+
+
+def broken(part: int, report: Report) -> int:
+    """A mistake of ours."""
+    return [1, 2][part + 2]
+
+
+def dead(part: int, report: Report) -> None:
+    """Nobody survives this."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def halved(task: int) -> int:
+    """Half of a number."""
+    if task % 2:
+        raise ValueError(f"task: found {task}, expected an even number")
+    return task // 2
+
+
+# --- processes of a training by Ray ---------------------------------------------------------------------------------
+
+
+def until_the_second_raises(notes: Path, error: Exception) -> Callable[[Task], None]:
+    """Training with time between batches, in whose third epoch the second process meets an error.
+
+    What happens is noted in a file.
+    """
+
+    def work(task: Task) -> None:
+        from rankfall.training.distributed import ray_backend
+        from rankfall.training.distributed.group import LostError
+        from rankfall.training.train_cascade import LogLearner
+
+        step = LogLearner.step
+
+        def note(text: str) -> None:
+            with notes.open("a") as file:
+                file.write(f"{text}\n")
+
+        def slow(self: Learner[Impressions], batch: Impressions, position: Position) -> Taken:
+            time.sleep(0.2)
+            if position.epoch == 3 and os.environ["RANK"] == "1":
+                note("raised")
+                raise error
+            return step(self, batch, position)
+
+        LogLearner.step = slow  # type: ignore[method-assign]
+        try:
+            ray_backend._work(task)
+        except LostError as lost:
+            if "did not answer" in str(lost):
+                note("waited in vain")
+            raise
+
+    return work

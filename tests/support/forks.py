@@ -1,0 +1,209 @@
+"""Processes of their own, to be killed and stopped, that need not import torch first.
+
+They are forks of one that has done so, which is this file as a program: each line that it reads asks for a fork, or how
+one has ended, and is answered by a line. A fork does its work and waits for its threads; then it ends at once, as to
+forget all that was imported would take another second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from support.paths import PYTHONPATH
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH}
+DEADLINE = 600  # seconds, for a process that should have answered at once
+COMMAND = "rankfall.cli:main"
+IMPORTED = (  # by whatever trains
+    "torch._dynamo",  # by optimizers
+    "pandas",  # by pyarrow, if it is there
+    "rankfall.cli",
+    "rankfall.training.train",
+    "rankfall.studies.compare",
+    "rankfall.studies.stream.run_stream",
+)
+
+
+class Forks:
+    """Starts forks. What they say goes to files in a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._numbers = directory, count()
+        program = [sys.executable, __file__]
+        self._server = subprocess.Popen(
+            program, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> Forks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.communicate(timeout=DEADLINE)
+
+    def start(
+        self,
+        *arguments: str | Path,
+        call: str = COMMAND,
+        first: Sequence[str] = (),
+        largest_file: int | None = None,
+    ) -> Fork:
+        """Call a function with a list of arguments: that of the command line, or another ``module:function``.
+
+        The modules `first` are imported before, once for all forks. No file that the fork writes gets larger than
+        `largest_file` bytes.
+        """
+        said = [self._directory / f"{next(self._numbers)}.{name}" for name in ("out", "err")]
+        request = {
+            "call": call,
+            "arguments": [str(argument) for argument in arguments],
+            "said": [str(path) for path in said],
+            "first": list(first),
+            "largest_file": largest_file,
+        }
+        return Fork(self, self.ask(request), *said)
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        """What the program answers."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(f"{json.dumps(request)}\n")
+        self._server.stdin.flush()
+        return json.loads(self._server.stdout.readline())
+
+
+class Fork:
+    """A process, as far as tests treat it like one of ``subprocess``."""
+
+    def __init__(self, forks: Forks, pid: int, out: Path, err: Path) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._forks, self._said = forks, (out, err)
+
+    def poll(self) -> int | None:
+        """The exit code, or the negative number of the signal that ended it, if it has ended."""
+        if self.returncode is None:
+            self.returncode = self._forks.ask({"poll": self.pid})
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """As whoever pulls the plug."""
+        self.send_signal(signal.SIGKILL)
+
+    def errors(self) -> str:
+        """What it has said on standard error so far."""
+        return self._said[1].read_text()
+
+    def children(self) -> list[int]:
+        """The processes that it has started."""
+        found = Path(f"/proc/{self.pid}/task").glob("*/children")
+        return [int(child) for path in found for child in path.read_text().split()]
+
+    def communicate(self) -> tuple[str, str]:
+        """Wait for its end; what it said on standard output and standard error."""
+        deadline = time.monotonic() + DEADLINE
+        while self.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        out, err = (path.read_text() for path in self._said)
+        return out, err
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process has not ended; what nobody has asked after yet has."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+# --- the program ----------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Answer one line by another, until there are no more; in a fork, do what the line asks for."""
+    for name in IMPORTED:
+        if find_spec(name.partition(".")[0]):
+            import_module(name)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "poll" in request:
+            _answer(_ended(request["poll"]))
+            continue
+        for name in request["first"]:
+            import_module(name)
+        child = os.fork()
+        if not child:
+            _end(_code_of(request))
+        _answer(child)
+    _end(0)
+
+
+def _answer(value: int | None) -> None:
+    sys.stdout.write(f"{json.dumps(value)}\n")
+    sys.stdout.flush()
+
+
+def _ended(child: int) -> int | None:
+    process, status = os.waitpid(child, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if process else None
+
+
+def _code_of(request: dict[str, Any]) -> int:
+    """Do the work, and say with which code the interpreter would end."""
+    try:
+        _work(request)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _end(code: int) -> NoReturn:
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _work(request: dict[str, Any]) -> None:
+    for handle, path in enumerate((os.devnull, *request["said"])):
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT if handle else os.O_RDONLY)
+        os.dup2(opened, handle)
+        os.close(opened)
+    if request["largest_file"] is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["largest_file"],) * 2)
+    module, _, function = request["call"].partition(":")
+    getattr(import_module(module), function)(request["arguments"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""A small Ray of a test module's own."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import warnings
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from rankfall._ray import import_ray, open_ray
+from support import failing_work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankfall._ray import Ray
+
+
+@contextmanager
+def small_ray() -> Iterator[Ray]:
+    """Two processors and little memory. Nothing is left of it that Python could warn of."""
+    pickle = import_ray().cloudpickle
+    pickle.register_pickle_by_value(failing_work)  # workers do not know where tests are
+    with ExitStack() as stack:
+        stack.callback(pickle.unregister_pickle_by_value, failing_work)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # of starts that a busy machine was too slow for
+            opened = stack.enter_context(open_ray(num_cpus=2, object_store_memory=100 * 2**20))
+            gc.collect()
+        yield opened
+    for process in gc.get_objects():  # Ray ends its processes and does not wait for them
+        if issubclass(type(process), subprocess.Popen) and process.returncode is None and "/ray/" in str(process.args):
+            process.kill()
+            process.wait()

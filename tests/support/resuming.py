@@ -1,0 +1,89 @@
+"""Trainings that are interrupted, for tests of what continues them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankfall.training.checkpoint import Checkpoints
+from rankfall.training.config.ranker_config import set_option
+from support.bundles import made_once
+from support.interrupted import cascade_content, ranker_content, train
+from support.logs import random_log
+from support.planted import plant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from rankfall.training.run_directory import Step
+
+    Content = dict[str, Any]
+
+
+class Interrupted(Exception):  # noqa: N818
+    """What happens to a training in these tests."""
+
+
+def after(count: int) -> Callable[[Step], None]:
+    """Interrupts a training once it has reported so many batches."""
+    seen: list[Step] = []
+
+    def hear(step: Step) -> None:
+        seen.append(step)
+        if len(seen) == count:
+            raise Interrupted
+
+    return hear
+
+
+def interrupt(content: Content, run: Path, batches: int, **options: Any) -> list[Path]:
+    """Train until so many batches are reported; the checkpoints that are left, the newest first."""
+    with pytest.raises(Interrupted):
+        train(content, run, progress=after(batches), **options)
+    return left(run)
+
+
+def left(run: Path) -> list[Path]:
+    """The checkpoints of a run, the newest first."""
+    return Checkpoints(run / "checkpoints", 9).paths()
+
+
+def alter(path: Path) -> None:
+    """Damage a file in one bit."""
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+
+
+@cache
+def contents() -> dict[str, Content]:
+    """Configurations of a cascade and of rankers with other optimizers, on data that nobody changes."""
+
+    def make(place: Path) -> None:
+        place.mkdir()
+        random_log(place / "log", impressions=50)
+        plant(place / "planted")
+
+    place = made_once("interrupted", make)
+    data = place / "planted" / "data"
+    return {
+        "cascade": cascade_content(place / "log"),
+        "ranker": ranker_content(data),
+        "adamw": ranker_content(data, optimizer={"name": "adamw", "weight_decay": 0.01, "clip": 0.5}),
+        "sgd": ranker_content(data, optimizer={"name": "sgd"}, loss={"name": "grade_softmax_loss"}),
+    }
+
+
+@cache
+def whole_runs() -> dict[str, Path]:
+    """Their runs without any interruption, or checkpoint."""
+
+    def make(place: Path) -> None:
+        for name, content in contents().items():
+            train(set_option(content, "training.checkpoint_every", 1e9), place / name)
+
+    place = made_once("whole", make)
+    return {name: place / name for name in contents()}

@@ -1,0 +1,219 @@
+"""Services for tests: in a thread of this process, where everything can be looked at, or by the command line."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from uvicorn import Server
+
+from rankfall._files import checksum
+from rankfall.serving import Bundle
+from rankfall.serving.bundle_files import seal
+from rankfall.serving.service.app import Service
+from rankfall.serving.service.run_service import listen, server_config
+from rankfall.serving.service.settings import Settings
+from rankfall.serving.service.shared_state import Board, load_first
+from support.bundles import exported, made_once, platform_bundle, platform_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TOKEN = "a-token-of-tests"
+# of a request whose body is still to come
+HEADERS = b"POST /rank HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+PATIENCE = 60.0  # seconds, for what has to happen on a busy machine
+
+
+@cache
+def ranking_bundle() -> Path:
+    """The second stage of the platform alone, which answers otherwise."""
+    return made_once("ranking", lambda out: exported(platform_run(), out, "--stage", "ranking"))
+
+
+@cache
+def loaded(path: Path) -> Bundle:
+    """A bundle, to hold answers against."""
+    return Bundle.load(path)
+
+
+def model_of(path: Path) -> str:
+    """What the service calls the model of a bundle."""
+    return str(json.loads((path / "manifest.json").read_text())["sha256"])[:12]
+
+
+def requests() -> list[dict[str, Any]]:
+    """The examples of the platform."""
+    return [example["request"] for example in loaded(platform_bundle()).examples()]
+
+
+def spoiled(path: Path, out: Path) -> Path:
+    """A bundle whose checksums are right but that answers its examples otherwise than it says."""
+    shutil.copytree(path, out)
+    examples = json.loads((out / "examples.json").read_text())
+    examples[0]["scores"][0] += 1
+    (out / "examples.json").write_text(json.dumps(examples))
+    manifest = json.loads((out / "manifest.json").read_text())
+    about = manifest["files"]["examples.json"]
+    about["bytes"], about["sha256"] = (out / "examples.json").stat().st_size, checksum(out / "examples.json")
+    manifest["sha256"] = seal(manifest)
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    return out
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Client:
+    """A connection that is kept, to a service."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._connection.close()
+
+    def call(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        self._connection.request(method, path, body, given)
+        response = self._connection.getresponse()
+        return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+
+    def get(self, path: str) -> Answer:
+        return self.call("GET", path)
+
+    def post(self, path: str, content: object, **headers: str) -> Answer:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        return self.call("POST", path, body, **{"content_type": "application/json", **headers})
+
+    def reload(self, path: Path, bundle: str = "main") -> Answer:
+        return self.post("/reload", {"path": str(path), "bundle": bundle}, authorization=f"Bearer {TOKEN}")
+
+    def metric(self, name: str) -> float:
+        """A number of /metrics, 0 if it is not there yet."""
+        found = re.findall(rf"^{re.escape(name)} (\S+)$", self.get("/metrics").body.decode(), re.MULTILINE)
+        return float(found[0]) if found else 0.0
+
+
+def eventually(holds: Callable[[], object]) -> None:
+    """Wait for something, which must happen."""
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def is_listening(port: int) -> bool:
+    """Whether somebody can connect."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE).close()
+    except ConnectionError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Running:
+    """A service in this process."""
+
+    service: Service
+    port: int
+    server: Server
+
+    def client(self) -> Client:
+        return Client(self.port)
+
+
+@contextmanager
+def running(bundle: Path, **changes: Any) -> Iterator[Running]:
+    """A service of a bundle."""
+    settings = Settings(bundle, **{"token": TOKEN, "deadline": 30_000, **changes})
+    board = Board(None)
+    with serving(Service(settings, board, load_first(settings, board))) as service:
+        yield service
+
+
+@contextmanager
+def serving(service: Service) -> Iterator[Running]:
+    """A service on a free port, by uvicorn in a thread."""
+    listening = listen("127.0.0.1", 0)
+    server = Server(server_config(service, service.settings))
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    try:
+        eventually(lambda: server.started or not thread.is_alive())
+        yield Running(service, listening.getsockname()[1], server)
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+class Program:
+    """``rankfall serve`` as a program."""
+
+    def __init__(self, *arguments: str | Path, **environment: str) -> None:
+        command = [sys.executable, "-m", "rankfall", "serve", *map(str, arguments), "--port", "0"]
+        environment = {**os.environ, "RANKFALL_TOKEN": TOKEN, "OMP_NUM_THREADS": "1", **environment}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline()
+        assert self.line, self.process.communicate()[1]
+        self.port = int(re.findall(r":(\d+) serves", self.line)[0])
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+    def client(self) -> Client:
+        return Client(self.port)
+
+    def workers(self) -> set[int]:
+        """The processes that answer: those that were started by this one, without Python's own helper."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return {int(child) for child in children if b"resource_tracker" not in _command(child)}
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """The exit code after a signal, and what was said on standard error."""
+        self.process.send_signal(number)
+        _, said = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, said
+
+
+def _command(child: str) -> bytes:
+    try:
+        return Path(f"/proc/{child}/cmdline").read_bytes()
+    except FileNotFoundError:  # it has just ended
+        return b"resource_tracker"

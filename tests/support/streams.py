@@ -1,0 +1,47 @@
+"""Streams that use everything a checkpoint must keep, and what is compared of them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from rankfall.studies.stream.run_stream import stream_methods
+from rankfall.studies.stream.stream_config import StreamConfig
+from rankfall.training.config.ranker_config import merge
+from support.interrupted import TIMES, cascade_content
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def stream_content(log: Path, **changes: Any) -> dict[str, Any]:
+    """Everything that a checkpoint must keep, but for a temperature that changes; two methods."""
+    base = cascade_content(log)
+    base["data"] = {"path": str(log), "negatives": 3}
+    base["objective"]["topk"]["tau"] = 5.0
+    base["training"].pop("epochs")
+    base["methods"] = {"LCRON": {}, "BCE, all": {"objective": {"name": "bce", "min_depth": 0}}}
+    return merge(base, changes)
+
+
+def streamed(content: dict[str, Any], out: Path, **options: Any) -> dict[str, Any]:
+    """Stream what a configuration says."""
+    return stream_methods(StreamConfig.model_validate(content), out, **options)
+
+
+def stream_outcome(out: Path) -> dict[str, Any]:
+    """All that a stream is, but for how long it took and which checkpoints it could go on from."""
+    result = json.loads((out / "stream.json").read_text())
+    for run in result["runs"]:
+        run.pop("seconds")
+    return {"result": result, "runs": {run.name: run_outcome(run) for run in sorted((out / "runs").iterdir())}}
+
+
+def run_outcome(run: Path) -> dict[str, Any]:
+    """Weights, lines, values of all impressions."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = [*run.glob("days/*"), *run.glob("checkpoints/[bl]*")]
+    return {
+        "files": {str(path.relative_to(run)): path.read_bytes() for path in kept},
+        "metrics": [{key: value for key, value in line.items() if key not in TIMES} for line in lines],
+    }

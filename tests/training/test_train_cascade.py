@@ -1,0 +1,326 @@
+"""Training a cascade from a log: what it learns, what it leaves, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import rankfall as rf
+from rankfall._settings import ConfigError
+from rankfall.cli import main
+from rankfall.data.impressions.log import ImpressionLog
+from rankfall.studies.evaluate import evaluate_run
+from rankfall.training.build import clip_gradients
+from rankfall.training.build_cascade import OBJECTIVES, make_objective
+from rankfall.training.cascade_metrics import ground_truth, measure_funnel
+from rankfall.training.config.cascade_config import CascadeConfig, validate_cascade
+from rankfall.training.config.ranker_config import set_option
+from rankfall.training.run_directory import TrainingError
+from rankfall.training.train_cascade import load_run, make_loader, measure, train
+from support.cascades import content, liked_log
+from support.logs import DAYS, item_columns, random_day, write_log
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from rankfall.data.impressions.loader import Impressions
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log from which a cascade can learn."""
+    path: Path = tmp_path_factory.mktemp("cascade") / "log"
+    return liked_log(path)
+
+
+def config_for(log: Path, **changes: Any) -> CascadeConfig:
+    return validate_cascade(content(log, **changes))
+
+
+# --- measuring --------------------------------------------------------------------------------------------------
+
+
+def test_measures_are_those_of_a_loop(log: Path) -> None:
+    loader = rf.data.ImpressionLoader(log, DAYS[1], batch=16, shuffle=False)
+
+    def score(batch: Impressions) -> list[Tensor]:
+        return [torch.sin(batch.item.float() * 3), torch.cos(batch.item.float() * 5)]
+
+    values, chance = measure_funnel(score, loader, names=["a", "b"], quotas=[6, 3], relevant=2)
+    rows = ImpressionLog.load(log).days[DAYS[1]].table().to_pylist()
+    for i, row in enumerate(rows):
+        relevant = {item for item, value in zip(row["item"], row["relevance"], strict=True) if value > 0}
+        first = sorted(row["item"], key=lambda item: -np.sin(item * 3))[:6]
+        second = sorted(first, key=lambda item: -np.cos(item * 5))[:3]
+        alone = sorted(row["item"], key=lambda item: -np.cos(item * 5))[:3]
+        assert values["joint_recall"][i] == pytest.approx(len(relevant & set(second)) / 2)
+        assert values["a/recall"][i] == pytest.approx(len(relevant & set(first)) / 2)
+        assert values["b/recall"][i] == pytest.approx(len(relevant & set(alone)) / 2)
+        assert values["a/lost"][i] == pytest.approx(1 - len(relevant & set(first)) / 2)
+        assert values["b/lost"][i] == pytest.approx(len(relevant & (set(first) - set(second))) / 2)
+    assert chance["joint_recall"].tolist() == pytest.approx([3 / 11] * len(rows))
+    assert chance["a/recall"].tolist() == pytest.approx([6 / 11] * len(rows))
+    assert chance["a/lost"].tolist() == pytest.approx([5 / 11] * len(rows))
+    assert chance["b/lost"].tolist() == pytest.approx([3 / 11] * len(rows))
+
+
+def test_the_ground_truth_is_relevant(log: Path) -> None:
+    (batch,) = rf.data.ImpressionLoader(log, DAYS[1], batch=100, shuffle=False)
+    assert torch.equal(ground_truth(batch, 2), (batch.relevance > 0).float())
+    assert torch.equal(ground_truth(batch, 5), (batch.relevance > 0).float())  # there are no more
+    best = ground_truth(batch, 1)
+    assert torch.equal(best.argmax(-1), batch.grade.argmax(-1))
+    assert (best.sum(-1) == 1).all()
+
+
+# --- training ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_learns(log: Path, tmp_path: Path, name: str) -> None:
+    options: dict[str, dict[str, Any]] = {
+        "arf": {"tau": 10.0},
+        "arf_v2": {"tau": 10.0},
+        "sort_ce": {"tau": 10.0},
+        "lcron": {"topk": "dftopk"},
+        "per_stage": {"loss": "ranknet_loss"},
+    }
+    config = config_for(log, objective={"name": name, **options.get(name, {})})
+    result = train(config, tmp_path / "run")
+    assert result.best_metric > 0.5  # chance is 3 / 11
+
+
+def test_a_run_says_what_it_did(log: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    result = train(config_for(log), run)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2, 3, 4]
+    assert set(lines[0]["parts"]) == {"e2e", "stage1/single", "stage2/single"}
+    assert lines[-1]["loss"] == pytest.approx(sum(lines[-1]["parts"].values()))
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert max(line["validation"]["joint_recall"] for line in lines) == result.best_metric
+    config, cascade = load_run(run)
+    loader = make_loader(ImpressionLog.load(log), config, "valid")
+    values, _ = measure(cascade, loader, config)
+    assert float(values["joint_recall"].nanmean()) == pytest.approx(result.best_metric)
+
+
+def test_the_same_seed_gives_the_same_weights(log: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train(config_for(log, training={"seed": seed, "epochs": 1}), tmp_path / name)
+    a, b, c = ((tmp_path / name / "checkpoints" / "last.safetensors").read_bytes() for name in "abc")
+    assert a == b
+    assert a != c
+
+
+def test_sparse_and_shared_tables_train(log: Path, tmp_path: Path) -> None:
+    changes = content(log, share=["video"])
+    for stage in (0, 1):
+        changes = set_option(changes, f"stages.{stage}.model.sparse", 40)
+    config = validate_cascade(changes)
+    assert train(config, tmp_path / "run").best_metric > 0.5
+    _, cascade = load_run(tmp_path / "run")
+    models = [model for model in cascade.models.values() if isinstance(model, rf.models.Scorer)]
+    assert models[0].embedding.tables["video"] is models[1].embedding.tables["video"]
+    assert models[0].embedding.tables["video"].sparse
+
+
+def test_temperatures_follow_their_schedule(log: Path) -> None:
+    for schedule, middle in (("linear", 5.5), ("exponential", 10**0.5)):
+        topk = {"name": "dftopk", "tau": {"start": 10, "end": 1, "schedule": schedule}}
+        objective, (temperature,) = make_objective(config_for(log, objective={"name": "lcron", "topk": topk}))
+        scores = [torch.tensor([0.3, -0.2, 1.0]), torch.tensor([0.1, 0.4, -1.0])]
+        grades = torch.tensor([2.0, 1.0, 0.0])
+        for share, tau in ((0.0, 10.0), (0.5, middle), (1.0, 1.0)):
+            temperature.set(share)
+            fixed = rf.objectives.LCRON(relevant=2, topk=rf.ops.topk("dftopk", tau=tau))
+            torch.testing.assert_close(objective(scores, grades), fixed(scores, grades))
+
+
+def test_a_constant_schedule_is_a_number(log: Path) -> None:
+    scores, grades = [torch.tensor([0.3, -0.2, 1.0]), torch.tensor([0.1, 0.4, -1.0])], torch.tensor([2.0, 1.0, 0.0])
+    for tau in ({"start": 3, "schedule": "constant"}, {"start": 3, "end": 3, "schedule": "constant"}, 3.0):
+        topk = {"name": "dftopk", "tau": tau}
+        objective, temperatures = make_objective(config_for(log, objective={"name": "lcron", "topk": topk}))
+        for temperature in temperatures:
+            temperature.set(0.7)
+        fixed = rf.objectives.LCRON(relevant=2, topk=rf.ops.topk("dftopk", tau=3.0))
+        torch.testing.assert_close(objective(scores, grades), fixed(scores, grades))
+
+
+def test_depths_are_numbers_or_names_of_logged_stages(log: Path, tmp_path: Path) -> None:
+    told = set_option(content(log, objective={"name": "bce"}, training={"epochs": 1}), "stages.1.min_depth", "ranked")
+    told = set_option(told, "stages.0.min_depth", "dropped")
+    train(validate_cascade(told), tmp_path / "names")
+    numbers = {"name": "bce", "min_depth": [0, 1]}  # of the logged stages dropped, ranked, shown
+    train(config_for(log, objective=numbers, training={"epochs": 1}), tmp_path / "numbers")
+    # what the objective says wins over what the stages say
+    told["objective"]["min_depth"] = ["shown", 2]
+    train(validate_cascade(told), tmp_path / "others")
+    weights = {run.name: (run / "checkpoints" / "last.safetensors").read_bytes() for run in tmp_path.iterdir()}
+    assert weights["names"] == weights["numbers"] != weights["others"]
+
+
+# --- commands ---------------------------------------------------------------------------------------------------
+
+
+def run_command(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    return int(end.value.code or 0)
+
+
+def test_train_and_evaluate_commands(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(content(log)).replace("'", ""))  # days as people write them
+    assert f"valid: {DAYS[1]}" in config.read_text()
+    run = str(tmp_path / "run")
+    assert run_command("train", str(config), "stages.1.quota=2", "training.epochs=2", "--out", run, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["epochs"] == 2
+    assert run_command("evaluate", run, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["impressions"] == 60
+    names = {"joint_recall", *(f"{s}/{m}" for s in ("retrieval", "ranking") for m in ("recall", "ndcg", "lost"))}
+    assert set(found["metrics"]) == set(found["chance"]) == names
+    assert found["chance"]["joint_recall"] == pytest.approx(2 / 11)
+    lost = [found["metrics"][f"{stage}/lost"] for stage in ("retrieval", "ranking")]
+    assert found["metrics"]["joint_recall"] + sum(lost) == pytest.approx(1)
+    of_day = evaluate_run(tmp_path / "run", DAYS[1]).summary()
+    assert of_day == evaluate_run(tmp_path / "run", "valid").summary()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("data.train", "2024-01-12", r"data.train: .* has no day '2024-01-12'"),
+        ("data.valid", DAYS[0], f"data: {DAYS[0]} stands in train and in valid; a day has one use"),
+        ("data.path", "nowhere", "data.path: nowhere is not an impression log"),
+        ("data.trian", "x", "data: unknown key 'trian', did you mean 'train'"),
+        ("stages.1.quota", 9, "stages: ranking keeps 9 items, but retrieval before it only 5"),
+        ("stages.1.name", "retrieval", "stages: 'retrieval' stands there twice"),
+        ("stages.0.model.kind", "twotower", "model.kind: found 'twotower', did you mean 'two_tower'"),
+        ("stages.0.model.hiden", [3], "model.hiden: two_tower has no such option, did you mean 'hidden'"),
+        ("stages.0.model.only", ["item.vidio"], "the model of retrieval: only: found 'item.vidio', did you mean"),
+        ("share", ["vidio"], "share: found 'vidio', did you mean 'video'; the log has"),
+        ("objective.name", "lcro", "objective.name: found 'lcro', did you mean 'lcron'"),
+        ("objective.tpk", "dftopk", "objective: lcron has no option 'tpk', did you mean 'topk'"),
+        ("objective.topk", {"name": "dftop"}, "objective: name must be one of"),
+        ("objective.topk.tau", -1.0, "tau must be positive"),
+        ("objective.topk.tau", {"start": 1}, r"expected a number or start, end and schedule"),
+        ("objective.topk.tau", {"start": 1, "end": 2, "schedule": "cosine"}, "expected constant, linear or"),
+        ("objective.topk.tau", {"start": 1, "end": 2, "schedule": "constant"}, "tau.end: found 2, but the schedule is"),
+        ("stages.1.min_depth", "rankd", "stages.1.min_depth: found 'rankd', did you mean 'ranked'; the log's stages"),
+        ("stages.0.quota", 11, "stages: retrieval has the quota 11, but the longest list of .* has 11 items"),
+        ("objective", {"name": "bce", "min_depth": [0, "shwn"]}, "objective.min_depth.1: found 'shwn', did you mean"),
+        ("objective", {"name": "bce", "min_depth": [0, 3]}, "with bce ranking would see items from depth 3 on, but"),
+        ("training.metric", "ranker/recall", "training.metric: found 'ranker/recall', the stages are"),
+        ("training.metric", "ndcg@10", "found 'ndcg@10', expected joint_recall, STAGE/recall or STAGE/ndcg"),
+        ("objective", {"name": "per_stage"}, "per_stage needs the option 'loss'"),
+        (
+            "objective",
+            {"name": "per_stage", "loss": "ranknet"},
+            "loss: name: found 'ranknet', did you mean 'ranknet_loss'",
+        ),
+        ("objective", {"name": "per_stage", "loss": {"name": "relax_loss", "m": 3}}, "relax_loss needs the option 'k'"),
+        ("objective", {"name": "per_stage", "loss": "grade_softmax_loss"}, "but a stage gives one score"),
+    ],
+)
+def test_wrong_configurations_are_explained(log: Path, tmp_path: Path, key: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(validate_cascade(set_option(content(log), key, value)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_learning_rate_of_cascades_stays_where_other_settings_are_given(log: Path) -> None:
+    told = content(log)
+    told["optimizer"] = {"clip": 1.0}
+    assert validate_cascade(told).optimizer.lr == 0.01
+
+
+def test_what_diverges_is_named(log: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"lcron: the scores of \w+ became NaN or infinite in epoch \d, day 2024"):
+        train(config_for(log, optimizer={"lr": 1e30}), tmp_path / "run")
+
+
+def test_advice_knows_what_was_tried(log: Path, tmp_path: Path) -> None:
+    tried = config_for(log, optimizer={"lr": 1e30, "clip": 2.0}, objective={"topk": {"tau": {"start": 9, "end": 3}}})
+    message = r"a smaller optimizer\.clip than 2, a larger objective\.topk\.tau\.end than 3$"
+    with pytest.raises(TrainingError, match=message):
+        train(tried, tmp_path / "run")
+
+
+def test_a_gradient_is_as_long_as_all_its_parts() -> None:
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    # a row that is met twice: 3 + 0 and 0 + 4
+    (table(torch.tensor([1, 1, 2])) * torch.tensor([[3.0, 0.0], [0.0, 4.0], [12.0, 0.0]])).sum().backward()
+    weight, unused = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(3))
+    weight.grad = torch.tensor([84.0])
+    trained = [table.weight, weight, unused]
+    assert clip_gradients(trained, None) == 85.0
+    assert weight.grad == 84.0
+    assert clip_gradients(trained, 8.5) == 85.0
+    assert table.weight.grad is not None
+    assert table.weight.grad.to_dense().flatten().tolist() == pytest.approx([0, 0, 0.3, 0.4, 1.2, 0, 0, 0])
+    assert weight.grad.item() == pytest.approx(8.4)
+
+
+def test_days_without_relevant_items_cannot_validate(log: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    days = {day: random_day(rng, number, 40) for number, day in enumerate(DAYS)}
+    days[DAYS[1]]["relevance"] = [[0.0] * len(one) for one in days[DAYS[1]]["relevance"]]
+    write_log(tmp_path / "log", days, items=item_columns())
+    with pytest.raises(TrainingError, match=f"data.valid: no impression of {DAYS[1]} has a relevant item"):
+        train(config_for(tmp_path / "log"), tmp_path / "run")
+
+
+# --- comparisons ------------------------------------------------------------------------------------------------
+
+
+def comparison(log: Path) -> dict[str, Any]:
+    base = content(log, training={"epochs": 2})
+    del base["objective"]
+    return base | {
+        "methods": {
+            "bce": {"objective": {"name": "bce"}},
+            "lcron": {
+                "objective": {"name": "lcron", "topk": {"name": "dftopk", "tau": 1.0}},
+                "tune": {"objective.topk.tau": [0.5, 2.0]},
+            },
+            "fs": {"objective": {"name": "fs_ranknet"}, "tune": {"optimizer.lr": [0.01, 0.02]}},
+        },
+        "seeds": [0, 1],
+    }
+
+
+def test_cascades_are_compared(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = comparison(log)
+    told["methods"]["bce"]["tune"] = {"optimizer.lr": [0.01, 0.02]}
+    path = tmp_path / "comparison.yaml"
+    path.write_text(yaml.safe_dump(told, sort_keys=False))
+    assert run_command("compare", str(path), "--out", str(tmp_path / "out"), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert [method["name"] for method in found["methods"]] == ["bce", "lcron", "fs"]
+    joint = found["methods"][1]["metrics"]["joint_recall"]
+    assert joint["chance"] == pytest.approx(3 / 11)
+    assert len(joint["values"]) == 2
+    run = found["methods"][1]["runs"][0]
+    again = evaluate_run(tmp_path / "out" / run["directory"]).summary()
+    assert again["metrics"]["joint_recall"] == pytest.approx(joint["values"][0])
+    assert found["failed"] == []
+    assert found["unit"] == "impressions"  # on which methods are compared
+
+
+def test_comparisons_of_cascades_refuse_other_methods(log: Path, tmp_path: Path) -> None:
+    told = comparison(log)
+    told["methods"] = {"trees": {"kind": "lightgbm"}}
+    path = tmp_path / "comparison.yaml"
+    path.write_text(yaml.safe_dump(told, sort_keys=False))
+    assert run_command("compare", str(path), "--out", str(tmp_path / "out")) == 1
