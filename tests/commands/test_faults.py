@@ -33,7 +33,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_killed_at_twenty_moments(forks: Forks, log: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(json.dumps(cascade_content(log, training={"epochs": 2})))
-    program = forks.start(tmp_path / "config.yaml", tmp_path, "20", call="killing:main")
+    program = forks.start(tmp_path / "config.yaml", tmp_path, "20", call="support.kill_loop:main")
     out, err = program.communicate()
     assert program.returncode == 0, err
     moments = out.splitlines()
