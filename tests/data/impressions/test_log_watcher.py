@@ -313,7 +313,8 @@ def test_only_simulated_logs_live_on(log: Path) -> None:
 
 def test_a_reader_never_sees_half_a_day(log: Path) -> None:
     """A process adds days while this one looks, without a pause."""
-    program = f"from support import week_log; from pathlib import Path\nfor n in (2, 3, 4): week_log.add_day(Path({str(log)!r}), n)"
+    program = "from pathlib import Path; from support.week_log import add_day\n"
+    program += f"for n in (2, 3, 4): add_day(Path({str(log)!r}), n)"
     environment = os.environ | {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
     producer = subprocess.Popen([sys.executable, "-c", program], env=environment)
     watcher = Watcher(log)
