@@ -131,7 +131,9 @@ def test_a_stage_comes_back_alone(tmp_path: Path) -> None:
         alone = rf.Cascade.load_stage(path, stage.name)
         assert (alone.name, alone.quota) == (stage.name, stage.quota)
         assert torch.equal(alone.model(batch), scores)
-    with pytest.raises(ValueError, match="has no stage 'rankin', did you mean 'ranking'; it has retrieval, ranking"):
+    with pytest.raises(
+        ValueError, match="has no stage 'rankin', did you mean 'ranking'; its stages are retrieval, ranking"
+    ):
         rf.Cascade.load_stage(path, "rankin")
 
 
@@ -161,7 +163,7 @@ def test_own_models_are_given_when_loading(tmp_path: Path) -> None:
     own = Ready("one")
     nn.init.constant_(own.bias, 2.5)
     rf.Cascade([rf.Stage("own", own, 5)]).save(path)
-    with pytest.raises(ValueError, match="the model of stage 'own' is not one of rankfall's; give it in `models`"):
+    with pytest.raises(ValueError, match=r"the model of stage 'own' is not from rankfall\.models; pass it in `models`"):
         rf.Cascade.load(path)
     again = rf.Cascade.load(path, models={"own": Ready("one")})
     assert again.models["own"].bias == 2.5
@@ -191,11 +193,14 @@ def model() -> nn.Module:
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        ([], "stages: a cascade needs at least one"),
+        ([], "stages: found none, expected at least one stage"),
         ([rf.Stage("a b", model(), 3)], "stages: found the name 'a b', expected letters, digits and '_'"),
-        ([rf.Stage("a", model(), 3), rf.Stage("a", model(), 3)], "stages: 'a' stands there twice"),
+        ([rf.Stage("a", model(), 3), rf.Stage("a", model(), 3)], "stages: duplicate name 'a'"),
         ([rf.Stage("a", model(), 0)], "quota of a must be at least 1, got 0"),
-        ([rf.Stage("a", model(), 2), rf.Stage("b", model(), 3)], "quota of b: found 3, but a before it keeps only 2"),
+        (
+            [rf.Stage("a", model(), 2), rf.Stage("b", model(), 3)],
+            "quota of b: found 3, expected at most 2, the quota of a before it",
+        ),
     ],
 )
 def test_wrong_stages_are_refused(stages: list[rf.Stage], message: str) -> None:
@@ -205,10 +210,10 @@ def test_wrong_stages_are_refused(stages: list[rf.Stage], message: str) -> None:
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    with pytest.raises(ValueError, match="is not there, expected a checkpoint"):
+    with pytest.raises(ValueError, match="does not exist, expected a checkpoint"):
         rf.Cascade.load(path)
     write_checkpoint(path, {"a": torch.zeros(1)}, {"kind": "ranker"})
-    with pytest.raises(ValueError, match="is a checkpoint, but not of a cascade"):
+    with pytest.raises(ValueError, match="is a checkpoint, but not a checkpoint of a cascade"):
         rf.Cascade.load(path)
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(ValueError, match="cannot be read as a checkpoint"):

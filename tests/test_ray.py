@@ -267,10 +267,10 @@ def test_a_part_whose_workers_die_again_and_again_is_given_up(
     engine: _ray.Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.close()
-    monkeypatch.setattr(_ray, "DEATHS", 1)
+    monkeypatch.setattr(_ray, "ATTEMPTS", 1)
     with (
         _ray.open_ray() as frail,
-        pytest.raises(ValueError, match="gave up a part of the work after 1 attempt"),
+        pytest.raises(ValueError, match="failed to process a part in 1 attempt"),
     ):
         list(frail.map(failing_work.dead, [0]))
 
@@ -363,6 +363,6 @@ def test_a_cluster_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch
         raise ConnectionError("nobody is there\nand more")
 
     monkeypatch.setattr(ray, "init", refuse)
-    said = r"^RAY_ADDRESS: no cluster answers at 'nowhere' \(nobody is there\)$"
+    said = r"^RAY_ADDRESS: no cluster responds at 'nowhere' \(nobody is there\)$"
     with pytest.raises(ValueError, match=said), open_engine("ray"):
         pass

@@ -1,16 +1,21 @@
 """Cascade ranking in PyTorch.
 
-:mod:`rankfall.ops` holds soft sorts and soft top-k, :mod:`rankfall.losses` the losses on one list of scores
-and :mod:`rankfall.metrics` the exact metrics. Each works on the last dimension; leading dimensions are batch.
-:mod:`rankfall.data` reads full-stage logs, :mod:`rankfall.models` scores them, a :class:`Cascade` puts models in order
-and :mod:`rankfall.objectives` trains it; :mod:`rankfall.serving` answers requests with what was trained.
+- :mod:`rankfall.ops`: differentiable sorting and top-k selection.
+- :mod:`rankfall.losses`: ranking losses on one list of scores.
+- :mod:`rankfall.metrics`: exact ranking metrics and significance tests.
+- :mod:`rankfall.data`: full-stage logs. :mod:`rankfall.models`: models that score them.
+- :class:`Cascade`: models in order. :mod:`rankfall.objectives`: losses of a whole cascade.
+- :mod:`rankfall.serving`: answers to requests from a trained cascade.
 
->>> import torch, rankfall as rf
->>> scores = torch.tensor([3.0, 1.0, 2.0], requires_grad=True)
->>> rf.losses.softmax_loss(scores, torch.tensor([0.0, 0.0, 1.0]))
-tensor(1.4076, grad_fn=...)
->>> rf.metrics.ndcg(scores, torch.tensor([0.0, 0.0, 1.0]))
-tensor(0.6309)
+Functions of lists work on the last dimension; leading dimensions are batch dimensions.
+
+Examples:
+    >>> import torch, rankfall as rf
+    >>> scores = torch.tensor([3.0, 1.0, 2.0], requires_grad=True)
+    >>> rf.losses.softmax_loss(scores, torch.tensor([0.0, 0.0, 1.0]))
+    tensor(1.4076, grad_fn=...)
+    >>> rf.metrics.ndcg(scores, torch.tensor([0.0, 0.0, 1.0]))
+    tensor(0.6309)
 """
 
 from __future__ import annotations
@@ -29,10 +34,10 @@ __version__ = "0.1.0"
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any attribute
 
     def __getattr__(name: str) -> object:
-        # The parts need torch, which takes seconds to import; `rankfall --help` must not wait for it.
+        # The submodules need torch, which takes seconds to import; `rankfall --help` must not wait for it.
         if name in ("Cascade", "Stage"):
             return getattr(import_module("rankfall.cascade"), name)
-        if name in __all__ or name == "serving":  # which needs an extra, so that a star must not import it
+        if name in __all__ or name == "serving":  # needs an extra, so it is not in __all__
             return import_module(f"rankfall.{name}")
         raise AttributeError(f"module 'rankfall' has no attribute {name!r}")
 

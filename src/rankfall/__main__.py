@@ -1,4 +1,4 @@
-"""``python -m rankfall`` is the command line."""
+"""Run the command line with ``python -m rankfall``."""
 
 from rankfall.cli import main
 

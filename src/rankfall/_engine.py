@@ -1,7 +1,7 @@
-"""Where work on many parts is done: in this process, or by Ray on one machine or many.
+"""Engines: execution of work on many parts, in this process or with Ray on one or more machines.
 
-Whatever can be cut into parts is written once, as a function of a part, and an engine maps it over the parts. Results
-come in the order of the parts and a few at a time, so neither what is written nor the memory depends on the engine.
+Work that can be split into parts is written as a function of one part, and an engine maps it over the parts. Results
+are returned in the order of the parts and a few at a time, so neither the output nor the memory depends on the engine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
-    Report = Callable[[int], None]  # hears how much more is done
+    Report = Callable[[int], None]  # called with the amount of work that has been completed since the last call
 
 Name = Literal["local", "ray"]
 Part = TypeVar("Part")
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 class Engine(Protocol):
-    """Maps functions over parts."""
+    """Protocol of an engine, which maps functions over parts."""
 
     def map(
         self,
@@ -28,17 +28,22 @@ class Engine(Protocol):
         parts: Iterable[Part],
         on_done: Report = lambda count: None,
     ) -> Generator[Result]:
-        """What `work` returns for each of the parts, in their order. What it reports comes to `on_done`.
+        """Yield the result of `work` for each part, in the order of the parts.
 
-        `work` may be called in any process, again if that dies, and for later parts before the results of earlier ones
-        are taken. An error of it is raised here, that of the first part that has one. Close the generator to
-        leave early: then nobody works on parts any more.
+        `work` may run in any process, may run again if a process dies, and may run for later parts before the results
+        of earlier ones are taken. If it raises an error, the error of the first failed part is raised here. Close the
+        generator to stop early; remaining parts are then cancelled.
+
+        Args:
+            work: Function of a part and of a callback ``report(count)`` for progress.
+            parts: The parts.
+            on_done: Called with the counts that `work` reports.
         """
         ...
 
 
 class Local:
-    """One part after the other, in this process."""
+    """Engine that processes one part after the other, in this process."""
 
     def map(
         self,
@@ -46,7 +51,7 @@ class Local:
         parts: Iterable[Part],
         on_done: Report = lambda count: None,
     ) -> Generator[Result]:
-        """What `work` returns for each of the parts; a part is taken when the result of the one before was."""
+        """Yield the result of `work` for each part; a part is processed when the previous result has been taken."""
         for part in parts:
             yield work(part, on_done)
 
@@ -56,7 +61,7 @@ LOCAL = Local()
 
 @contextmanager
 def open_engine(name: Name) -> Generator[Engine]:
-    """An engine by its name. Ray is started if need be, and what was started here ends here."""
+    """Open an engine by its name. Ray is started if necessary, and stopped at the end if it was started here."""
     if name == "local":
         yield LOCAL
         return

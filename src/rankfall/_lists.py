@@ -1,13 +1,13 @@
-"""Lists of items: what every operator, loss and metric agrees on.
+"""Lists of items: checks and arithmetic that all operators, losses and metrics share.
 
-A tensor ``(..., n)`` holds one list of items in its last dimension; leading dimensions are batch. A boolean
-`mask` of the same shape marks the real items of padded lists. Every degenerate case (padding, empty lists, ties,
-lists without a relevant item, half precision) is decided in this file and nowhere else.
+A tensor ``(..., n)`` holds one list of items in its last dimension; leading dimensions are batch dimensions. A boolean
+`mask` of the same shape marks the real items of padded lists. All degenerate cases (padding, empty lists, ties, lists
+without a relevant item, half precision) are handled in this module and nowhere else.
 
-NaN is an error for the whole library. On a CPU in eager mode, where looking at a value costs nothing, it is a
-`ValueError` that names the argument. Inside ``torch.compile`` and on accelerators, where looking would make the
-host wait, it is an assertion on the device, raised by PyTorch as `RuntimeError`. What stands at masked positions
-is never looked at: NaN there is fine.
+NaN is an error in the whole library. On a CPU in eager mode, where reading a value is cheap, it raises a `ValueError`
+that names the argument. Inside ``torch.compile`` and on accelerators, where reading a value would synchronise with the
+host, it is an assertion on the device, which PyTorch raises as a `RuntimeError`. Values at masked positions are never
+used, so NaN is allowed there.
 """
 
 from __future__ import annotations
@@ -29,44 +29,43 @@ Reduction = Literal["mean", "sum", "none"]
 LOG_2 = math.log(2)
 
 
-# --- checking what the caller gave -----------------------------------------------------------------------------
+# --- checks of arguments ----------------------------------------------------------------------------------------
 
 
 def check_scores(
     scores: Float[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None
 ) -> tuple[Float[Tensor, "*batch n"], Bool[Tensor, "*batch n"] | None]:
-    """Scores an operator can compute with: at least float32, finite, and 0 where masked.
+    """Return scores for an operator: at least float32, finite, and 0 where masked.
 
-    An item whose score is -inf is as good as masked, so it joins the mask. The mask that comes back is None only
-    if every item is real.
+    An item with the score -inf is added to the mask. The returned mask is None only if every item is real.
     """
     _check_float("scores", scores)
     _check_mask(mask, scores)
-    scores = _widen(scores)
+    scores = _at_least_float32(scores)
     if mask is not None:
         scores = scores.masked_fill(~mask, 0.0)
-    if _values_are_free(scores):
+    if _can_read_values(scores):
         if _all_finite(scores):
             return scores, mask
-        _reject(scores.isnan(), "scores", "NaN")
+        _raise_if_any(scores.isnan(), "scores", "NaN")
     else:
-        _reject_on_device(scores.isnan(), "scores", "NaN")
+        _assert_on_device(scores.isnan(), "scores", "NaN")
     real = scores != -torch.inf
     mask = real if mask is None else mask & real
     scores = scores.masked_fill(~real, 0.0)
-    if _values_are_free(scores):
-        _reject(scores == torch.inf, "scores", "+inf")
+    if _can_read_values(scores):
+        _raise_if_any(scores == torch.inf, "scores", "+inf")
     else:
-        _reject_on_device(scores == torch.inf, "scores", "+inf")
+        _assert_on_device(scores == torch.inf, "scores", "+inf")
     return scores, mask
 
 
 def check_lists(
     scores: Float[Tensor, "*batch n"], labels: Float[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None
 ) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "*batch n"], Bool[Tensor, "*batch n"]]:
-    """Scores, labels and mask a loss can compute with: finite, of one shape and floating type, 0 where masked.
+    """Return scores, labels and mask for a loss: finite, of the same shape and floating dtype, 0 where masked.
 
-    Half precision is computed in float32: lists are longer than eight bits of mantissa can count.
+    Half precision is converted to float32, since lists are longer than eight bits of mantissa can count.
     """
     _check_float("scores", scores)
     return _check_pair(scores, labels, mask)
@@ -79,7 +78,7 @@ def check_ranking(
     *,
     names: tuple[str, str] = ("scores", "labels"),
 ) -> tuple[Tensor, Float[Tensor, "*batch n"], Bool[Tensor, "*batch n"]]:
-    """The same for a metric: only the order of the scores matters, so ±inf is a score like any other."""
+    """Return the same for a metric. Only the order of the scores matters, so ±inf is allowed."""
     _check_float(names[0], scores)
     return _check_pair(scores.detach(), labels, mask, infinite=True, names=names)
 
@@ -96,7 +95,7 @@ def _check_pair(
     if labels.is_complex():
         raise ValueError(f"{names[1]} must be real numbers, got {labels.dtype}")
     _check_mask(mask, scores)
-    scores = _widen(scores)
+    scores = _at_least_float32(scores)
     labels = labels.detach().to(scores.dtype)
     if mask is None:
         mask = torch.ones_like(scores, dtype=torch.bool)
@@ -108,28 +107,28 @@ def _check_pair(
 
 
 def check_values(name: str, values: Tensor, *, infinite: bool = False) -> None:
-    """Refuse NaN, and ±inf unless `infinite`, without making an accelerator's host wait."""
-    if _values_are_free(values) and _all_finite(values):
+    """Raise an error for NaN, and for ±inf unless `infinite`, without synchronising with an accelerator."""
+    if _can_read_values(values) and _all_finite(values):
         return
     bad = values.isnan() if infinite else ~values.isfinite()
     check_none(name, bad, "NaN" if infinite else "NaN or inf")
 
 
 def check_none(name: str, bad: Tensor, found: str) -> None:
-    """Refuse what is marked as bad, without making an accelerator's host wait."""
-    if _values_are_free(bad):
-        _reject(bad, name, found)
+    """Raise an error if any element is marked as bad, without synchronising with an accelerator."""
+    if _can_read_values(bad):
+        _raise_if_any(bad, name, found)
     else:
-        _reject_on_device(bad, name, found)
+        _assert_on_device(bad, name, found)
 
 
 def check_membership(name: str, values: Tensor) -> None:
-    """Refuse values outside [0, 1], without making an accelerator's host wait."""
+    """Raise an error for values outside [0, 1], without synchronising with an accelerator."""
     check_none(name, (values < 0) | (values > 1), "values outside [0, 1]")
 
 
 def check_shape(name: str, tensor: Tensor, shape: torch.Size, *, of: str = "scores") -> None:
-    """Refuse anything but a tensor of `shape`, which is that of the argument called `of`."""
+    """Raise an error unless `tensor` is a tensor of `shape`, the shape of the argument named `of`."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
     if tensor.shape != shape:
@@ -137,7 +136,7 @@ def check_shape(name: str, tensor: Tensor, shape: torch.Size, *, of: str = "scor
 
 
 def check_count(name: str, value: int) -> int:
-    """A number of items: an integer of at least 1."""
+    """Return a number of items. Raises an error unless it is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int | torch.SymInt | np.integer):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     if value < 1:
@@ -146,7 +145,7 @@ def check_count(name: str, value: int) -> int:
 
 
 def check_positive(name: str, value: float | Tensor) -> float | Tensor:
-    """A temperature or a scale: a positive number, or a floating tensor of them."""
+    """Return a temperature or scale. Raises an error unless it is a positive number or a floating tensor of such."""
     if isinstance(value, Tensor):
         if not value.is_floating_point():
             raise ValueError(f"{name} must be a floating tensor or a number, got {value.dtype}")
@@ -160,7 +159,7 @@ def check_positive(name: str, value: float | Tensor) -> float | Tensor:
 
 
 def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
-    """One of a few words."""
+    """Return a keyword. Raises an error unless it is one of the allowed ones."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return value
@@ -174,7 +173,7 @@ def _check_float(name: str, tensor: Tensor) -> None:
     if tensor.ndim == 0:
         raise ValueError(f"{name} must have at least one dimension (..., n), got a scalar")
     if tensor.shape[-1] == 0:
-        raise ValueError(f"{name} must have at least one item a list, got shape {tuple(tensor.shape)}")
+        raise ValueError(f"{name} must have at least one item per list, got shape {tuple(tensor.shape)}")
 
 
 def _check_mask(mask: Tensor | None, scores: Tensor) -> None:
@@ -185,60 +184,60 @@ def _check_mask(mask: Tensor | None, scores: Tensor) -> None:
         raise ValueError(f"mask must be boolean (True = real item), got {mask.dtype}")
 
 
-def _widen(scores: Tensor) -> Tensor:
+def _at_least_float32(scores: Tensor) -> Tensor:
     return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
 
 
-def _values_are_free(tensor: Tensor) -> bool:
-    """Whether Python may look at a value: in eager mode on a CPU."""
+def _can_read_values(tensor: Tensor) -> bool:
+    """Return whether reading a value needs no synchronisation: in eager mode on a CPU."""
     return not torch.compiler.is_compiling() and tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
 
 
 def _all_finite(tensor: Tensor) -> bool:
-    # A sum is finite only if every term is; it is several times cheaper than isfinite().all(). A sum that
-    # overflows though every term is finite only sends the caller to the exact check.
+    # A sum is finite only if every term is; it is several times cheaper than isfinite().all(). If a sum of finite terms
+    # overflows, the caller runs the exact check.
     return bool(tensor.detach().sum().isfinite())
 
 
-def _reject(bad: Tensor, name: str, found: str) -> None:
+def _raise_if_any(bad: Tensor, name: str, found: str) -> None:
     if bool(bad.any()):
         where = tuple(bad.nonzero()[0].tolist())
         raise ValueError(f"{name} must not hold {found}, found at index {where}")
 
 
-def _reject_on_device(bad: Tensor, name: str, found: str) -> None:
+def _assert_on_device(bad: Tensor, name: str, found: str) -> None:
     if bad.device.type != "meta":
         torch._assert_async(~bad.any(), f"{name} must not hold {found}")
 
 
-# --- arithmetic that is right for empty lists -------------------------------------------------------------------
+# --- arithmetic that is correct for empty lists -----------------------------------------------------------------
 
 
 def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Quotient that is 0, with gradient 0, where the denominator is 0."""
+    """Divide, with result 0 and gradient 0 where the denominator is 0."""
     zero = denominator == 0
     return (numerator / denominator.masked_fill(zero, 1.0)).masked_fill(zero, 0.0)
 
 
 def list_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the real items of each list; 0 for an empty list."""
+    """Return the mean over the real items of each list; 0 for an empty list."""
     return safe_divide(values.masked_fill(~mask, 0.0).sum(-1), mask.sum(-1).to(values.dtype))
 
 
 def has_positive(labels: Tensor, mask: Tensor) -> Tensor:
-    """Lists with at least one real item of positive label; the others count 0 in every listwise loss."""
+    """Return which lists have a real item with a positive label. All others have loss 0 in every listwise loss."""
     return ((labels > 0) & mask).any(-1)
 
 
-def can_miss(truth: Tensor, mask: Tensor, k: int) -> Tensor:
-    """Lists of whose relevant items the first k may miss some: it has some, and more than k items altogether."""
+def has_recall_signal(truth: Tensor, mask: Tensor, k: int) -> Tensor:
+    """Return which lists have a relevant item and more than k items, so that the recall at k depends on the scores."""
     return has_positive(truth, mask) & (mask.sum(-1) > k)
 
 
 def reduce_lists(per_list: Tensor, *, weight: Tensor | None, reduction: Reduction) -> Tensor:
-    """One value a list -> what the caller asked for. A per-list weight makes the mean a weighted mean.
+    """Reduce one value per list. List weights make the mean a weighted mean.
 
-    Item weights (``weight.ndim == per_list.ndim + 1``) were applied inside the loss already.
+    Item weights (``weight.ndim == per_list.ndim + 1``) have been applied inside the loss already.
     """
     check_choice("reduction", reduction, ("mean", "sum", "none"))
     of_lists = weight is not None and weight.ndim == per_list.ndim
@@ -255,12 +254,12 @@ def reduce_lists(per_list: Tensor, *, weight: Tensor | None, reduction: Reductio
 
 
 def mean_over_lists(per_list: Tensor) -> Tensor:
-    """The mean of one value a list; an empty batch costs 0."""
+    """Return the mean of one value per list; 0 for an empty batch."""
     return per_list.sum() / max(1, per_list.numel())
 
 
 def item_weight(weight: Tensor | None, scores: Tensor, mask: Tensor) -> Tensor | None:
-    """The weight if it is one of items ``(..., n)``, 0 where masked; None if it is one of lists or not given."""
+    """Return item weights ``(..., n)``, 0 where masked; None if `weight` is None or holds one weight per list."""
     if weight is None:
         return None
     if not isinstance(weight, Tensor):
@@ -282,38 +281,38 @@ def item_weight(weight: Tensor | None, scores: Tensor, mask: Tensor) -> Tensor |
 
 
 def gains(labels: Tensor, mask: Tensor, *, kind: str = "exp2") -> Tensor:
-    """Gain of each item, up to one positive factor a list: 2^y - 1 ("exp2") or y ("linear"); 0 where masked.
+    """Return the gain of each item, up to a positive factor per list: 2^y - 1 ("exp2") or y ("linear"); 0 where masked.
 
-    Everything that uses gains divides by an ideal sum of gains, so a factor cancels. Dividing by 2^max(y) keeps
-    2^y finite for labels of any size (full-stage grades run into the hundreds); powers of two are exact. A label below
-    0 would have a negative gain, and an ideal order no meaning: it is refused.
+    All users divide by an ideal sum of gains, so a factor cancels. The division by 2^max(y) keeps 2^y finite for labels
+    of any size (full-stage grades reach hundreds); powers of two are exact. A label below 0 would have a negative gain,
+    for which an ideal order is not defined, so it raises an error.
     """
     check_none("labels", (labels < 0) & mask, "values below 0")
     if check_choice("gain", kind, ("exp2", "linear")) == "linear":
         return labels.masked_fill(~mask, 0.0)
     largest = labels.masked_fill(~mask, 0.0).amax(-1, keepdim=True)
-    # 2^y - 1 = -2^y (2^-y - 1), whose last factor keeps its digits for small labels
+    # 2^y - 1 = -2^y (2^-y - 1), whose last factor is precise for small labels
     return (-torch.exp2(labels - largest) * torch.expm1(-LOG_2 * labels)).masked_fill(~mask, 0.0)
 
 
 def discounts(n: int, like: Tensor, *, k: int | None = None) -> Tensor:
-    """1 / log2(1 + r) for the ranks r = 1..n, 0 beyond rank k."""
+    """Return 1 / log2(1 + r) for the ranks r = 1..n, 0 beyond rank k."""
     rank = torch.arange(1, n + 1, device=like.device, dtype=like.dtype)
     discount = torch.log2(1 + rank).reciprocal()
     return discount if k is None else discount * (rank <= k)
 
 
 def ideal_dcg(gain: Tensor, *, k: int | None = None) -> Tensor:
-    """The largest DCG that any order of the list reaches, counting the first k ranks."""
+    """Return the largest DCG of the first k ranks over all orders of the list."""
     best = gain.sort(-1, descending=True).values
     return (best * discounts(gain.shape[-1], gain, k=k)).sum(-1)
 
 
 def top_labels(labels: Tensor, k: int, mask: Tensor, *, positive_only: bool = True) -> Tensor:
-    """Membership in [0, 1] of each item in the ground truth: the k best labels.
+    """Return the membership in [0, 1] of each item in the ground truth: the k best labels.
 
-    Only labels > 0 count unless `positive_only` is False. Items tied at the boundary share the remaining places
-    equally, so the order of rows never matters.
+    Only labels above 0 count unless `positive_only` is False. Items tied at the boundary share the remaining places
+    equally, so the order of the items never matters.
     """
     check_count("k", k)
     eligible = mask & (labels > 0) if positive_only else mask
@@ -325,20 +324,25 @@ def top_labels(labels: Tensor, k: int, mask: Tensor, *, positive_only: bool = Tr
     tied = (values == boundary) & eligible
     places = k - above.sum(-1, keepdim=True)
     share = safe_divide(places.to(labels.dtype), tied.sum(-1, keepdim=True).to(labels.dtype))
-    # More places than ties are left where a list of scores has fewer than k items and one of them is -inf.
+    # A list of scores with fewer than k items, one of them -inf, has more places left than ties.
     return above.to(labels.dtype) + tied * share.clamp(max=1.0)
 
 
-# --- operators of our own ---------------------------------------------------------------------------------------
+# --- custom operators -------------------------------------------------------------------------------------------
 
 Kernel = Callable[..., Tensor]
 
 
 def operator(schema: str, *, like: Kernel, device: str = "cpu") -> Callable[[Kernel], Kernel]:
-    """Make a function one node for torch.compile, called as ``torch.ops.rankfall.NAME``.
+    """Register a function as a custom operator ``torch.ops.rankfall.NAME``, one node for torch.compile.
 
-    `like` makes an empty result; `device` is "cpu", or "default" for any. (`torch.library.custom_op` does the same, but
-    its first call imports the compiler, some three seconds that every process would pay.)
+    (`torch.library.custom_op` does the same, but its first call imports the compiler, which takes about three seconds
+    in every process.)
+
+    Args:
+        schema: Name and signature of the operator.
+        like: Function that creates an empty result.
+        device: ``"cpu"``, or ``"default"`` for any device.
     """
     name = schema.partition("(")[0]
     torch.library.define(f"rankfall::{name}", schema.removeprefix(name))
@@ -355,13 +359,13 @@ def operator(schema: str, *, like: Kernel, device: str = "cpu") -> Callable[[Ker
 
 
 def rank_order(scores: Tensor, mask: Tensor) -> Tensor:
-    """Indices of the items by descending score, ties by position, masked items last."""
-    # Sorting puts NaN last, behind even an item of score -inf.
+    """Return the indices of the items by descending score, ties by position, masked items last."""
+    # Sorting puts NaN last, even behind an item with the score -inf.
     return scores.detach().neg().masked_fill(~mask, torch.nan).argsort(dim=-1, stable=True)
 
 
 def kth_largest(values: Tensor, k: int) -> Tensor:
-    """The k-th and (k+1)-th largest value of each list, shape (..., 2), for k < n. Carries no gradient."""
+    """Return the k-th and (k+1)-th largest value of each list, ``(..., 2)``, for k < n, without gradient."""
     values = values.detach()
     if values.device.type == "cpu":
         pair: Tensor = torch.ops.rankfall.kth_largest(values, k)
@@ -373,13 +377,13 @@ def kth_largest(values: Tensor, k: int) -> Tensor:
     "kth_largest(Tensor values, int k) -> Tensor", like=lambda values, k: values.new_empty((*values.shape[:-1], 2))
 )
 def _select_cpu(values: Tensor, k: int) -> Tensor:
-    # NumPy's selection takes a tenth of the time of torch.topk or kthvalue on a CPU. One pivot and a minimum
-    # cost a sixth of two pivots.
+    # NumPy's selection takes a tenth of the time of torch.topk or kthvalue on a CPU. One pivot and a minimum take a
+    # sixth of the time of two pivots.
     n = values.shape[-1]
     rows = values.reshape(-1, n).numpy()
     pair = torch.empty((*values.shape[:-1], 2), dtype=values.dtype)
     out = pair.view(-1, 2).numpy()
-    # A few lists at a time in one scratch buffer that stays in the cache.
+    # A few lists at a time, in one scratch buffer that fits into the cache.
     step = max(1, (1 << 15) // n)
     for start in range(0, len(rows), step):
         scratch = rows[start : start + step].copy()
@@ -390,7 +394,7 @@ def _select_cpu(values: Tensor, k: int) -> Tensor:
 
 
 def any_order(values: Tensor) -> Tensor:
-    """Indices by descending value, ties in any order. Carries no gradient."""
+    """Return the indices by descending value, ties in any order, without gradient."""
     values = values.detach()
     if values.device.type == "cpu":
         order: Tensor = torch.ops.rankfall.any_order(values)
@@ -411,10 +415,10 @@ def _order_cpu(values: Tensor) -> Tensor:
 
 
 def add_gumbel(scores: Tensor, samples: int, beta: float, generator: torch.Generator | None) -> Tensor:
-    """Draws of scores + beta * Gumbel noise, in a new first dimension."""
+    """Return draws of scores + beta * Gumbel noise, in a new first dimension."""
     check_count("gumbel_samples", samples)
     check_positive("beta", beta)
     exponential = torch.empty((samples, *scores.shape), dtype=torch.float32, device=scores.device)
-    # Minus the logarithm of an exponential variable is a Gumbel variable; a draw of 0 would be infinite.
+    # The negative logarithm of an exponential variable is a Gumbel variable; a draw of 0 would be infinite.
     noise = -exponential.exponential_(generator=generator).clamp(min=torch.finfo(torch.float32).tiny).log()
     return scores + (beta * noise).to(scores.dtype)

@@ -1,4 +1,4 @@
-"""The manifests of directories: what they hold, in which format, and of which version."""
+"""Manifests of directories: their content, format and version."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MANIFEST = "manifest.json"
 
 
 def has_format(file: Path, name: str) -> bool:
-    """Whether a manifest is there and says that its directory is in a format, of any version."""
+    """Return whether a manifest exists and names the format, of any version."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -24,9 +24,18 @@ def has_format(file: Path, name: str) -> bool:
 def read_manifest(
     path: Path, name: str, version: int, *, kind: str, remedy: str, keys: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """What a directory says of itself, if it is in a format, of this version, and says all of `keys`.
+    """Read the manifest of a directory and check its format.
 
-    Errors say which `kind` of directory was expected, and what the `remedy` of an older one is.
+    Args:
+        path: The directory.
+        name: Expected format.
+        version: Expected version of the format.
+        kind: Kind of directory that was expected, for messages.
+        remedy: How to update a directory of another version, for messages.
+        keys: Keys that the manifest must have.
+
+    Raises:
+        ValueError: If the directory has another format or version, or a key is missing.
     """
     if not has_format(path / MANIFEST, name):
         raise ValueError(f"path: {path} is not {kind}")

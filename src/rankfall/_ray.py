@@ -1,7 +1,7 @@
-"""Ray, as an engine: parts are worked on by the processors of one machine or many.
+"""The Ray engine: parts are processed by the CPUs of one or more machines.
 
-The address of a cluster stands in ``RAY_ADDRESS``; without it Ray is started on this machine. All machines of a cluster
-must have the same version of rankfall, and see the same files under the same paths.
+``RAY_ADDRESS`` is the address of a cluster; without it, Ray is started on this machine. All machines of a cluster must
+have the same version of rankfall and see the same files under the same paths.
 """
 
 from __future__ import annotations
@@ -26,47 +26,51 @@ Result = TypeVar("Result")
 
 INSTALL = "pip install 'rankfall[ray]'"
 ADDRESS = "RAY_ADDRESS"
-STARTS = 3  # a machine that is busy may not start Ray in the time that Ray gives itself
-DEATHS = 4  # of the workers of a part, after which it is given up
-_PATIENCE = 10.0  # seconds for workers to end, and for a cluster to answer
-_KEPT = 2  # functions that a worker keeps, as two maps may take turns
-_ENVIRONMENT = {"POLARS_MAX_THREADS": "1"}  # of workers: there is one for each processor
+STARTS = 3  # attempts: on a busy machine, Ray may exceed its own start timeout
+ATTEMPTS = 4  # per part: if all its workers die, the part has failed
+_TIMEOUT = 10.0  # seconds, for workers to end and for a cluster to answer
+_CACHED_FUNCTIONS = 2  # per worker, since two maps may alternate
+_ENVIRONMENT = {"POLARS_MAX_THREADS": "1"}  # of workers: there is one per CPU
 
 
 def import_ray() -> Any:
-    """Ray, or how to get it. It tells nobody that it is used, and leaves it to us to speak."""
+    """Import Ray, without usage statistics and with little output. Raises ValueError if it is not installed."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it warns of what it will do one day
-    os.environ.setdefault("RAY_task_oom_retries", str(DEATHS - 1))  # or it tries for ever what has too little memory
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # or it reports workers that die on standard output
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or Ray warns about a future change
+    os.environ.setdefault("RAY_task_oom_retries", str(ATTEMPTS - 1))  # or Ray retries for ever if memory is too small
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # or Ray reports dead workers on standard output
     try:
         import ray
     except ImportError:
-        raise ValueError(f"engine: Ray is not installed; {INSTALL} brings it") from None
+        raise ValueError(f"engine: Ray is not installed; install it with {INSTALL}") from None
     return ray
 
 
 @contextmanager
 def open_ray(**options: Any) -> Generator[Ray]:
-    """Ray as it runs already in this process, or that of the cluster, or one of this machine's own until the end.
+    """Open the Ray engine.
 
-    `options` are what else ``ray.init`` takes, for one of our own.
+    It uses Ray as it runs in this process, the cluster at ``RAY_ADDRESS``, or a local instance that ends with the
+    context.
+
+    Args:
+        options: Further arguments of ``ray.init`` for a local instance.
     """
     ray = import_ray()
     with ExitStack() as stack:
-        later = stack
+        cleanup = stack
         if not ray.is_initialized():
             address = os.environ.get(ADDRESS)
-            # logs of Ray, and what it has no memory for; sockets there need short names
-            place = "/tmp" if Path("/tmp").is_dir() else None
-            directory = stack.enter_context(TemporaryDirectory(prefix="ray-", dir=place, ignore_cleanup_errors=True))
-            later = stack.enter_context(ExitStack())
+            # Ray's logs, spilled objects and sockets, whose paths must be short
+            parent = "/tmp" if Path("/tmp").is_dir() else None
+            directory = stack.enter_context(TemporaryDirectory(prefix="ray-", dir=parent, ignore_cleanup_errors=True))
+            cleanup = stack.enter_context(ExitStack())
             stack.callback(ray.shutdown)
             if address:
                 _connect(ray, address)
             else:
                 _start(ray, directory, options)
-        with closing(Ray(ray, later)) as engine:
+        with closing(Ray(ray, cleanup)) as engine:
             yield engine
 
 
@@ -74,10 +78,10 @@ def _connect(ray: Any, address: str) -> None:
     try:
         host, colon, port = address.rpartition(":")
         if colon and port.isdigit() and "/" not in host:
-            socket.create_connection((host, int(port)), timeout=_PATIENCE).close()  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), timeout=_TIMEOUT).close()  # Ray itself would retry for minutes
         ray.init(address, **_quiet())
     except (OSError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{ADDRESS}: no cluster answers at {address!r} ({_first_line(error)})") from None
+        raise ValueError(f"{ADDRESS}: no cluster responds at {address!r} ({_first_line(error)})") from None
 
 
 def _start(ray: Any, directory: str, options: dict[str, Any]) -> None:
@@ -85,17 +89,17 @@ def _start(ray: Any, directory: str, options: dict[str, Any]) -> None:
         try:
             ray.init("local", include_dashboard=False, _temp_dir=directory, **_quiet(), **options)
             return
-        except Exception as error:  # Ray has no other name for it
+        except Exception as error:  # Ray raises no more specific type
             ray.shutdown()
             _end_processes(directory)
             if attempt == STARTS:
-                raise ValueError(f"Ray does not start on this machine ({_first_line(error)})") from None
+                raise ValueError(f"Ray cannot be started on this machine ({_first_line(error)})") from None
 
 
 def _end_processes(directory: str) -> None:
-    """End what a start that failed has left behind, as far as the system tells: all that speaks of the directory."""
+    """Kill the processes that a failed start has left behind: all whose command line contains the directory."""
     for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # some end by themselves
+        with suppress(OSError):  # some processes end in the meantime
             if directory.encode() in (path / "cmdline").read_bytes():
                 os.kill(int(path.name), signal.SIGKILL)
 
@@ -113,17 +117,17 @@ def _first_line(error: BaseException) -> str:
 
 
 class Ray:
-    """Maps functions over parts, by a worker for each processor. Functions, parts and results are pickled."""
+    """Engine that processes parts with one worker per CPU. Functions, parts and results are pickled."""
 
-    def __init__(self, ray: Any, later: ExitStack) -> None:
+    def __init__(self, ray: Any, cleanup: ExitStack) -> None:
         self.ray = ray
-        self.later = later  # what is left to do when nobody works any more
-        # tasks would do, if they could be cancelled: that ends this process now and then (Ray 2.60)
-        options = {"num_cpus": 1, "max_restarts": -1, "max_task_retries": DEATHS - 1}
-        self._make = ray.remote(**options)(_Worker).remote
-        self.workers = max(int(ray.available_resources().get("CPU", 1)), 1)  # others may use the cluster as well
-        self._pool: list[Any] = []  # made when needed
-        self._busy: dict[Any, Any] = {}  # the workers of parts that may not be done
+        self.cleanup = cleanup  # runs after all workers have ended
+        # actors, since cancelling tasks sometimes crashes this process (Ray 2.60)
+        options = {"num_cpus": 1, "max_restarts": -1, "max_task_retries": ATTEMPTS - 1}
+        self._create_worker = ray.remote(**options)(_Worker).remote
+        self.workers = max(int(ray.available_resources().get("CPU", 1)), 1)  # other jobs may use the cluster as well
+        self._pool: list[Any] = []  # created when needed
+        self._busy: dict[Any, Any] = {}  # the workers of parts that may not be finished
 
     def map(
         self,
@@ -131,13 +135,13 @@ class Ray:
         parts: Iterable[Part],
         on_done: Report = lambda count: None,
     ) -> Generator[Result]:
-        """What `work` returns for each of the parts, in their order."""
+        """Yield the result of `work` for each part, in the order of the parts."""
         shared = self.ray.put(work)
         waiting: deque[Any] = deque()
         try:
             for part in _until_error(parts):
                 if isinstance(part, _Raised):
-                    # as without Ray, what is wrong with earlier parts is said first
+                    # as without Ray, errors of earlier parts are raised first
                     yield from self._take_all(waiting, on_done)
                     raise part.error
                 waiting.append(self._submit(shared, part))
@@ -150,7 +154,7 @@ class Ray:
     def each(
         self, work: Callable[[Part, Report], Result], parts: Iterable[Part], *, at_once: int | None = None
     ) -> Generator[tuple[Part, Result | Exception]]:
-        """Each part with what `work` returns for it, or why there is nothing, as they get ready."""
+        """Yield each part with the result of `work`, or with its ValueError or OSError, in the order of completion."""
         shared = self.ray.put(work)
         left = deque(parts)
         running: dict[Any, Part] = {}
@@ -169,21 +173,21 @@ class Ray:
             self._abandon(running)
 
     def close(self) -> None:
-        """End the workers, whatever they do."""
+        """Kill the workers."""
         for worker in self._pool:
             self.ray.kill(worker)
         self._pool, self._busy = [], {}
 
     def _submit(self, shared: Any, part: Any) -> Any:
-        """Give a part to the worker that has least to do."""
-        self._pool = self._pool or [self._make() for _ in range(self.workers)]
+        """Submit a part to the worker with the fewest open parts."""
+        self._pool = self._pool or [self._create_worker() for _ in range(self.workers)]
         if self._busy:
             done, _ = self.ray.wait(list(self._busy), num_returns=len(self._busy), timeout=0, fetch_local=False)
             for reference in done:
                 del self._busy[reference]
         load = Counter(self._busy.values())
         worker = min(self._pool, key=lambda one: load[one])
-        # a reference inside a list is passed on as it is, so that the worker may have its value already
+        # a reference inside a list is not resolved, so that the worker can use its cached value
         reference = worker.do.remote(os.getcwd(), [shared], part)
         self._busy[reference] = worker
         return reference
@@ -202,21 +206,21 @@ class Ray:
         try:
             return self.ray.get(reference)
         except errors.RayTaskError as error:
-            speaks = isinstance(error.cause, ValueError | OSError)  # others are mistakes of ours, to be traced back
-            raise error.cause from (None if speaks else error)
+            expected = isinstance(error.cause, ValueError | OSError)  # others are bugs, which need the traceback
+            raise error.cause from (None if expected else error)
         except errors.RayError as error:
-            raise ValueError(f"Ray gave up a part of the work after {DEATHS} attempts: {_first_line(error)}") from None
+            raise ValueError(f"Ray failed to process a part in {ATTEMPTS} attempts: {_first_line(error)}") from None
 
     def _abandon(self, references: Iterable[Any]) -> None:
-        """End the workers, if there is something that nobody waits for any more."""
+        """Kill the workers if parts are left whose results are no longer needed."""
         references = list(references)
         if references:
             self.close()
-            self.ray.wait(references, num_returns=len(references), timeout=_PATIENCE)
+            self.ray.wait(references, num_returns=len(references), timeout=_TIMEOUT)
 
 
 class _Raised:
-    """What went wrong with making parts."""
+    """An error that was raised by the iterator of parts."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -230,22 +234,24 @@ def _until_error(parts: Iterable[Part]) -> Iterator[Part | _Raised]:
 
 
 def enter(directory: str) -> None:
-    """Go where the command was given, so that paths mean the same."""
+    """Change to the directory of the command, so that relative paths are the same."""
     try:
         os.chdir(directory)
     except OSError:
         where = socket.gethostname()
-        raise ValueError(f"{directory} is not there on {where}: Ray's machines must see the same files") from None
+        raise ValueError(
+            f"{directory} does not exist on {where}; all machines of the Ray cluster must see the same files"
+        ) from None
 
 
 class _Worker:
     """A process that works on parts, one after the other."""
 
     def __init__(self) -> None:
-        self._functions: dict[str, Any] = {}  # the last ones, by their references
+        self._functions: dict[str, Any] = {}  # the most recent ones, by their references
 
     def do(self, directory: str, shared: list[Any], part: Any) -> tuple[Any, int]:
-        """The result for a part, and how much was reported to be done."""
+        """Return the result for a part, and the sum of the counts that were reported."""
         enter(directory)
         done = 0
 
@@ -260,7 +266,7 @@ class _Worker:
         if name not in self._functions:
             import ray
 
-            while len(self._functions) >= _KEPT:
+            while len(self._functions) >= _CACHED_FUNCTIONS:
                 self._functions.pop(next(iter(self._functions)))
             self._functions[name] = ray.get(reference)
         return self._functions[name]

@@ -1,4 +1,4 @@
-"""Settings in YAML files: checked models of what is allowed, and messages that say where something is wrong."""
+"""Configurations in YAML files: validated sections, YAML input and output, and error messages."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-KIND = "kind "  # before the tags of unions that are told apart by their key `kind`
+KIND = "kind "  # prefix of the tags of unions that are discriminated by their key `kind`
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be meant; the message names every key that is wrong."""
+    """An invalid configuration. The message names every wrong key."""
 
 
 class Section(BaseModel):
-    """Part of a configuration: nothing but the keys it names, of exactly their types."""
+    """Base class of the sections of a configuration: only known keys, with exactly the declared types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _knows_every_key(cls, content: object) -> object:
+    def _reject_unknown_keys(cls, content: object) -> object:
         if isinstance(content, dict) and cls.model_config["extra"] == "forbid":
             for key in content:
                 if key not in cls.model_fields:
@@ -42,25 +42,25 @@ class Section(BaseModel):
 
 
 def dump(config: BaseModel) -> str:
-    """A configuration as YAML, with every default written out."""
+    """Return a configuration as YAML, including all defaults."""
     return to_yaml(config.model_dump(mode="json"))
 
 
 def to_yaml(content: Mapping[str, Any]) -> str:
-    """A mapping as YAML, in its own order."""
+    """Return a mapping as YAML, in its own order."""
     return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+    """Read the mapping in a YAML file. Raises ConfigError if the file is missing or holds no mapping."""
     try:
         text = path.read_text(encoding="utf-8")
     except IsADirectoryError:
         raise ConfigError(f"{path} is a directory, expected a YAML file") from None
     except FileNotFoundError:
-        raise ConfigError(f"{path} is not there, expected a YAML file") from None
+        raise ConfigError(f"{path} does not exist, expected a YAML file") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not a text in UTF-8, expected a YAML file") from None
+        raise ConfigError(f"{path} is not UTF-8 text, expected a YAML file") from None
     content = parse_yaml(text, str(path))
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: found {shown(content)}, expected keys and values")
@@ -68,15 +68,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 3e-4 is a number, as in YAML 1.2, 2024-01-13 the name of a day, and no key stands twice."""
+    """YAML loader that reads 3e-4 as a number (as in YAML 1.2), 2024-01-13 as a string, and rejects duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} stands twice", key.start_mark
-                )
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -93,7 +91,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The content of a YAML text; `where` stands before what is wrong with it."""
+    """Parse a YAML text. `where` is the prefix of error messages."""
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -103,7 +101,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def leaves(content: Any, *, separator: str = ".", key: str = "") -> dict[str, Any]:
-    """Every value of mappings and lists by its place.
+    """Return the values of nested mappings and lists by their dotted keys.
 
     >>> leaves({"loss": {"name": "relax_loss", "m": 20}, "hidden": [64, 32]})
     {'loss.name': 'relax_loss', 'loss.m': 20, 'hidden.0': 64, 'hidden.1': 32}
@@ -111,21 +109,21 @@ def leaves(content: Any, *, separator: str = ".", key: str = "") -> dict[str, An
     if not isinstance(content, dict | list):
         return {key: content}
     found: dict[str, Any] = {}
-    for word, part in content.items() if isinstance(content, dict) else enumerate(content):
-        found |= leaves(part, separator=separator, key=f"{key}{separator}{word}" if key else str(word))
+    for name, part in content.items() if isinstance(content, dict) else enumerate(content):
+        found |= leaves(part, separator=separator, key=f"{key}{separator}{name}" if key else str(name))
     return found
 
 
-# --- saying what is wrong -----------------------------------------------------------------------------------------
+# --- error messages -----------------------------------------------------------------------------------------------
 
 
 def explain(error: ValidationError, where: str) -> str:
-    """Every mistake on a line of its own: where it stands, what was found, what is allowed."""
-    return "\n".join(f"{where}: {_mistake(details)}" for details in error.errors())
+    """Return one line per validation error: the key, the value found, and the values allowed."""
+    return "\n".join(f"{where}: {_error_line(details)}" for details in error.errors())
 
 
-def _mistake(details: ErrorDetails) -> str:
-    # Pydantic puts the tag of a union between the keys.
+def _error_line(details: ErrorDetails) -> str:
+    # Pydantic inserts the tag of a union between the keys.
     key = ".".join(str(part) for part in details["loc"] if not str(part).startswith(KIND))
     found = shown(details["input"])
     match details["type"]:
@@ -148,6 +146,6 @@ def _mistake(details: ErrorDetails) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as messages quote it."""
+    """Return the repr of a value for messages, shortened to 60 characters."""
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

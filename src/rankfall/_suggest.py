@@ -1,4 +1,4 @@
-"""Words for people."""
+"""Hints in error messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def did_you_mean(found: object, allowed: Iterable[str]) -> str:
-    """A hint at the allowed word that looks like what was found, if one does.
+    """Return a hint with the allowed word that is closest to `found`, or an empty string if none is close.
 
     >>> did_you_mean("epoch", ["epochs", "batch"])
     ", did you mean 'epochs'"

@@ -1,8 +1,7 @@
-"""Checkpoints: tensors in files that are whole or not there, and that tell when they were damaged.
+"""Checkpoint files: tensors and metadata with checksums, written atomically.
 
-A checkpoint is one safetensors file: tensors by name and, in its header, what is known about them as JSON, with the
-SHA-256 of each tensor and of itself. It is one file so that it can be replaced in one step; nothing in it is
-ever executed.
+A checkpoint is one safetensors file: tensors by name and, in its header, metadata as JSON, with the SHA-256 of each
+tensor and of the metadata itself. It is a single file so that it can be replaced atomically; nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 FORMAT = "rankfall checkpoint"
 VERSION = 2
-WITHOUT_CHECKSUMS = 1  # a version that can still be read
+WITHOUT_CHECKSUMS = 1  # an older version that can still be read
 _TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -40,23 +39,31 @@ _TYPES = {
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """Write tensors and what is known about them; the same content gives the same bytes."""
+    """Write tensors and metadata. Equal content results in equal bytes.
+
+    Args:
+        path: File to write.
+        tensors: Tensors by name.
+        about: Metadata, JSON values.
+    """
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     content = {"format": FORMAT, "version": VERSION, **about, "tensors": _checksums(stored)}
-    content = json.loads(_text(content))  # as it will be read: keys that are numbers become words
+    content = json.loads(_text(content))  # as it will be read: JSON turns keys that are numbers into strings
     with new_content(path) as temporary, temporary.open("wb") as file:
         _write(file, stored, _text({**content, "checksum": _checksum(content)}))
 
 
 def _write(file: BinaryIO, tensors: Mapping[str, Tensor], about: str) -> None:
-    """Write a file as safetensors has it.
+    """Write a file in the safetensors format.
 
-    The library's own writer leaves a nameless file where it is killed, and one that only its owner may read where it
-    is not.
+    The library's own writer leaves an unnamed temporary file if it is killed, and creates files that only their owner
+    can read.
     """
     header: dict[str, Any] = {"__metadata__": {"rankfall": about}}
     end = 0
-    order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))  # so that all are aligned
+    order = sorted(
+        tensors, key=lambda name: (-tensors[name].itemsize, name)
+    )  # larger items first, so that all are aligned
     for name in order:
         tensor = tensors[name]
         begin, end = end, end + tensor.nbytes
@@ -72,15 +79,27 @@ def _write(file: BinaryIO, tensors: Mapping[str, Tensor], about: str) -> None:
 def read_checkpoint(
     path: Path, wanted: Callable[[str], bool] = lambda name: True
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a checkpoint whose names are wanted, of which alone the file is read, and what is known of all."""
+    """Read tensors and metadata.
+
+    Args:
+        path: File to read.
+        wanted: Function that returns whether to read the tensor of a name; the others are not loaded. Default: read
+            all.
+
+    Returns:
+        The tensors by name, and the metadata.
+
+    Raises:
+        ValueError: If the file is missing, damaged, or of another version.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             about: dict[str, Any] = json.loads((file.metadata() or {}).get("rankfall", "{}"))
             names: set[str] = set(file.keys())
             tensors = {name: file.get_tensor(name) for name in sorted(names) if wanted(name)}
     except FileNotFoundError:
-        raise ValueError(f"{path} is not there, expected a checkpoint") from None
-    except (SafetensorError, ValueError) as error:  # a disk that cannot be read says nothing about the file
+        raise ValueError(f"{path} does not exist, expected a checkpoint") from None
+    except (SafetensorError, ValueError) as error:  # but not OSError, which is no statement about the file's content
         raise ValueError(f"{path} cannot be read as a checkpoint: {error}") from None
     if about.get("format") != FORMAT or about.get("version") not in (VERSION, WITHOUT_CHECKSUMS):
         raise ValueError(f"{path} is not a checkpoint of this release (version {VERSION}); train again")
@@ -88,7 +107,7 @@ def read_checkpoint(
     if checksum is not None or about["version"] != WITHOUT_CHECKSUMS:
         intact = _checksum(about) == checksum and set(stored) == names
         if not intact or any(stored[name] != found for name, found in _checksums(tensors).items()):
-            raise ValueError(f"{path} is damaged: its checksums are not those of its content")
+            raise ValueError(f"{path} is damaged: its checksums do not match its content")
     about.pop("tensors", None)
     return tensors, about
 

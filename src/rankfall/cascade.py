@@ -18,14 +18,20 @@ from rankfall.models import Scorer, from_config
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from rankfall.models import Batch
+    from rankfall.models import ImpressionFeatures
 
-KIND = "cascade"  # of its checkpoints
+KIND = "cascade"  # value of the key `kind` in checkpoints
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A model, any module that maps a batch to scores ``(B, N)``, and how many items it keeps."""
+    """A stage of a cascade.
+
+    Attributes:
+        name: Name of the stage: letters, digits and underscores.
+        model: Any module that maps a batch to scores ``(B, N)``.
+        quota: Number of items that the stage keeps, at least 1.
+    """
 
     name: str
     model: nn.Module
@@ -34,10 +40,13 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What each stage of the hard funnel kept, the best first; one tensor ``(B, quota)`` a stage.
+    """The items that each stage of the hard funnel kept, best first.
 
-    `places` are positions in the lists of the batch, -1 where a list had no more items; `scores` are those of the stage
-    itself, -inf there.
+    Attributes:
+        stages: Names of the stages.
+        places: One tensor ``(B, quota)`` per stage: positions in the lists of the batch, -1 where a list has no more
+            items.
+        scores: One tensor ``(B, quota)`` per stage: scores of the stage itself, -inf where a list has no more items.
     """
 
     stages: list[str]
@@ -45,37 +54,52 @@ class Recommendation:
     scores: list[Tensor]
 
     def items(self, ids: Tensor) -> list[Tensor]:
-        """The ids ``(B, N)`` of the batch that each stage kept, -1 where there was none."""
+        """Return the ids of the kept items, one tensor ``(B, quota)`` per stage.
+
+        Args:
+            ids: Tensor ``(B, N)`` of the ids of the batch.
+
+        Returns:
+            Ids by stage, -1 where a list has no more items.
+        """
         return [ids.gather(-1, places.clamp(min=0)).masked_fill(places < 0, -1).to(ids.dtype) for places in self.places]
 
 
 class Cascade(nn.Module):
     """Stages in order, trained as one network.
 
-    ::
+    Args:
+        stages: The stages. Names are unique, and no quota exceeds the one of the stage before it.
 
-    cascade = rf.Cascade([
-        rf.Stage("retrieval", rf.models.TwoTower(log.features), quota=30),
-        rf.Stage("ranking", rf.models.DIN(log.features), quota=20),
-    ])
-    scores = cascade(batch)  # one (B, N) tensor a stage
-    loss = rf.objectives.LCRON(relevant=10)(scores, batch.grade, relevance=batch.relevance, mask=batch.mask)
+    Raises:
+        ValueError: If there is no stage, or a name or quota is not allowed.
+
+    Examples:
+        ::
+
+            cascade = rf.Cascade([
+                rf.Stage("retrieval", rf.models.TwoTower(log.features), quota=30),
+                rf.Stage("ranking", rf.models.DIN(log.features), quota=20),
+            ])
+            scores = cascade(batch)  # one (B, N) tensor per stage
+            loss = rf.objectives.LCRON(relevant=10)(scores, batch.grade, relevance=batch.relevance, mask=batch.mask)
     """
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         super().__init__()
         if not stages:
-            raise ValueError("stages: a cascade needs at least one")
+            raise ValueError("stages: found none, expected at least one stage")
         names = [stage.name for stage in stages]
         for before, stage in zip([None, *stages], stages, strict=False):
             if not stage.name.isidentifier():
                 raise ValueError(f"stages: found the name {stage.name!r}, expected letters, digits and '_'")
             if names.count(stage.name) > 1:
-                raise ValueError(f"stages: {stage.name!r} stands there twice")
+                raise ValueError(f"stages: duplicate name {stage.name!r}")
             check_count(f"quota of {stage.name}", stage.quota)
             if before is not None and stage.quota > before.quota:
                 raise ValueError(
-                    f"quota of {stage.name}: found {stage.quota}, but {before.name} before it keeps only {before.quota}"
+                    f"quota of {stage.name}: found {stage.quota}, expected at most {before.quota}, "
+                    f"the quota of {before.name} before it"
                 )
         self.models = nn.ModuleDict({stage.name: stage.model for stage in stages})
         self.quotas = [stage.quota for stage in stages]
@@ -90,19 +114,19 @@ class Cascade(nn.Module):
         """The stages in order."""
         return [Stage(name, self.models[name], quota) for name, quota in zip(self.names, self.quotas, strict=True)]
 
-    def forward(self, batch: Batch) -> list[Tensor]:
-        """The scores ``(B, N)`` of every stage for every item."""
+    def forward(self, batch: ImpressionFeatures) -> list[Tensor]:
+        """Return the scores ``(B, N)`` of every stage for every item, one tensor per stage."""
         return [model(batch) for model in self.models.values()]
 
     @torch.no_grad()
-    def recommend(self, batch: Batch) -> Recommendation:
-        """Run the hard funnel: a stage scores what the stages before it kept, and keeps the best."""
+    def recommend(self, batch: ImpressionFeatures) -> Recommendation:
+        """Run the hard funnel: each stage scores the items that the stages before it kept, and keeps the best."""
         places = torch.arange(batch.mask.shape[-1], device=batch.mask.device).expand(batch.mask.shape)
         real = batch.mask
         kept: list[Tensor] = []
         scores: list[Tensor] = []
         for stage in self.stages:
-            scored = stage.model(_Part(batch, places.clamp(min=0), real))
+            scored = stage.model(_CandidateSubset(batch, places.clamp(min=0), real))
             order = rank_order(scored, real)[..., : stage.quota]
             real = real.gather(-1, order)
             places = places.gather(-1, order).masked_fill(~real, -1)
@@ -113,9 +137,9 @@ class Cascade(nn.Module):
     # --- files ---
 
     def save(self, path: str | Path) -> None:
-        """Write all stages into one file, from which each can be loaded alone."""
+        """Write all stages into one file, from which each stage can be loaded separately."""
         tensors: dict[str, Tensor] = {}
-        same: dict[str, str] = {}  # names of tensors that stages share, by the name under which they are stored
+        same: dict[str, str] = {}  # other names of tensors that stages share -> the name under which they are stored
         seen: dict[int, str] = {}
         for name, tensor in self.state_dict(keep_vars=True).items():
             first = seen.setdefault(id(tensor), name)
@@ -128,19 +152,39 @@ class Cascade(nn.Module):
 
     @classmethod
     def load(cls, path: str | Path, *, models: Mapping[str, nn.Module] | None = None) -> Cascade:
-        """A saved cascade. `models` holds, by stage, those that are not from :mod:`rankfall.models`."""
+        """Load a saved cascade.
+
+        Args:
+            path: File written by :meth:`save`.
+            models: Models by stage, for stages whose models are not from :mod:`rankfall.models`. Their weights are
+                loaded.
+
+        Raises:
+            ValueError: If the file is no checkpoint of a cascade, or its weights do not fit the models.
+        """
         tensors, about = read_checkpoint(Path(path))
         names = [stage["name"] for stage in _stages_of(about, path)]
         return cls(_load_stages(tensors, about, names, models or {}, path))
 
     @staticmethod
     def load_stage(path: str | Path, name: str, *, model: nn.Module | None = None) -> Stage:
-        """One stage of a saved cascade; nothing else is read."""
+        """Load one stage of a saved cascade, without reading the others.
+
+        Args:
+            path: File written by :meth:`save`.
+            name: Name of the stage.
+            model: Model of the stage, if it is not from :mod:`rankfall.models`. Its weights are loaded.
+
+        Raises:
+            ValueError: If the file has no such stage, or its weights do not fit the model.
+        """
         path = Path(path)
         _, about = read_checkpoint(path, lambda tensor: False)
         names = [stage["name"] for stage in _stages_of(about, path)]
         if name not in names:
-            raise ValueError(f"{path} has no stage {name!r}{did_you_mean(name, names)}; it has {', '.join(names)}")
+            raise ValueError(
+                f"{path} has no stage {name!r}{did_you_mean(name, names)}; its stages are {', '.join(names)}"
+            )
         prefix = f"models.{name}."
         stored = {target for source, target in about["same"].items() if source.startswith(prefix)}
         tensors, _ = read_checkpoint(path, lambda tensor: tensor.startswith(prefix) or tensor in stored)
@@ -148,10 +192,10 @@ class Cascade(nn.Module):
         return stage
 
 
-class _Part:
-    """Some of the candidates of a batch."""
+class _CandidateSubset:
+    """A subset of the candidates of a batch."""
 
-    def __init__(self, batch: Batch, places: Tensor, mask: Tensor) -> None:
+    def __init__(self, batch: ImpressionFeatures, places: Tensor, mask: Tensor) -> None:
         self.user, self.context = batch.user, batch.context
         self.sequences, self.sequence_mask = batch.sequences, batch.sequence_mask
         self.items = {name: _gather(values, places) for name, values in batch.items.items()}
@@ -173,7 +217,7 @@ def _description(stage: Stage) -> dict[str, Any]:
 
 def _stages_of(about: Mapping[str, Any], path: str | Path) -> list[dict[str, Any]]:
     if about.get("kind") != KIND:
-        raise ValueError(f"{path} is a checkpoint, but not of a cascade")
+        raise ValueError(f"{path} is a checkpoint, but not a checkpoint of a cascade")
     stages: list[dict[str, Any]] = about["stages"]
     return stages
 
@@ -186,17 +230,17 @@ def _load_stages(
     path: str | Path,
 ) -> list[Stage]:
     described = {stage["name"]: stage for stage in about["stages"]}
-    made: dict[str, nn.Module] = {}
+    loaded: dict[str, nn.Module] = {}
     for name in names:
-        made[name] = _load_model(described[name], tensors, about["same"], made, models, path)
-    return [Stage(name, model, described[name]["quota"]) for name, model in made.items()]
+        loaded[name] = _load_model(described[name], tensors, about["same"], loaded, models, path)
+    return [Stage(name, model, described[name]["quota"]) for name, model in loaded.items()]
 
 
 def _load_model(
     stage: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     same: Mapping[str, str],
-    made: Mapping[str, nn.Module],
+    loaded: Mapping[str, nn.Module],
     models: Mapping[str, nn.Module],
     path: str | Path,
 ) -> nn.Module:
@@ -205,9 +249,9 @@ def _load_model(
         model = models[name]
     elif "model" in stage:
         features = Features.from_json(stage["features"])
-        model = from_config(stage["model"], features, tables=_shared_tables(prefix, same, made))
+        model = from_config(stage["model"], features, tables=_shared_tables(prefix, same, loaded))
     else:
-        raise ValueError(f"{path}: the model of stage {name!r} is not one of rankfall's; give it in `models`")
+        raise ValueError(f"{path}: the model of stage {name!r} is not from rankfall.models; pass it in `models`")
     state = {source.removeprefix(prefix): tensors[source] for source in tensors if source.startswith(prefix)}
     state |= {
         source.removeprefix(prefix): tensors[target] for source, target in same.items() if source.startswith(prefix)
@@ -219,11 +263,11 @@ def _load_model(
     return model.eval()
 
 
-def _shared_tables(prefix: str, same: Mapping[str, str], made: Mapping[str, nn.Module]) -> dict[str, nn.Embedding]:
-    """The embedding tables that a stage has in common with stages that are already there."""
+def _shared_tables(prefix: str, same: Mapping[str, str], loaded: Mapping[str, nn.Module]) -> dict[str, nn.Embedding]:
+    """Return the embedding tables that a stage shares with stages that have been loaded already."""
     tables: dict[str, nn.Embedding] = {}
     for source, target in same.items():
-        owner = made.get(target.split(".")[1])
+        owner = loaded.get(target.split(".")[1])
         if source.startswith(prefix) and isinstance(owner, Scorer):
             tables |= {
                 name: table

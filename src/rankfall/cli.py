@@ -1,8 +1,8 @@
 """The command line: ``rankfall VERB``.
 
-Exit codes: 0 success, 1 a failure with a message, 2 wrong usage, 130 interrupted. What a verb reports goes to
-standard output, what it says meanwhile to standard error. Nothing here may import torch: ``rankfall --help``
-answers at once.
+Exit codes: 0 success, 1 a failure with a message, 2 wrong usage, 130 interrupted. Results go to standard output,
+progress and messages to standard error. This module must not import torch, so that ``rankfall --help`` responds at
+once.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def _print_version(wanted: bool) -> None:
 
 
 def _check_alone(verb: str | None) -> None:
-    """Refuse to do the work of one process several times over."""
+    """Exit with an error if torchrun started several processes for a command that runs in one."""
     if verb == "train" or "TORCHELASTIC_RUN_ID" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
     if os.environ.get("RANK", "0") == "0":
-        fail(f"torchrun: {verb} is the work of one process, only train is shared; call it without torchrun")
+        fail(f"torchrun: {verb} runs in one process, only train supports torchrun; run it without torchrun")
     raise typer.Exit(1)
 
 
@@ -87,12 +87,12 @@ def rankfall(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Cascade ranking in PyTorch: ranking losses, soft sorts, soft top-k, and what they train."""
+    """Cascade ranking in PyTorch: ranking losses, soft sorts, soft top-k, and training and serving of cascades."""
     _check_alone(context.invoked_subcommand)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit; a user's mistake ends in one line on standard error."""
+    """Run one command and exit. ValueError and OSError end in one line on standard error and exit code 1."""
     try:
         app(args=arguments, prog_name="rankfall")
     except (ValueError, OSError) as error:

@@ -1192,7 +1192,7 @@ def test_a_module_is_its_function(name: str) -> None:
 
 
 def test_a_module_checks_its_options() -> None:
-    with pytest.raises(TypeError, match=r"LambdaLoss has no option 'cutoff', allowed are: k, version, mix"):
+    with pytest.raises(TypeError, match=r"LambdaLoss has no option 'cutoff'; its options are k, version, mix"):
         losses.LambdaLoss(cutoff=3)
     with pytest.raises(TypeError, match=r"RelaxLoss needs the option 'k'"):
         losses.RelaxLoss(m=3)

@@ -269,7 +269,7 @@ GOOD = torch.tensor([1.0, 2.0, 3.0])
         ({"relevant": GOOD[:2]}, ValueError, r"relevant must have the shape of stage_scores\[0\]"),
         ({"relevant": [1, 0, 0]}, TypeError, "relevant must be a torch.Tensor"),
         ({"mask": GOOD}, ValueError, "mask must be boolean"),
-        ({"quotas": [2]}, ValueError, "quotas must have one number a stage, 2, got 1"),
+        ({"quotas": [2]}, ValueError, "quotas must have one number per stage, 2, got 1"),
         ({"quotas": [0, 1]}, ValueError, r"quotas\[0\] must be at least 1, got 0"),
         ({"quotas": [2, 1.5]}, TypeError, r"quotas\[1\] must be an int, got float"),
         ({"ties": "average"}, ValueError, "ties must be one of 'random', 'position', got 'average'"),

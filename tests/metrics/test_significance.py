@@ -273,7 +273,7 @@ FEW, SOME = torch.tensor([1.0]), torch.tensor([1.0, 2.0, 4.0])
             "a and b must have at least 2 values that are not NaN, got 1",
         ),
         (lambda: paired_test(SOME * NAN, SOME), ValueError, "at least 2 values that are not NaN, got 0"),
-        (lambda: paired_test(SOME, FEW), ValueError, "a and b must have one value each a query, got 3 and 1"),
+        (lambda: paired_test(SOME, FEW), ValueError, "a and b must have one value per query, got 3 and 1"),
         (lambda: paired_test(SOME / 0, SOME), ValueError, "a must not hold inf"),
         (lambda: paired_test(SOME, SOME[None]), ValueError, r"b must have one dimension, got shape \(1, 3\)"),
         (lambda: paired_test([1.0], SOME), TypeError, "a must be a torch.Tensor, got list"),  # type: ignore[arg-type]
@@ -282,22 +282,22 @@ FEW, SOME = torch.tensor([1.0]), torch.tensor([1.0, 2.0, 4.0])
         (
             lambda: paired_test(SOME, SOME, confidence=95),
             ValueError,
-            "confidence must lie between 0 and 1, got 95",
+            "confidence must be between 0 and 1, got 95",
         ),
         (lambda: paired_test(SOME, SOME, samples=0), ValueError, "samples must be at least 1, got 0"),
         (lambda: two_sample_test(SOME, FEW), ValueError, "b must have at least 2 values"),
-        (lambda: holm([0.1, 1.5]), ValueError, r"p_values must lie in \[0, 1\]"),
-        (lambda: holm([0.1, NAN]), ValueError, r"p_values must lie in \[0, 1\]"),
+        (lambda: holm([0.1, 1.5]), ValueError, r"p_values must be in \[0, 1\]"),
+        (lambda: holm([0.1, NAN]), ValueError, r"p_values must be in \[0, 1\]"),
         (lambda: holm(torch.zeros(2, 2)), ValueError, "p_values must have one dimension"),
         (lambda: compare({}), ValueError, "values must hold at least one method"),
         (lambda: compare({"a": SOME}, baseline="b"), ValueError, "baseline must be one of 'a', got 'b'"),
         (
             lambda: compare({"a": SOME, "b": FEW}),
             ValueError,
-            "one number a query for each method, got a 3, b 1",
+            "one number per query for each method, got a 3, b 1",
         ),
         (lambda: compare({"a": SOME * NAN}), ValueError, r"values\['a'\] must have at least 2 values"),
-        (lambda: compare({"a": SOME}, alpha=5), ValueError, "alpha must lie between 0 and 1, got 5"),
+        (lambda: compare({"a": SOME}, alpha=5), ValueError, "alpha must be between 0 and 1, got 5"),
     ],
 )
 def test_bad_input_is_named(call: Any, error: type[Exception], message: str) -> None:

@@ -433,14 +433,14 @@ def test_sequences_bring_their_features() -> None:
         ("mlp", {"only": ["item.prices"]}, r"only: found 'item.prices', did you mean 'item.price'; allowed are .*"),
         ("mlp", {"only": ["sequence.video"]}, r"allowed are .*, sequence.history, sequence.likes"),
         ("mlp", {"only": "item.price"}, "only must be a list of names, got 'item.price'"),
-        ("mlp", {"only": ["user.id"]}, "EmbeddingMLP needs a feature of the items"),
-        ("two_tower", {"only": ["item.price"]}, "TwoTower needs a feature of the user or the context, or a sequence"),
+        ("mlp", {"only": ["user.id"]}, "EmbeddingMLP needs at least one item feature"),
+        ("two_tower", {"only": ["item.price"]}, "TwoTower needs a user feature, a context feature or a sequence"),
         ("two_tower", {"hidden": []}, "hidden must have at least one width"),
         ("din", {"only": ["item.price"]}, "DIN needs a sequence"),
         ("din", {"activation": "relo"}, "activation must be one of .*, got 'relo', did you mean 'relu'"),
         ("din", {"attention_activation": "x"}, "attention_activation must be one of .*, got 'x'"),
         ("din", {"dim": 0}, "dim must be at least 1, got 0"),
-        ("din", {"attentoin": 3}, "din has no option 'attentoin', did you mean 'attention'; it has dim, .*"),
+        ("din", {"attentoin": 3}, "din has no option 'attentoin', did you mean 'attention'; its options are dim, .*"),
         ("dine", {}, "kind: found 'dine', did you mean 'din'; allowed are two_tower, din, mlp"),
     ],
 )
@@ -632,7 +632,7 @@ def test_an_own_model_is_any_module_that_scores_a_batch() -> None:
             self.embedding = rf.models.FeatureEmbedding(features, only=["item.author"])
             self.out = nn.Linear(self.embedding.item_width, 1)
 
-        def forward(self, batch: rf.models.Batch) -> Tensor:
+        def forward(self, batch: rf.models.ImpressionFeatures) -> Tensor:
             scores: Tensor = self.out(self.embedding.items(batch.items)).squeeze(-1)
             return scores - batch.items["price"]
 

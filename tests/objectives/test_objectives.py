@@ -514,9 +514,9 @@ def test_linear_gain_is_the_grade() -> None:
             "single_weight must be 'learned' or a number of at least 0, got -1",
         ),
         (lambda: LCRON(relevant=1, single_weight=math.nan), "or a number of at least 0, got nan"),
-        (lambda: LCRON(relevant=1, e2e_weight=0, single_weight=0), "both 0: nothing would be trained"),
+        (lambda: LCRON(relevant=1, e2e_weight=0, single_weight=0), "both 0, so nothing would be trained"),
         (lambda: BCE(relevant=1, min_depth=[1]), "min_depth must be one number, or one for each of 2 stages, got 1"),
-        (lambda: RankFlow(relevant=1, quotas=[1, 1], alpha=2), "alpha must be from 0 to 1, got 2"),
+        (lambda: RankFlow(relevant=1, quotas=[1, 1], alpha=2), r"alpha must be in \[0, 1\], got 2"),
         (lambda: ICC(relevant=1, quotas=[1, 1], temperature=0), "temperature must be positive"),
     ],
 )
@@ -527,9 +527,9 @@ def test_wrong_options_are_refused(make: Callable[[], Objective], message: str) 
 
 def test_wrong_scores_are_refused() -> None:
     objective, zeros = LCRON(relevant=1), torch.zeros(3)
-    with pytest.raises(TypeError, match="scores must be a list of tensors, one a stage, got Tensor"):
+    with pytest.raises(TypeError, match="scores must be a list of tensors, one per stage, got Tensor"):
         objective(zeros, zeros)
-    with pytest.raises(ValueError, match="scores must be a list of 2 tensors, one a stage, got 3"):
+    with pytest.raises(ValueError, match="scores must be a list of 2 tensors, one per stage, got 3"):
         objective([zeros] * 3, zeros)
     with pytest.raises(ValueError, match="relevance must have the shape of scores"):
         objective([zeros] * 2, zeros, relevance=torch.zeros(4))

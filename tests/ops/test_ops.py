@@ -849,7 +849,7 @@ def test_bad_input_is_refused_by_name(name: str, argument: str, change: dict[str
     ("call", "message"),
     [
         (lambda: ops.topk("bubble_sort"), "name must be one of 'dftopk'"),
-        (lambda: ops.topk("dftopk", temperature=1.0), "dftopk has no option 'temperature'; it takes tau"),
+        (lambda: ops.topk("dftopk", temperature=1.0), "dftopk has no option 'temperature'; its options are tau"),
         (lambda: ops.soft_sort(GOOD, power=3), "power must be 1 or 2, got 3"),
         (lambda: ops.sparse_topk(GOOD, 1, p=3), "p must be 2 or 4/3, got 3"),
         (lambda: ops.diff_sort(GOOD, network="bubble"), "network must be one of 'odd_even', 'bitonic'"),
@@ -929,7 +929,9 @@ def test_the_name_of_an_operator_is_no_operator() -> None:
 
 def test_the_gradient_is_a_choice_for_soft_sorts() -> None:
     assert ops.topk("neural_sort") == ops.topk("neural_sort", gradient="rows")
-    with pytest.raises(ValueError, match="gradient: 'rows' is for a normalised neural_sort or soft_sort, got dftopk"):
+    with pytest.raises(
+        ValueError, match="gradient: 'rows' applies to a normalised neural_sort or soft_sort only, got dftopk"
+    ):
         ops.topk("dftopk", gradient="rows")
     whole = ops.topk("neural_sort").log(torch.zeros(3), 5)
     assert [value.tolist() for value in whole] == [[0, 0, 0], [-100, -100, -100]]

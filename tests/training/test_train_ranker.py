@@ -419,7 +419,7 @@ def test_a_checkpoint_is_read_back_and_checked(tmp_path: Path) -> None:
     (tmp_path / "y").write_bytes((tmp_path / "x").read_bytes()[:-4])
     with pytest.raises(ValueError, match="y cannot be read as a checkpoint"):
         read_checkpoint(tmp_path / "y")
-    with pytest.raises(ValueError, match="z is not there"):
+    with pytest.raises(ValueError, match="z does not exist"):
         read_checkpoint(tmp_path / "z")
 
 

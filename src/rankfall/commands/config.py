@@ -1,4 +1,4 @@
-"""``rankfall config``: what a configuration means, and what it may hold."""
+"""``rankfall config``: check a configuration, print it with its defaults, print the JSON schema."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rankfall.commands.train import Config, Overrides  # noqa: TC001 (typer read
 app = typer.Typer(
     name="config",
     no_args_is_help=True,
-    help="What a configuration means, and what it may hold.",
+    help="Check a configuration and print it with its defaults, or print the JSON schema.",
     epilog=examples("rankfall config show config.yaml loss.tau=0.5", "rankfall config schema"),
 )
 
 
 class Kind(StrEnum):
-    """What a file may be."""
+    """Kind of a file that has a schema."""
 
     TRAINING = "training"
     RANKER = "ranker"
@@ -34,9 +34,10 @@ def show(
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")] = False,
 ) -> None:
-    """Check a configuration and print it with every default written out, those of models and objective included.
+    """Check a configuration and print it with all defaults, including those of its models, loss or objective.
 
-    Comparisons, streams and searches are checked and printed as well, with the defaults of their own keys.
+    Configurations of comparisons, streams and searches are checked too, and printed with the defaults of their own
+    keys.
     """
     from rankfall._settings import to_yaml
 
@@ -48,12 +49,12 @@ def show(
 
 
 def _content(path: Path, overrides: list[str]) -> dict[str, Any]:
-    """What a file means, by what it is."""
+    """Validate a file of any kind and return its content with defaults."""
     from rankfall._settings import read_yaml
     from rankfall.studies.comparison_plan import check_comparison, load_comparison
     from rankfall.studies.search_space import load_search
     from rankfall.studies.stream.stream_config import load_stream, make_runs
-    from rankfall.training.component_options import with_defaults
+    from rankfall.training.config.defaults import with_defaults
     from rankfall.training.config.ranker_config import apply_overrides, load_config
 
     given = apply_overrides(read_yaml(path), overrides)
@@ -64,14 +65,14 @@ def _content(path: Path, overrides: list[str]) -> dict[str, Any]:
     if "train" in (given.get("data") or {}) or "folds" in given:
         comparison = load_comparison(path, overrides)
         check_comparison(comparison)
-        return _without_nothing(comparison.model_dump(mode="json"))
+        return _without_empty_sections(comparison.model_dump(mode="json"))
     stream = load_stream(path, overrides)
     make_runs(stream, path.parent)
-    return _without_nothing(stream.model_dump(mode="json"))
+    return _without_empty_sections(stream.model_dump(mode="json"))
 
 
-def _without_nothing(content: dict[str, Any]) -> dict[str, Any]:
-    """But for sections that are not there: those of a ranker where cascades are meant."""
+def _without_empty_sections(content: dict[str, Any]) -> dict[str, Any]:
+    """Drop empty sections, such as those of a ranker in a comparison of cascades."""
     return {key: value for key, value in content.items() if value not in ({}, [], None)}
 
 
@@ -80,10 +81,10 @@ def _without_nothing(content: dict[str, Any]) -> dict[str, Any]:
 )
 def schema(
     kind: Annotated[
-        Kind, typer.Option(help="Of any training, a ranker's or a cascade's, or of the description of a log.")
+        Kind, typer.Option(help="Schema of any training configuration, of a ranker, of a cascade, or of a log's spec.")
     ] = Kind.TRAINING,
 ) -> None:
-    """Print the JSON schema of configurations, by which editors complete and check them."""
+    """Print the JSON schema of configurations, for completion and checks in editors."""
     from pydantic import TypeAdapter
 
     from rankfall.data.impressions.spec import Spec

@@ -1,4 +1,4 @@
-"""``rankfall methods``: every operator, loss, objective and metric with its paper, read from the code."""
+"""``rankfall methods``: every operator, loss, objective and metric with its paper, from the doc strings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import re
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -15,7 +15,7 @@ from rich.table import Table
 from rankfall.commands.terminal import examples, show, show_json
 
 if TYPE_CHECKING:
-    from rankfall.training.component_options import Option
+    from rankfall.component_docs import OptionDoc
 
 EXAMPLES = examples(
     "rankfall methods",
@@ -24,7 +24,7 @@ EXAMPLES = examples(
     "rankfall methods --kind operator --json",
 )
 
-# The doc strings cite by these names.
+# References by the names under which doc strings cite them.
 PAPERS = {
     "ARF": 'Wang et al. "Adaptive Neural Ranking Framework: Toward Maximized Business Goal for Cascade Ranking '
     'Systems". WWW 2024',
@@ -64,12 +64,14 @@ PAPERS = {
     'Involved". Biometrika 1947',
     "Efron and Tibshirani 1993": '"An Introduction to the Bootstrap". Chapman & Hall 1993',
     "Holm 1979": '"A Simple Sequentially Rejective Multiple Test Procedure". Scandinavian Journal of Statistics 1979',
-    "rankfall": "our own, see its doc string",
+    "Huang et al. 2013": '"Learning Deep Structured Semantic Models for Web Search using Clickthrough Data". CIKM 2013',
+    "Zhou et al. 2018": '"Deep Interest Network for Click-Through Rate Prediction". KDD 2018',
+    "rankfall": "introduced by rankfall, see the doc string",
 }
 
 
 class Kind(StrEnum):
-    """What a method is."""
+    """Kind of a method."""
 
     OPERATOR = "operator"
     LOSS = "loss"
@@ -79,25 +81,36 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Method:
-    """One public function, loss module, objective or model."""
+    """A public function, loss module, objective or model.
+
+    Attributes:
+        name: Name in Python.
+        kind: A :class:`Kind`, or ``"model"``.
+        line: Title of the doc string.
+        citation: Citation in the title.
+        papers: References of the citation.
+        config: Name in configurations. Empty if configurations cannot name it.
+    """
 
     name: str
     kind: str
     line: str
     citation: str
     papers: list[str]
-    config: str  # what configurations call it; nothing if they do not
+    config: str
 
 
 def methods(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="One of them, or a model, with its options.", show_default=False),
+        typer.Argument(
+            metavar="[NAME]", help="Show one method or model and its options, e.g. lcron or din.", show_default=False
+        ),
     ] = None,
-    kind: Annotated[Kind | None, typer.Option(help="Only methods of one kind.")] = None,
+    kind: Annotated[Kind | None, typer.Option(help="List the methods of one kind only.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
-    """List every operator, loss, objective and metric with one line and its paper, or one with its options."""
+    """List all operators, losses, objectives and metrics with their papers, or show the options of one of them."""
     if name is not None:
         _show_one(name, kind, as_json)
         return
@@ -110,7 +123,8 @@ def methods(
         if of_kind:
             show(_table(one, of_kind))
     show(_references(found))
-    show("'rankfall methods NAME' says which options one of them has, or a model: two_tower, din, mlp.")
+    models = ", ".join(model.config for model in find_models())
+    show(f"'rankfall methods NAME' shows the options of a method or of a model ({models}).")
 
 
 def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
@@ -122,7 +136,8 @@ def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
     if not found:
         names = [one for method in everything for one in (method.name, method.config) if one]
         raise typer.BadParameter(
-            f"{name!r} is not known{did_you_mean(name, names)}; 'rankfall methods' lists them", param_hint="NAME"
+            f"unknown method {name!r}{did_you_mean(name, names)}; 'rankfall methods' lists all methods",
+            param_hint="NAME",
         )
     if as_json:
         show_json([asdict(method) | {"options": _json_options(method)} for method in found])
@@ -136,110 +151,50 @@ def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
         show(_references(found))
 
 
-def find_models() -> list[Method]:
-    """The models of cascades."""
-    from rankfall.models import KINDS
-
-    return [Method(model.__name__, "model", _title(model).rstrip("."), "", [], kind) for kind, model in KINDS.items()]
-
-
-def find_options(method: Method) -> list[Option]:
-    """The options that a configuration can give; metrics have theirs in their names."""
-    from rankfall.training import component_options as options
-
-    find = {
-        "operator": options.operator_options,
-        "loss": options.loss_options,
-        "objective": options.objective_options,
-        "model": options.model_options,
-    }
-    return find[method.kind](method.config) if method.kind in find else []
-
-
-def _json_options(method: Method) -> list[dict[str, object]]:
-    from rankfall.training.component_options import REQUIRED
-
-    return [
-        {"name": one.name, "needed": one.default is REQUIRED, "meaning": one.meaning}
-        | ({} if one.default is REQUIRED else {"default": one.default})
-        for one in find_options(method)
-    ]
-
-
-def _options_table(options: list[Option]) -> Table:
-    table = Table(expand=True)
-    table.add_column("option", style="cyan", no_wrap=True)
-    table.add_column("default", ratio=1)
-    table.add_column("meaning", ratio=3)
-    for option in options:
-        table.add_row(option.name, escape(default_text(option)), escape(option.meaning))
-    return table
-
-
-def default_text(option: Option) -> str:
-    """A default as YAML has it."""
-    import yaml
-
-    from rankfall.training.component_options import REQUIRED
-
-    if option.default is REQUIRED:
-        return "needed"
-    text: str = yaml.safe_dump(option.default, default_flow_style=True)
-    return text.removesuffix("\n").removesuffix("\n...")
+# --- what the package holds ---------------------------------------------------------------------------------------
 
 
 def find_methods(kind: Kind) -> list[Method]:
-    """The public methods of one kind, in the order in which their module names them."""
-    from rankfall import losses, metrics, objectives, ops
+    """Return the public methods of one kind, in the order of their package's ``__all__``."""
+    from rankfall import losses, metrics, objectives, ops, registry
 
-    modules = {Kind.OPERATOR: ops, Kind.LOSS: losses, Kind.OBJECTIVE: objectives, Kind.METRIC: metrics}
-    module = modules[kind]
-    members = {name: getattr(module, name) for name in module.__all__}
-    return [_describe(kind, name, member) for name, member in members.items() if _is_method(kind, member)]
-
-
-def _is_method(kind: Kind, member: object) -> bool:
-    if inspect.isclass(member):
-        # A module is listed by its function, except those that have none because they hold a trained weight.
-        return hasattr(member, "forward") and not _title(member).startswith(("Module of", "A function of all stages'"))
-    if not inspect.isfunction(member):
-        return False
-    # What works on operators or on a loss's outputs is public, but is not an operator or a loss.
-    parameters = list(inspect.signature(member).parameters)
-    return {
-        Kind.OPERATOR: parameters[0] == "scores",
-        Kind.LOSS: "labels" in parameters,
-        Kind.OBJECTIVE: False,
-        Kind.METRIC: True,
-    }[kind]
-
-
-def _describe(kind: Kind, name: str, member: object) -> Method:
-    title = _title(member)
-    match = re.fullmatch(r"(?P<line>.*?)(?: \((?P<citation>\w[^()]*)\))?\.?", title)
-    line, citation = (match["line"], match["citation"] or "") if match else (title, "")
-    return Method(name, kind.value, line, citation, [PAPERS[name] for name in cited(citation)], _config(kind, member))
-
-
-def _config(kind: Kind, member: object) -> str:
-    """What configurations call it."""
     if kind is Kind.METRIC:
-        return ""
-    from rankfall.training.build import TRAINED
-    from rankfall.training.build_cascade import OBJECTIVES
+        members = {name: getattr(metrics, name) for name in metrics.__all__}
+        return [_describe(kind, name, one, "") for name, one in members.items() if inspect.isfunction(one)]
+    package = {Kind.OPERATOR: ops, Kind.LOSS: losses, Kind.OBJECTIVE: objectives}[kind]
+    members = {name: getattr(package, name) for name in package.__all__}
+    config_names = {name: registry.name_of(kind.value, member) for name, member in members.items()}
+    return [_describe(kind, name, members[name], config) for name, config in config_names.items() if config]
 
-    named = {id(made): name for name, made in (*OBJECTIVES.items(), *TRAINED.items())}
-    return named.get(id(member), getattr(member, "__name__", ""))
+
+def find_models() -> list[Method]:
+    """Return the models of cascades."""
+    from rankfall import registry
+
+    models = {name: registry.get("model", name) for name in registry.names("model")}
+    return [_describe("model", model.__name__, model, name) for name, model in models.items()]
 
 
-def _title(member: object) -> str:
-    """The first paragraph of a doc string on one line, without its markup."""
-    text = " ".join(inspect.cleandoc(member.__doc__ or "").split("\n\n")[0].split())
-    return re.sub(r":\w+:`([^`]*)`", r"\1", text).replace("\\", "").replace("`", "")
+def _describe(kind: str, name: str, member: Any, config: str) -> Method:
+    from rankfall.component_docs import documentation
+
+    docs = documentation(member)
+    return Method(name, str(kind), docs.title, docs.citation, [PAPERS[one] for one in cited(docs.citation)], config)
+
+
+def find_options(method: Method) -> list[OptionDoc]:
+    """Return the options that a configuration can give. A metric's options are part of its name (``ndcg@10``)."""
+    from rankfall.component_docs import option_docs
+
+    match method.kind:
+        case "operator" | "loss" | "objective" | "model":
+            return option_docs(method.kind, method.config)
+        case _:
+            return []
 
 
 def cited(citation: str) -> list[str]:
-    """The names of papers in a citation, whose parts stand between semicolons.
+    """Return the names of the papers in a citation, whose parts are separated by semicolons.
 
     >>> cited("NeuralSort; ARF, eq. 10; the weather report")
     ['NeuralSort', 'ARF']
@@ -248,12 +203,43 @@ def cited(citation: str) -> list[str]:
     return [max(names, key=len) for names in found if names]
 
 
+# --- output -------------------------------------------------------------------------------------------------------
+
+
+def _json_options(method: Method) -> list[dict[str, object]]:
+    return [
+        {"name": one.name, "needed": one.required, "meaning": one.meaning}
+        | ({} if one.required else {"default": one.default})
+        for one in find_options(method)
+    ]
+
+
+def _options_table(options: list[OptionDoc]) -> Table:
+    table = Table(expand=True)
+    table.add_column("option", style="cyan", no_wrap=True)
+    table.add_column("default", ratio=1)
+    table.add_column("description", ratio=3)
+    for option in options:
+        table.add_row(option.name, escape(default_text(option)), escape(option.meaning))
+    return table
+
+
+def default_text(option: OptionDoc) -> str:
+    """Return a default as YAML writes it, or ``"needed"`` if the option is required."""
+    import yaml
+
+    if option.required:
+        return "needed"
+    text: str = yaml.safe_dump(option.default, default_flow_style=True)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
 def _table(kind: Kind, found: list[Method]) -> Table:
     plural = "losses" if kind is Kind.LOSS else f"{kind}s"
     table = Table(title=f"{len(found)} {plural}", title_justify="left", title_style="bold", expand=True)
     in_python = any(method.config not in ("", method.name) for method in found)
     table.add_column("name\n[dim]in configurations[/]" if in_python else "name", style="cyan", no_wrap=True)
-    table.add_column("what it is", ratio=3)
+    table.add_column("description", ratio=3)
     table.add_column("paper", ratio=2)
     for method in found:
         other = method.config not in ("", method.name)

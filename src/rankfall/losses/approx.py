@@ -1,4 +1,4 @@
-"""Metrics made smooth by replacing each rank by a sum of sigmoids."""
+"""Metrics made smooth by replacing each rank with a sum of sigmoids."""
 
 from __future__ import annotations
 
@@ -37,24 +37,36 @@ def approx_ndcg_loss(
     generator: torch.Generator | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    r"""ApproxNDCG: one minus NDCG at smooth ranks (Qin et al. 2010; LLK 8; Gumbel: Bruch et al. 2020).
+    r"""ApproxNDCG: one minus NDCG at smooth ranks (Qin et al. 2010; LLK, eq. 8; Gumbel: Bruch et al. 2020).
 
     .. math:: 1 - \frac{1}{\text{ideal DCG}} \sum_i \frac{G_i}{D(\hat r_i)}, \quad
               \hat r_i = 1 + \sum_{j \ne i} \sigma\Big(\frac{s_j - s_i}{\tau}\Big)
 
-    LLK 8 sums over all j, which would add the constant 1/2 to each rank; the item itself is left out here.
+    LLK, eq. 8 sums over all j, which would add the constant 1/2 to each rank; here the item itself is left out. Item
+    weights multiply the gains, including those of the ideal order. Use it to optimise NDCG directly, without a soft
+    sort.
 
-    tau: temperature; the ranks become exact as it goes to 0.
-    gumbel_samples: 0, or the number of times Gumbel noise of scale `beta` is added to the scores; the loss is the
-      mean over these draws.
-    generator: source of the noise.
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
+        labels: Tensor ``(..., n)`` of relevance labels, at least 0. Higher is better.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
+        tau: Positive temperature: a number, a scalar tensor, or one value per list ``(..., 1)``. The smaller it is, the
+            closer the ranks are to the exact ones.
+        gumbel_samples: Number of draws of Gumbel noise that is added to the scores, 0 for no noise. The loss is the
+            mean over the draws.
+        beta: Positive scale of the Gumbel noise.
+        generator: Random generator of the Gumbel noise. Default: torch's global generator.
+        reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
-    Item weights multiply the gains, of the ideal order too.
+    Returns:
+        A scalar tensor, or a tensor ``(...)`` if `reduction` is ``"none"``.
 
-    Two equal scores share the ranks 1 and 2, so NDCG is 1/log2(2.5):
+    Examples:
+        Two equal scores share the ranks 1 and 2, so NDCG is 1/log2(2.5):
 
-    >>> approx_ndcg_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))
-    tensor(0.2435)
+        >>> approx_ndcg_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))
+        tensor(0.2435)
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     check_positive("tau", tau)
@@ -71,7 +83,7 @@ def approx_ndcg_loss(
 def _smooth_ranks(scores: Tensor, mask: Tensor) -> Tensor:
     def block(start: int, stop: int) -> Tensor:
         ahead = torch.sigmoid(scores[..., None, :] - scores[..., start:stop, None])
-        # The item's own sigmoid is 1/2 and its rank starts at 1.
+        # The item's own sigmoid is 1/2, and ranks start at 1.
         return 0.5 + (ahead * mask[..., None, :]).sum(-1)
 
     return torch.cat(map_rows(block, scores.shape[-1], scores.numel()), -1)

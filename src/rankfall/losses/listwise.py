@@ -1,4 +1,4 @@
-"""Losses that read a list of scores as a distribution over items or over orders."""
+"""Losses that interpret a list of scores as a distribution over items or over orders."""
 
 from __future__ import annotations
 
@@ -29,16 +29,28 @@ def softmax_loss(
     weight: Tensor | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    r"""Softmax cross entropy, ListNet's top-one form (Cao et al. 2007; LLK 7).
+    r"""Softmax cross entropy, the top-one form of ListNet (Cao et al. 2007; LLK, eq. 7).
 
     .. math:: -\sum_i y_i \log \frac{e^{s_i}}{\sum_j e^{s_j}}
 
-    The labels are used as they are; divide them by their sum for a distribution.
+    The labels are not normalised; divide them by their sum to get a distribution. Use it as a fast, strong baseline for
+    lists with few relevant items.
 
-    Three equal scores give every item a third, so the cost of a relevant one is log 3:
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
+        labels: Tensor ``(..., n)`` of relevance labels. Higher is better.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
+        reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
-    >>> softmax_loss(torch.tensor([5.0, 5.0, 5.0]), torch.tensor([0.0, 1.0, 0.0]))
-    tensor(1.0986)
+    Returns:
+        A scalar tensor, or a tensor ``(...)`` if `reduction` is ``"none"``.
+
+    Examples:
+        Three equal scores give every item a probability of one third, so a relevant item costs log 3:
+
+        >>> softmax_loss(torch.tensor([5.0, 5.0, 5.0]), torch.tensor([0.0, 1.0, 0.0]))
+        tensor(1.0986)
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     of_items = item_weight(weight, scores, mask)
@@ -57,17 +69,28 @@ def listmle_loss(
     weight: Tensor | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    r"""ListMLE: likelihood of the order of the labels under Plackett and Luce's model (Xia et al. 2008).
+    r"""ListMLE: negative log likelihood of the order of the labels under the Plackett-Luce model (Xia et al. 2008).
 
     .. math:: \sum_i \Big(\log \sum_{j \ge i} e^{s_{\pi(j)}} - s_{\pi(i)}\Big)
 
-    where :math:`\pi` puts the labels in descending order, equal ones by position. An item weight is the weight of
-    the step that places the item.
+    where :math:`\pi` puts the labels in descending order, equal labels by position. An item weight is the weight of the
+    step that places the item. Use it if the whole order of the labels matters.
 
-    Equal scores make all 3! orders equally likely, so any costs log 6:
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
+        labels: Tensor ``(..., n)`` of relevance labels. Higher is better.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
+        reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
-    >>> listmle_loss(torch.tensor([0.0, 0.0, 0.0]), torch.tensor([2.0, 1.0, 0.0]))
-    tensor(1.7918)
+    Returns:
+        A scalar tensor, or a tensor ``(...)`` if `reduction` is ``"none"``.
+
+    Examples:
+        Equal scores make all 3! orders equally likely, so each order costs log 6:
+
+        >>> listmle_loss(torch.tensor([0.0, 0.0, 0.0]), torch.tensor([2.0, 1.0, 0.0]))
+        tensor(1.7918)
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     of_items = item_weight(weight, scores, mask)
@@ -80,10 +103,10 @@ def listmle_loss(
 
 
 def _padded_far_below(scores: Tensor, mask: Tensor) -> Tensor:
-    """Scores less the list's highest, with masked items so far below the lowest that their exponentials vanish.
+    """Subtract each list's highest score, and put masked items so far below the lowest that their exponentials vanish.
 
-    The differences are what matters, and a common offset would cost them digits. logcumsumexp has no finite gradient
-    at -inf, and the smallest finite number would swallow the scores beside it.
+    Only differences matter, and a common offset would cost precision. logcumsumexp has no finite gradient at -inf, and
+    the smallest finite number would absorb the scores next to it.
     """
     fixed = scores.detach()
     highest = fixed.masked_fill(~mask, -torch.inf).amax(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The losses as modules: options at construction, tensors at the call. And the two that train a weight."""
+"""The losses as modules: options at construction, tensors at the call. Also ARF and ARF-v2, which train a weight."""
 
 from __future__ import annotations
 
@@ -32,17 +32,20 @@ if TYPE_CHECKING:
 
 
 class _Loss(nn.Module):
-    """A loss function with its options fixed."""
+    """Base class of the modules that hold the options of a loss function.
+
+    The signature of a subclass consists of the options of its `function`, whose doc string describes them.
+    """
 
     function: ClassVar[Callable[..., Tensor]]
     __signature__: ClassVar[inspect.Signature]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        given_at_call = ("mask", "weight")
+        passed_at_call = ("mask", "weight")
         parameters = inspect.signature(cls.function).parameters.values()
         cls.__signature__ = inspect.Signature(
-            [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in given_at_call]
+            [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in passed_at_call]
         )
 
     def __init__(self, **options: Any) -> None:
@@ -50,7 +53,7 @@ class _Loss(nn.Module):
         allowed = self.__signature__.parameters
         for name in options:
             if name not in allowed:
-                raise TypeError(f"{type(self).__name__} has no option {name!r}, allowed are: {', '.join(allowed)}")
+                raise TypeError(f"{type(self).__name__} has no option {name!r}; its options are {', '.join(allowed)}")
         for name, parameter in allowed.items():
             if parameter.default is parameter.empty and name not in options:
                 raise TypeError(f"{type(self).__name__} needs the option {name!r}")
@@ -64,13 +67,21 @@ class _Loss(nn.Module):
         mask: Bool[Tensor, "*batch n"] | None = None,
         weight: Tensor | None = None,
     ) -> Tensor:
+        """Call the loss function with the options of this module.
+
+        Args:
+            scores: Floating tensor ``(..., n)`` (logits ``(..., n, grades)`` for :class:`GradeSoftmaxLoss`).
+            labels: Tensor ``(..., n)`` of relevance labels.
+            mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+            weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
+        """
         return type(self).function(scores, labels, mask=mask, weight=weight, **self.options)
 
     def extra_repr(self) -> str:
-        return _show(self.options)
+        return _options_text(self.options)
 
 
-def _show(options: dict[str, Any]) -> str:
+def _options_text(options: dict[str, Any]) -> str:
     return ", ".join(f"{name}={getattr(value, '__name__', repr(value))}" for name, value in options.items())
 
 
@@ -165,7 +176,7 @@ class TopKBCELoss(_Loss):
 
 
 class _AdaptiveLoss(nn.Module):
-    """A loss of the recall plus one of the whole order, balanced by a trained weight."""
+    """A loss of the recall plus a loss of the whole order, balanced by a trained weight."""
 
     def __init__(self, recall: _Loss, order: _Loss, reduction: Reduction) -> None:
         super().__init__()
@@ -183,29 +194,50 @@ class _AdaptiveLoss(nn.Module):
         mask: Bool[Tensor, "*batch n"] | None = None,
         weight: Tensor | None = None,
     ) -> Tensor:
+        """Return the balanced loss.
+
+        Args:
+            scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
+            labels: Tensor ``(..., n)`` of relevance labels. Higher is better.
+            mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+            weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
+        """
         scores, labels, mask = check_lists(scores, labels, mask)
         of_items = item_weight(weight, scores, mask)
         recall = self.recall(scores, labels, mask=mask, weight=of_items)
         order = self.order(scores, labels, mask=mask, weight=of_items)
         balanced = order / (2 * self.alpha.square()) + self.alpha.abs().log()
-        # A list that says nothing about the order must not pull alpha to 0 by its logarithm.
+        # The logarithm would pull alpha to 0 on lists without information about the order.
         per_list = recall + balanced.masked_fill(~has_positive(labels, mask), 0.0)
         return reduce_lists(per_list, weight=weight, reduction=self.reduction)
 
 
 class ARFLoss(_AdaptiveLoss):
-    r"""ARF: :func:`relax_loss` and :func:`sort_cross_entropy_loss` under a trained balance (ARF 13).
+    r"""ARF: :func:`relax_loss` and :func:`sort_cross_entropy_loss`, balanced by a trained weight (ARF, eq. 13).
 
     .. math:: L_{Relax} + \frac{1}{2 \alpha^2} L_{Global} + \log |\alpha|
 
-    :math:`\alpha` starts at 1 and is a parameter: hand it to the optimiser with the model's. The options are those of
-    the two losses. A list without a relevant item counts 0, its logarithm too.
+    The weight :math:`\alpha` starts at 1 and is a parameter: pass it to the optimizer together with the parameters of
+    the model. A list without a relevant item has loss 0, without the logarithm. Use it for a stage that selects m items
+    by their whole order.
 
-    Two equal scores: the recall costs log 2, the order half of log 2:
+    Args:
+        m: Number of items that the scores keep, at least 1. May exceed the length of a list.
+        k: Number of relevant items, at least 1: the k best labels. May exceed the length of a list.
+        tau: Positive temperature of `sort` in both losses: a number, a scalar tensor, or one value per list ``(...,
+            1)``. Default: the default of `sort`.
+        sort: A soft sort of :mod:`rankfall.ops`, called as ``sort(scores, k=k, mask=mask)``.
+        label_tau: None for the hard permutation of the labels, equal labels by position. Otherwise the positive
+            temperature at which `sort` is applied to the labels: a number or a tensor ``(..., 1)``.
+        positive_only: Whether only labels above 0 can be among the k best. Items tied at the k-th place share it.
+        reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
-    >>> loss = ARFLoss(m=1, k=1)
-    >>> loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0])).detach()
-    tensor(1.0397)
+    Examples:
+        Two equal scores: the recall costs log 2, the order half of log 2:
+
+        >>> loss = ARFLoss(m=1, k=1)
+        >>> loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0])).detach()
+        tensor(1.0397)
     """
 
     def __init__(
@@ -227,17 +259,29 @@ class ARFLoss(_AdaptiveLoss):
 
 
 class ARFv2Loss(_AdaptiveLoss):
-    r"""ARF-v2: ARF with :func:`topk_bce_loss` in the place of :func:`relax_loss` (LCR, baseline).
+    r"""ARF-v2: ARF with :func:`topk_bce_loss` instead of :func:`relax_loss` (LCR, baseline).
 
     .. math:: L_{single} + \frac{1}{2 \alpha^2} L_{Global} + \log |\alpha|
 
-    topk: inclusion function, default NeuralSort at `tau`, as published.
+    The weight :math:`\alpha` starts at 1 and is a parameter, as in :class:`ARFLoss`. Use it as a baseline for LCRON.
 
-    Two equal scores: inclusion costs log 2, the order half of log 2:
+    Args:
+        k: Number of items that the scores keep, and of relevant items, at least 1.
+        topk: A soft top-k from :func:`rankfall.ops.topk`. Default: NeuralSort at `tau`, as published.
+        tau: Positive temperature of `sort`, and of the default of `topk`: a number, a scalar tensor, or one value per
+            list ``(..., 1)``. Default: the default of `sort`.
+        sort: A soft sort of :mod:`rankfall.ops`, called as ``sort(scores, k=k, mask=mask)``.
+        label_tau: None for the hard permutation of the labels, equal labels by position. Otherwise the positive
+            temperature at which `sort` is applied to the labels: a number or a tensor ``(..., 1)``.
+        positive_only: Whether only labels above 0 can be among the k best. Items tied at the k-th place share it.
+        reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
-    >>> loss = ARFv2Loss(k=1)
-    >>> loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0])).detach()
-    tensor(1.0397)
+    Examples:
+        Two equal scores: inclusion costs log 2, the order half of log 2:
+
+        >>> loss = ARFv2Loss(k=1)
+        >>> loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0])).detach()
+        tensor(1.0397)
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Losses over pairs of items of one list.
+r"""Losses over pairs of items of one list.
 
-All of them are one sum. A pair costs :math:`\\log(1 + e^{-\\sigma (s_w - s_l)})`, *w* being the item of the better
-label, times how much better its label is, times a weight that depends on the two ranks. Once the list stands in
-rank order that last weight is the same matrix for every list, and each unordered pair is met once, in the
-upper triangle.
+All of them are one sum. A pair costs :math:`\log(1 + e^{-\sigma (s_w - s_l)})`, where *w* is the item with the better
+label, times the difference of the two labels' values, times a weight that depends on the two ranks. If the list is in
+rank order, the latter weight is the same matrix for every list, and each unordered pair occurs once, in the upper
+triangle.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ def _pair_sum(
 ) -> Tensor:
     """Sum over each list's pairs of |advantage of grades| * rank weight * log(1 + exp(loser's - winner's score)).
 
-    Only the first `rows` ranks are taken as the upper item of a pair: all that a truncated weight can reach. The
-    gradient is found along with the value, a block of pairs at a time, so no pair is kept or visited twice.
+    Only the first `rows` ranks are used as the upper item of a pair, which covers all nonzero truncated weights. The
+    gradient is computed along with the value, one block of pairs at a time, so pairs are neither stored nor visited
+    twice.
     """
     n = scores.shape[-1]
     order = rank_order(scores, mask)
@@ -71,23 +72,23 @@ def _pair_sum(
         ahead = _differences(advantage, grades, start, stop)
         lower_wins = ahead < 0
         size = ahead.abs() * rank_weight(start, stop)
-        size *= real[..., None, start:]  # masked items rank last, so a pair is real if its lower item is
+        size *= real[..., None, start:]  # masked items rank last, so a pair is real if its lower item is real
         if weight is not None:
             size *= torch.where(lower_wins, weight[..., None, start:], weight[..., start:stop, None])
-        # In rank order no real pair has a negative gap: e^-gap cannot overflow, and where the lower item is the
-        # winner the cost is log(1 + e^gap) = gap + log(1 + e^-gap).
+        # In rank order no real pair has a negative gap, so e^-gap cannot overflow. Where the lower item is the winner,
+        # the cost is log(1 + e^gap) = gap + log(1 + e^-gap).
         power = torch.exp(-gap)
         wrong = lower_wins.to(power.dtype)
         total += (size * torch.addcmul(torch.log1p(power), wrong, gap)).sum((-2, -1))
         step = size * (wrong - power / (1 + power))
         slope[..., start:stop] += step.sum(-1)
         slope[..., start:] -= step.sum(-2)
-    value: Tensor = _WithSlope.apply(ordered, total, slope)  # type: ignore[no-untyped-call]
+    value: Tensor = _WithGradient.apply(ordered, total, slope)  # type: ignore[no-untyped-call]
     return value
 
 
-class _WithSlope(torch.autograd.Function):
-    """A value of each list whose gradient is known already."""
+class _WithGradient(torch.autograd.Function):
+    """One value per list with a gradient that has been computed already."""
 
     @staticmethod
     def forward(scores: Tensor, value: Tensor, slope: Tensor) -> Tensor:
@@ -100,12 +101,12 @@ class _WithSlope(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         scores, slope = ctx.saved_tensors
-        result: Tensor = _Once.apply(gradient[..., None] * slope, scores)  # type: ignore[no-untyped-call]
+        result: Tensor = _OnceDifferentiable.apply(gradient[..., None] * slope, scores)  # type: ignore[no-untyped-call]
         return result, None, None
 
 
-class _Once(torch.autograd.Function):
-    """Ties a gradient to the scores it depends on: a second derivative is an error instead of a silent 0."""
+class _OnceDifferentiable(torch.autograd.Function):
+    """Links a gradient to the scores it depends on, so that a second derivative raises an error instead of being 0."""
 
     @staticmethod
     def forward(gradient: Tensor, scores: Tensor) -> Tensor:
@@ -130,30 +131,30 @@ def _any_rank(scores: Tensor) -> RankWeight:
 
 
 def _discount_difference(discount: Tensor) -> RankWeight:
-    # Discounts fall with the rank, so what is negative stands below the diagonal.
+    # Discounts decrease with the rank, so negative differences are below the diagonal.
     return lambda start, stop: F.relu(_differences(torch.sub, discount, start, stop))
 
 
 def _distance_discount(discount: Tensor, k: int | None, version: str) -> RankWeight:
-    """LambdaLoss's delta: the discount lost between distance d and d + 1, with either truncation at k."""
+    """Return the delta of LambdaLoss: the discount lost between distance d and d + 1, with either truncation at k."""
     n = discount.shape[0] - 1
-    # lost[d] for the distance d = j - i of two ranks; an item has none to itself.
+    # lost[d] for the distance d = j - i of two ranks; the distance of an item to itself loses nothing.
     lost = F.pad(discount[: n - 1] - discount[1:n], (1, 0))
     row_factor = column_factor = torch.ones_like(lost)
     ranks = torch.arange(1, n + 1, device=discount.device)
     if k is not None:
         beyond = ranks > k
         if version == "sound":
-            # The larger of the two ranks is the column's.
+            # The larger of the two ranks is that of the column.
             column_factor = torch.where(beyond, 1 / (1 - discount[:n]), 1.0)
         else:
             row_factor = (~beyond).to(lost.dtype)
 
     def weights(start: int, stop: int) -> Tensor:
-        if torch.compiler.is_compiling():  # which would make a graph of its own for each length of a window
+        if torch.compiler.is_compiling():  # it would build one graph per length of a window
             shifted = lost[_differences(torch.sub, -ranks, start, stop).clamp(min=0)]
         else:
-            # Row i is lost[j - i]: the same numbers, each row one place further right.
+            # Row i is lost[j - i]: the same numbers, shifted right by one place per row.
             shifted = F.pad(lost[: n - start], (stop - start - 1, 0)).unfold(0, n - start, 1).flip(0)
         return shifted * row_factor[start:stop, None] * column_factor[start:]
 
@@ -176,17 +177,29 @@ def ranknet_loss(
     sigma: float = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    r"""RankNet: the logistic loss of every pair with different labels (Burges et al. 2005; LLK 6).
+    r"""RankNet: logistic loss of every pair with different labels (Burges et al. 2005; LLK, eq. 6).
 
     .. math:: \frac{1}{|\{y_i > y_j\}|} \sum_{y_i > y_j} \log(1 + e^{-\sigma (s_i - s_j)})
 
-    The mean over the pairs; 0 for a list whose labels are all equal. Ten thousand items need no more memory than
-    a few hundred: pairs are visited in blocks.
+    The loss is the mean over the pairs, and 0 for a list whose labels are all equal. Pairs are processed in blocks, so
+    memory is linear in n. Use it if every pair matters equally, whatever its rank.
 
-    One pair, in the wrong order by 1, costs log(1 + e):
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
+        labels: Tensor ``(..., n)`` of relevance labels. Higher is better.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
+        sigma: Positive slope of the logistic loss of a pair.
+        reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
-    >>> ranknet_loss(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]))
-    tensor(1.3133)
+    Returns:
+        A scalar tensor, or a tensor ``(...)`` if `reduction` is ``"none"``.
+
+    Examples:
+        One pair, in the wrong order by 1, costs log(1 + e):
+
+        >>> ranknet_loss(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]))
+        tensor(1.3133)
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     total = _pair_sum(
@@ -202,7 +215,7 @@ def ranknet_loss(
 
 
 def _pairs(labels: Tensor, mask: Tensor) -> Tensor:
-    """Number of pairs of real items with different labels."""
+    """Return the number of pairs of real items with different labels."""
     ascending = labels.masked_fill(~mask, torch.inf).sort(-1).values
     below = torch.searchsorted(ascending, labels.contiguous())
     return below.masked_fill(~mask, 0).sum(-1).to(labels.dtype)
@@ -218,18 +231,31 @@ def lambdarank_loss(
     sigma: float = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    r"""LambdaRank: RankNet's pairs weighted by the NDCG that swapping them changes (Burges 2010; LLK 11, 12).
+    r"""LambdaRank: RankNet with pairs weighted by the NDCG that a swap changes (Burges 2010; LLK, eq. 11 and 12).
 
     .. math:: \frac{1}{\text{ideal DCG@}k} \sum_{y_i > y_j}
               |G_i - G_j| \Big|\frac{1}{D(r_i)} - \frac{1}{D(r_j)}\Big| \log(1 + e^{-\sigma (s_i - s_j)})
 
-    With `k` the discounts :math:`1/D` are 0 beyond rank k, and only k ranks' pairs are computed. The weight carries
-    no gradient.
+    With `k`, the discounts :math:`1/D` are 0 beyond rank k, and only the pairs of the first k ranks are computed. The
+    weight carries no gradient. Use it to optimise NDCG; :func:`lambda_loss` is the variant with a proven bound.
 
-    The wrong order loses 1 - 1/log2(3) of an ideal DCG of 1, times log(1 + e):
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
+        labels: Tensor ``(..., n)`` of relevance labels, at least 0. Higher is better.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
+        k: Cutoff K of NDCG@K, at least 1. Default: the whole list.
+        sigma: Positive slope of the logistic loss of a pair.
+        reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
-    >>> lambdarank_loss(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]))
-    tensor(0.4847)
+    Returns:
+        A scalar tensor, or a tensor ``(...)`` if `reduction` is ``"none"``.
+
+    Examples:
+        The wrong order loses 1 - 1/log2(3) of an ideal DCG of 1, times log(1 + e):
+
+        >>> lambdarank_loss(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]))
+        tensor(0.4847)
     """
     return lambda_loss(scores, labels, mask=mask, weight=weight, k=k, mix=1.0, sigma=sigma, reduction=reduction)
 
@@ -246,24 +272,38 @@ def lambda_loss(
     sigma: float = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    r"""LambdaLoss, and LambdaLoss@K in both versions (Wang et al. 2018; LLK 13, 15-17).
+    r"""LambdaLoss, and LambdaLoss@K in both versions (Wang et al. 2018; LLK, eq. 13 and 15-17).
 
     .. math:: \frac{1}{\text{ideal DCG@}k} \sum_{y_i > y_j} |G_i - G_j| \delta_{ij} \log(1 + e^{-\sigma (s_i - s_j)}),
               \quad \delta_{ij} = \frac{1}{D(|r_i - r_j|)} - \frac{1}{D(|r_i - r_j| + 1)}
 
-    k: cut-off K of NDCG@K, or None for the whole list.
-    version: what K does to :math:`\delta`. "sound" (LLK 16, 17) multiplies it by
-      :math:`1 / (1 - 1/D(\max(r_i, r_j)))` where either rank is beyond K, which makes the loss a bound of
-      NDCG@K; "heuristic" (LLK 15) drops the pairs with both ranks beyond K.
-    mix: share of LambdaRank's weight in place of :math:`\delta`, from 0 to 1 (the "smooth fraction" of FS-LTR).
+    Use it to optimise NDCG or NDCG@K.
 
-    The wrong order: distance 1 loses 1 - 1/log2(3) of an ideal DCG of 1, times log(1 + e); with k = 1 the lower
-    item is beyond the cut, and its factor makes the weight exactly 1:
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
+        labels: Tensor ``(..., n)`` of relevance labels, at least 0. Higher is better.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
+        k: Cutoff K of NDCG@K, at least 1. Default: the whole list.
+        version: Truncation of :math:`\delta` at K. ``"sound"`` (LLK, eq. 16 and 17) multiplies it by :math:`1 / (1 -
+            1/D(\max(r_i, r_j)))` if either rank is beyond K, which makes the loss a bound of NDCG@K. ``"heuristic"``
+            (LLK, eq. 15) drops the pairs with both ranks beyond K.
+        mix: Share of the weight of LambdaRank that replaces :math:`\delta`, from 0 to 1 (the "smooth fraction" of
+            FS-LTR).
+        sigma: Positive slope of the logistic loss of a pair.
+        reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
-    >>> lambda_loss(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]))
-    tensor(0.4847)
-    >>> lambda_loss(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]), k=1)
-    tensor(1.3133)
+    Returns:
+        A scalar tensor, or a tensor ``(...)`` if `reduction` is ``"none"``.
+
+    Examples:
+        In the wrong order, distance 1 loses 1 - 1/log2(3) of an ideal DCG of 1, times log(1 + e). With k = 1 the lower
+        item is beyond the cutoff, and its factor makes the weight exactly 1:
+
+        >>> lambda_loss(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]))
+        tensor(0.4847)
+        >>> lambda_loss(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]), k=1)
+        tensor(1.3133)
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     check_choice("version", version, ("sound", "heuristic"))
@@ -299,17 +339,33 @@ def lambda_recall_loss(
     sigma: float = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    r"""Lambda weights of recall: pairs whose swap changes Recall@m@k (ARF 6, 7).
+    r"""Logistic loss of the pairs whose swap changes Recall@m@k (ARF, eq. 6 and 7).
 
     .. math:: \frac{1}{k} \sum_{y_i > y_j} |a_i - a_j| \, \big|[r_i \le m] - [r_j \le m]\big|
               \log(1 + e^{-\sigma (s_i - s_j)})
 
-    m: number of items kept by score. k: number of relevant items; :math:`a` is membership in the k best labels.
+    where :math:`a` is the membership in the k best labels. Use it for a stage that selects m items, without a soft
+    sort.
 
-    The relevant item is outside the one kept, behind it by 1:
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
+        labels: Tensor ``(..., n)`` of relevance labels. Higher is better.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
+        m: Number of items that the scores keep, at least 1. May exceed the length of a list.
+        k: Number of relevant items, at least 1: the k best labels. May exceed the length of a list.
+        positive_only: Whether only labels above 0 can be among the k best. Items tied at the k-th place share it.
+        sigma: Positive slope of the logistic loss of a pair.
+        reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
-    >>> lambda_recall_loss(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]), m=1, k=1)
-    tensor(1.3133)
+    Returns:
+        A scalar tensor, or a tensor ``(...)`` if `reduction` is ``"none"``.
+
+    Examples:
+        One item is kept; the relevant item is behind it by 1:
+
+        >>> lambda_recall_loss(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]), m=1, k=1)
+        tensor(1.3133)
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     kept = torch.arange(scores.shape[-1], device=scores.device) < check_count("m", m)
@@ -328,4 +384,4 @@ def _check_share(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat | torch.SymInt):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not 0 <= value <= 1:
-        raise ValueError(f"{name} must lie in [0, 1], got {value}")
+        raise ValueError(f"{name} must be in [0, 1], got {value}")

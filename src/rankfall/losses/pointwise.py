@@ -1,4 +1,4 @@
-"""Losses that look at one item at a time. A list of negatives has an ordinary value here."""
+"""Pointwise losses: each item has its own term. A list without a positive label has an ordinary loss here."""
 
 from __future__ import annotations
 
@@ -35,8 +35,21 @@ def mse_loss(
 
     .. math:: \frac{1}{n} \sum_i (s_i - y_i)^2
 
-    >>> mse_loss(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0]))
-    tensor(2.)
+    Use it if the scores should predict the labels themselves.
+
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
+        labels: Tensor ``(..., n)`` of relevance labels. Higher is better.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
+        reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
+
+    Returns:
+        A scalar tensor, or a tensor ``(...)`` if `reduction` is ``"none"``.
+
+    Examples:
+        >>> mse_loss(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0]))
+        tensor(2.)
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     return _mean_over_items((scores - labels).square(), scores, mask, weight, reduction)
@@ -55,13 +68,25 @@ def bce_loss(
 
     .. math:: -\frac{1}{n} \sum_i t_i \log \sigma(s_i) + (1 - t_i) \log(1 - \sigma(s_i))
 
-    threshold: labels above it are targets of 1, others of 0. With None the labels are the targets themselves and
-      must lie in [0, 1].
+    Use it if the scores should be calibrated probabilities (after a sigmoid).
 
-    A score of 0 says one half, which costs log 2 whatever the target:
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
+        labels: Tensor ``(..., n)`` of relevance labels. Higher is better.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
+        threshold: Labels above it have the target 1, all others 0. None: the labels are the targets themselves and must
+            be in [0, 1].
+        reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
-    >>> bce_loss(torch.tensor([0.0, 0.0]), torch.tensor([3.0, 0.0]))
-    tensor(0.6931)
+    Returns:
+        A scalar tensor, or a tensor ``(...)`` if `reduction` is ``"none"``.
+
+    Examples:
+        A score of 0 means a probability of one half, which costs log 2 for either target:
+
+        >>> bce_loss(torch.tensor([0.0, 0.0]), torch.tensor([3.0, 0.0]))
+        tensor(0.6931)
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     if threshold is None:
@@ -85,13 +110,23 @@ def grade_softmax_loss(
 
     .. math:: -\frac{1}{n} \sum_i \log \frac{e^{z_{i, y_i}}}{\sum_g e^{z_{ig}}}
 
-    logits: one number a grade of each item, shape ``(..., n, grades)``. labels: whole numbers from 0 to grades - 1.
-    Rank items by their :func:`expected_grade`.
+    Use it with a model that has one output per grade, and rank items by their :func:`expected_grade`.
 
-    Logits that tell nothing about four grades cost log 4:
+    Args:
+        logits: Floating tensor ``(..., n, grades)``, one logit per grade of each item.
+        labels: Tensor ``(..., n)`` of grades: whole numbers from 0 to grades - 1.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
+        reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
-    >>> grade_softmax_loss(torch.zeros(2, 4), torch.tensor([3.0, 0.0]))
-    tensor(1.3863)
+    Returns:
+        A scalar tensor, or a tensor ``(...)`` if `reduction` is ``"none"``.
+
+    Examples:
+        Equal logits of four grades cost log 4:
+
+        >>> grade_softmax_loss(torch.zeros(2, 4), torch.tensor([3.0, 0.0]))
+        tensor(1.3863)
     """
     logits = _check_logits(logits)
     check_shape("labels", labels, logits.shape[:-1], of="logits without its grades")
@@ -99,19 +134,26 @@ def grade_softmax_loss(
     logits = logits.masked_fill(~mask[..., None], 0.0)
     check_values("logits", logits)
     grades = logits.shape[-1]
-    check_none("labels", labels != labels.floor(), "fractions: a grade is a whole number")
+    check_none("labels", labels != labels.floor(), "fractions, grades are whole numbers")
     check_none("labels", (labels < 0) | (labels >= grades), f"values outside 0..{grades - 1}, the {grades} grades")
     costs = -F.log_softmax(logits, -1).gather(-1, labels.long()[..., None]).squeeze(-1)
     return _mean_over_items(costs, labels, mask, weight, reduction)
 
 
 def expected_grade(logits: Float[Tensor, "*batch n grades"]) -> Float[Tensor, "*batch n"]:
-    r"""Score of each item under :func:`grade_softmax_loss`: the mean of its distribution over grades.
+    r"""Score of each item for a model trained with :func:`grade_softmax_loss`: its expected grade.
 
     .. math:: \sum_g g \, \text{softmax}(z_i)_g
 
-    >>> expected_grade(torch.zeros(2, 5))
-    tensor([2., 2.])
+    Args:
+        logits: Floating tensor ``(..., n, grades)``, one logit per grade of each item.
+
+    Returns:
+        Scores ``(..., n)``.
+
+    Examples:
+        >>> expected_grade(torch.zeros(2, 5))
+        tensor([2., 2.])
     """
     share = _check_logits(logits).softmax(-1)
     return (share * torch.arange(share.shape[-1], device=share.device)).sum(-1)

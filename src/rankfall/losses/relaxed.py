@@ -1,4 +1,4 @@
-"""Losses that go through a soft sort or a soft top-k, whichever operator is passed."""
+"""Losses through a soft sort or a soft top-k; the operator is an argument."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from rankfall._lists import (
     Reduction,
-    can_miss,
     check_count,
     check_lists,
     discounts,
     gains,
     has_positive,
+    has_recall_signal,
     ideal_dcg,
     item_weight,
     list_mean,
@@ -44,16 +44,31 @@ def pirank_ndcg_loss(
     sort: SoftSort = neural_sort,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    r"""One minus NDCG@k of the softly sorted gains (PIR 8-10; NeuralNDCG, Pobrotyn & Białobrzeski 2021).
+    r"""One minus NDCG@k of the softly sorted gains (PIR, eq. 8-10; NeuralNDCG).
 
     .. math:: 1 - \frac{1}{\text{ideal DCG@}k} \sum_{i \le k} \frac{[\hat P G]_i}{D(i)}
 
-    k: number of ranks that count, default all. Item weights multiply the gains, of the ideal order too.
+    Item weights multiply the gains, including those of the ideal order. Use it to optimise NDCG@k through a soft sort.
 
-    Two equal scores put half of the gain on each rank: NDCG is (1 + 1/log2(3)) / 2:
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
+        labels: Tensor ``(..., n)`` of relevance labels, at least 0. Higher is better.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
+        k: Number of ranks that count, at least 1. Default: all.
+        tau: Positive temperature of `sort`: a number, a scalar tensor, or one value per list ``(..., 1)``. Default: the
+            default of `sort`.
+        sort: A soft sort of :mod:`rankfall.ops`, called as ``sort(scores, k=k, mask=mask)``.
+        reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
-    >>> pirank_ndcg_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))
-    tensor(0.1845)
+    Returns:
+        A scalar tensor, or a tensor ``(...)`` if `reduction` is ``"none"``.
+
+    Examples:
+        Two equal scores put half of the gain on each rank, so NDCG is (1 + 1/log2(3)) / 2:
+
+        >>> pirank_ndcg_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))
+        tensor(0.1845)
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     of_items = item_weight(weight, scores, mask)
@@ -75,18 +90,33 @@ def pirank_arp_loss(
     sort: SoftSort = neural_sort,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    r"""Average relevance position of the softly sorted labels (PIR 11).
+    r"""Average relevance position of the softly sorted labels (PIR, eq. 11).
 
     .. math:: \frac{\sum_{i \le k} i \, [\hat P y]_i}{\sum_j y_j}
 
-    k: number of ranks that count, default all. Labels must not be negative. Item weights multiply the labels, in
-    the denominator too. As published, relevance beyond rank k adds nothing, so with a small k a list may gain by
-    losing its relevant items: use it with all ranks, or beside another loss.
+    Item weights multiply the labels, including those of the denominator. As published, relevance beyond rank k adds
+    nothing, so with a small k the loss can decrease when relevant items are lost: use it with all ranks, or beside
+    another loss.
 
-    Two equal scores put half of the relevance on rank 1 and half on rank 2:
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
+        labels: Tensor ``(..., n)`` of relevance labels, not negative. Higher is better.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
+        k: Number of ranks that count, at least 1. Default: all.
+        tau: Positive temperature of `sort`: a number, a scalar tensor, or one value per list ``(..., 1)``. Default: the
+            default of `sort`.
+        sort: A soft sort of :mod:`rankfall.ops`, called as ``sort(scores, k=k, mask=mask)``.
+        reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
-    >>> pirank_arp_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))
-    tensor(1.5000)
+    Returns:
+        A scalar tensor, or a tensor ``(...)`` if `reduction` is ``"none"``.
+
+    Examples:
+        Two equal scores put half of the relevance on rank 1 and half on rank 2:
+
+        >>> pirank_arp_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))
+        tensor(1.5000)
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     of_items = item_weight(weight, scores, mask)
@@ -108,19 +138,34 @@ def sort_cross_entropy_loss(
     label_tau: float | Tensor | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    r"""Cross entropy between the permutation of the labels and the soft one of the scores (ARF 12, L_Global).
+    r"""Cross entropy of the labels' permutation and the scores' soft permutation (ARF, eq. 12, L_Global).
 
     .. math:: -\frac{1}{n} \sum_{i, j} Q_{ij} \log \hat P_{ij}
 
-    The equation in ARF has a second minus sign; this is the positive cross entropy. It needs all n rows.
+    where :math:`Q` is the permutation of the labels. The equation in ARF has a second minus sign; this is the positive
+    cross entropy. It needs all n rows. Item weights multiply the columns. Use it if the whole order of the labels
+    matters.
 
-    label_tau: None for the hard permutation :math:`Q` of the labels, equal ones by position; or the temperature at
-      which `sort` is applied to the labels too. Item weights multiply the columns.
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
+        labels: Tensor ``(..., n)`` of relevance labels. Higher is better.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
+        tau: Positive temperature of `sort`: a number, a scalar tensor, or one value per list ``(..., 1)``. Default: the
+            default of `sort`.
+        sort: A soft sort of :mod:`rankfall.ops`, called as ``sort(scores, k=k, mask=mask)``.
+        label_tau: None for the hard permutation of the labels, equal labels by position. Otherwise the positive
+            temperature at which `sort` is applied to the labels: a number or a tensor ``(..., 1)``.
+        reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
-    Equal scores tell nothing about the two ranks, which costs log 2:
+    Returns:
+        A scalar tensor, or a tensor ``(...)`` if `reduction` is ``"none"``.
 
-    >>> sort_cross_entropy_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))
-    tensor(0.6931)
+    Examples:
+        With equal scores both orders are equally likely, which costs log 2:
+
+        >>> sort_cross_entropy_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))
+        tensor(0.6931)
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     of_items = item_weight(weight, scores, mask)
@@ -132,7 +177,7 @@ def sort_cross_entropy_loss(
         by_rank = cost.gather(-1, order[..., None]).squeeze(-1)
     else:
         by_rank = (cost * _rows(labels, sort, k=n, tau=label_tau, mask=mask)).sum(-1)
-    # Real items come first in the order, so the mask in that order marks the list's own ranks.
+    # Real items come first in the order, so the mask in that order marks the ranks that the list has.
     per_list = list_mean(by_rank, mask.gather(-1, order)).masked_fill(~has_positive(labels, mask), 0.0)
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
@@ -150,23 +195,40 @@ def relax_loss(
     positive_only: bool = True,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    r"""Recall@m@k relaxed through a soft sort (ARF 11, L_Relax).
+    r"""Recall@m@k relaxed through a soft sort (ARF, eq. 11, L_Relax).
 
     .. math:: -\frac{1}{|a|} \sum_j a_j \log \Big(\frac{1}{m} \sum_{i \le m} \hat P_{ij}\Big)
 
-    m: number of items kept by score. k: number of relevant items; :math:`a` is membership in the k best labels.
-    The factor 1/m is the paper's: the loss of a perfect list is about log m, not 0. So is that of a list of at most m
-    items, which cannot miss any; only :func:`topk_bce_loss` leaves such lists out.
+    where :math:`a` is the membership in the k best labels. The factor 1/m is in the paper: the loss of a perfect list
+    is about log m, not 0. A list of at most m items cannot miss any item, but has this loss too; only
+    :func:`topk_bce_loss` leaves such lists out. Use it for a stage that selects m items.
 
-    Two equal scores give either item half of rank 1, which costs log 2:
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
+        labels: Tensor ``(..., n)`` of relevance labels. Higher is better.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
+        m: Number of items that the scores keep, at least 1. May exceed the length of a list.
+        k: Number of relevant items, at least 1: the k best labels. May exceed the length of a list.
+        tau: Positive temperature of `sort`: a number, a scalar tensor, or one value per list ``(..., 1)``. Default: the
+            default of `sort`.
+        sort: A soft sort of :mod:`rankfall.ops`, called as ``sort(scores, k=k, mask=mask)``.
+        positive_only: Whether only labels above 0 can be among the k best. Items tied at the k-th place share it.
+        reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
-    >>> relax_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]), m=1, k=1)
-    tensor(0.6931)
+    Returns:
+        A scalar tensor, or a tensor ``(...)`` if `reduction` is ``"none"``.
+
+    Examples:
+        Two equal scores give each item half of rank 1, which costs log 2:
+
+        >>> relax_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]), m=1, k=1)
+        tensor(0.6931)
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     of_items = item_weight(weight, scores, mask)
     truth = top_labels(labels, k, mask, positive_only=positive_only)
-    # The sum stays in log space: an item far below the cut still has a gradient.
+    # The sum is computed in log space, so that an item far below the cutoff still has a gradient.
     rows = log_rows(sort, scores, k=check_count("m", m), mask=mask, tau=tau)
     log_kept = _floored(rows.logsumexp(-2)) - math.log(m)
     cost = -truth * log_kept if of_items is None else -truth * log_kept * of_items
@@ -185,19 +247,32 @@ def topk_bce_loss(
     positive_only: bool = True,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    r"""Binary cross entropy of each item's inclusion in the top k (DFT, L_TopK; LCR 12, L_single).
+    r"""Binary cross entropy of the inclusion of each item in the top k (DFT, L_TopK; LCR, eq. 12, L_single).
 
     .. math:: -\frac{1}{n} \sum_j a_j \log p_j + (1 - a_j) \log(1 - p_j)
 
-    k: number of items included by score, and of relevant items; :math:`a` is membership in the k best labels. Of a
-      list that has no more than k items all are included, whatever their scores: its loss is 0.
-    topk: inclusion function from :func:`rankfall.ops.topk`, default ``topk("dftopk")``. L_single of LCRON is this
-      loss with ``topk("neural_sort", tau=...)``.
+    where :math:`a` is the membership in the k best labels. A list with at most k items has loss 0, since all of its
+    items are included whatever their scores. L_single of LCRON is this loss with ``topk("neural_sort", tau=...)``. Use
+    it for a stage that must select the k relevant items.
 
-    DFTopK puts its threshold halfway between the two equal scores, so either is included with probability 1/2:
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
+        labels: Tensor ``(..., n)`` of relevance labels. Higher is better.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
+        k: Number of items that the scores keep, and of relevant items, at least 1.
+        topk: A soft top-k from :func:`rankfall.ops.topk`. Default: ``topk("dftopk")``.
+        positive_only: Whether only labels above 0 can be among the k best. Items tied at the k-th place share it.
+        reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
-    >>> topk_bce_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]), k=1)
-    tensor(0.6931)
+    Returns:
+        A scalar tensor, or a tensor ``(...)`` if `reduction` is ``"none"``.
+
+    Examples:
+        DFTopK puts its threshold halfway between the two equal scores, so each item is included with probability 1/2:
+
+        >>> topk_bce_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]), k=1)
+        tensor(0.6931)
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     of_items = item_weight(weight, scores, mask)
@@ -205,7 +280,7 @@ def topk_bce_loss(
     log_in, log_out = log_inclusion(make_topk("dftopk") if topk is None else topk, scores, k, mask=mask)
     cost = -(truth * log_in + (1 - truth) * log_out)
     per_list = list_mean(cost if of_items is None else cost * of_items, mask)
-    per_list = per_list.masked_fill(~can_miss(truth, mask, k), 0.0)
+    per_list = per_list.masked_fill(~has_recall_signal(truth, mask, k), 0.0)
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
@@ -218,7 +293,10 @@ def _softly_sorted(
     tau: float | Tensor | None,
     mask: Tensor,
 ) -> Float[Tensor, "*batch k"]:
-    """What the soft permutation puts on each of the first k ranks. Not a matmul: autocast would halve its digits."""
+    """Return the value that the soft permutation puts on each of the first k ranks.
+
+    This is not a matmul, since autocast would compute it in half precision.
+    """
     ranks = scores.shape[-1] if k is None else check_count("k", k)
     return (_rows(scores, sort, k=ranks, tau=tau, mask=mask) * values[..., None, :]).sum(-1)
 
@@ -226,17 +304,17 @@ def _softly_sorted(
 def _rows(
     scores: Tensor, sort: SoftSort, *, k: int, tau: float | Tensor | None, mask: Tensor
 ) -> Float[Tensor, "*batch k n"]:
-    """Rows of any soft sort, at its own temperature if none is given."""
+    """Return the rows of any soft sort, at its default temperature if `tau` is None."""
     options: dict[str, Any] = {} if tau is None else {"tau": tau}
     rows = sort(scores, k=k, mask=mask, **options)
     if rows.shape[:-2] != scores.shape[:-1]:
-        raise ValueError(f"sort must give one soft permutation a list, got shape {tuple(rows.shape)} of its draws")
+        raise ValueError(f"sort must return one soft permutation per list, got shape {tuple(rows.shape)}")
     return rows
 
 
 def _floored(logarithm: Tensor) -> Tensor:
-    """Logarithms in which that of an exact 0 is -100, as in torch's binary cross entropy.
+    """Replace the logarithm of an exact 0 by -100, as in torch's binary cross entropy.
 
-    NeuralSort and SoftSort never give a real item 0, so their gradient does not end at the floor.
+    NeuralSort and SoftSort never assign 0 to a real item, so their gradient does not vanish at the floor.
     """
     return logarithm.masked_fill(logarithm <= LOG_ZERO / 2, -100.0)

@@ -1,30 +1,34 @@
-r"""Exact ranking metrics, the funnel of a cascade, and tests of significance.
+"""Exact ranking metrics, the funnel of a cascade, and significance tests.
 
-A metric takes scores and labels ``(..., n)``: one list of items in the last dimension, leading dimensions are
-batch, a boolean `mask` marks the real items of padded lists. It returns one value a list.
+A metric takes scores and labels ``(..., n)``: one list of items in the last dimension, leading dimensions are batch
+dimensions. A boolean `mask` marks the real items of padded lists. A metric returns one value per list.
 
->>> import torch
->>> scores = torch.tensor([[3.0, 1.0, 2.0], [1.0, 2.0, 0.0]])
->>> labels = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
->>> mask = torch.tensor([[True, True, True], [True, True, False]])
->>> mrr(scores, labels, mask=mask)
-tensor([0.5000, 0.5000])
+Equal scores count with the expected value over their orders. Therefore the chance level, the expected value of a random
+scorer, is the metric of constant scores. Lists on which a metric is undefined get the value `empty`; pass NaN to
+exclude them from a ``nanmean``.
 
-Equal scores count with the expected value over their orders, so what a random scorer gets, the chance level,
-is the metric of constant scores:
+Examples:
+    >>> import torch
+    >>> scores = torch.tensor([[3.0, 1.0, 2.0], [1.0, 2.0, 0.0]])
+    >>> labels = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    >>> mask = torch.tensor([[True, True, True], [True, True, False]])
+    >>> mrr(scores, labels, mask=mask)
+    tensor([0.5000, 0.5000])
 
->>> mrr(torch.zeros(2, 3), labels, mask=mask)
-tensor([0.6111, 0.7500])
+    The chance level:
 
-Lists on which a metric is undefined get the value `empty`, NaN if they shall not count:
+    >>> mrr(torch.zeros(2, 3), labels, mask=mask)
+    tensor([0.6111, 0.7500])
 
->>> ndcg(scores, torch.zeros(2, 3), empty=float("nan"))
-tensor([nan, nan])
+    Lists without a relevant item:
 
-A cascade of two stages that keep two items and one:
+    >>> ndcg(scores, torch.zeros(2, 3), empty=float("nan"))
+    tensor([nan, nan])
 
->>> funnel([scores, -scores], labels, quotas=[2, 1]).joint_recall
-tensor([1., 1.])
+    A cascade of two stages that keep two items and one item:
+
+    >>> funnel([scores, -scores], labels, quotas=[2, 1]).joint_recall
+    tensor([1., 1.])
 """
 
 from rankfall.metrics.funnel import FunnelResult, funnel

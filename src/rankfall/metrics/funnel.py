@@ -1,4 +1,4 @@
-"""What a cascade of stages keeps of the relevant items, and where it loses the rest."""
+"""Metrics of a cascade: which relevant items it keeps, and at which stage it loses the others."""
 
 from __future__ import annotations
 
@@ -28,22 +28,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class FunnelResult:
-    """What :func:`funnel` measured; 0 in every measure of a list without a relevant item."""
+    """Result of :func:`funnel`. All measures are 0 for a list without a relevant item.
+
+    Attributes:
+        survivors: Boolean tensor ``(..., stages, n)``, the items that are left after each stage.
+        joint_recall: ``(...)``, share of the relevant items that survive all stages.
+        stage_recall: ``(..., stages)``, recall of each stage alone, on the whole list and at its quota.
+        stage_ndcg: ``(..., stages)``, NDCG of each stage alone on the whole list, with the membership as gain and no
+            cutoff.
+        lost: ``(..., stages)``, share of the relevant items that each stage drops. These and `joint_recall` sum to 1.
+        chance: ``(...)``, expected joint recall of a cascade with random scores.
+        defined: Boolean tensor ``(...)``, lists with a relevant item.
+    """
 
     survivors: Bool[Tensor, "*batch stages n"]
-    """The items that are left after each stage."""
     joint_recall: Float[Tensor, "*batch"]
-    """Share of the relevant items that survive every stage."""
     stage_recall: Float[Tensor, "*batch stages"]
-    """Recall of each stage alone, if it saw the whole list and kept its quota."""
     stage_ndcg: Float[Tensor, "*batch stages"]
-    """NDCG of each stage alone over the whole list, with the membership as gain and no cutoff."""
     lost: Float[Tensor, "*batch stages"]
-    """Share of the relevant items that each stage drops; these and `joint_recall` sum to 1."""
     chance: Float[Tensor, "*batch"]
-    """Joint recall of a cascade that scores at random, in expectation."""
     defined: Bool[Tensor, "*batch"]
-    """Lists with a relevant item."""
 
 
 def funnel(
@@ -55,25 +59,35 @@ def funnel(
     ties: Literal["random", "position"] = "random",
     generator: torch.Generator | None = None,
 ) -> FunnelResult:
-    r"""Run the lists through a cascade and measure what it keeps (LCR, eq. 1 and 2).
+    r"""Run lists through a cascade and measure which relevant items it keeps (LCR, eq. 1 and 2).
 
-    Stage t keeps the :math:`q_t` best by its own scores of what the stages before it kept. With the set
-    :math:`C_T` that comes out and the relevant items :math:`a`
+    Stage t keeps the :math:`q_t` best items, by its own scores, of those that the stages before it kept. With the set
+    :math:`C_T` that the last stage keeps and the relevant items :math:`a`,
 
     .. math:: \text{joint recall} = \sum_{j \in C_T} a_j \Big/ \sum_j a_j
 
-    `stage_scores` holds one tensor ``(..., n)`` a stage, over the same items; `relevant` ``(..., n)`` is
-    boolean or a membership in [0, 1]; `quotas` is one number a stage. Equal scores are ordered at random,
-    anew in each stage, by `generator` (without one the seed is fixed, and results repeat), so that a constant
-    scorer gets `chance` on average; or by position. `stage_ndcg` needs no draw: it is the expected value over
-    the orders of ties.
+    Use it to find out where a cascade loses relevant items.
 
-    The first stage drops item 2, which is relevant, the second keeps item 0 of the items 0 and 1:
+    Args:
+        stage_scores: One floating tensor ``(..., n)`` per stage, over the same items.
+        relevant: Boolean tensor ``(..., n)``, or membership in [0, 1].
+        quotas: Number of items that each stage keeps, at least 1.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        ties: Order of equal scores: ``"random"``, drawn for each stage, so that a constant scorer gets `chance` on
+            average; or ``"position"``. `stage_ndcg` needs no draw: it is the expected value over the orders of ties.
+        generator: Random generator of the order of ties. Default: a generator with a fixed seed, so that results
+            repeat.
 
-    >>> scores = [torch.tensor([2.0, 3.0, 1.0]), torch.tensor([2.0, 1.0, 3.0])]
-    >>> result = funnel(scores, torch.tensor([True, False, True]), quotas=[2, 1])
-    >>> result.joint_recall, result.lost, result.chance
-    (tensor(0.5000), tensor([0.5000, 0.0000]), tensor(0.3333))
+    Returns:
+        A :class:`FunnelResult`.
+
+    Examples:
+        The first stage drops item 2, which is relevant; the second one keeps item 0 of the items 0 and 1:
+
+        >>> scores = [torch.tensor([2.0, 3.0, 1.0]), torch.tensor([2.0, 1.0, 3.0])]
+        >>> result = funnel(scores, torch.tensor([True, False, True]), quotas=[2, 1])
+        >>> result.joint_recall, result.lost, result.chance
+        (tensor(0.5000), tensor([0.5000, 0.0000]), tensor(0.3333))
     """
     check_choice("ties", ties, ("random", "position"))
     scores, relevant, mask = _check(stage_scores, relevant, quotas, mask)
@@ -104,13 +118,13 @@ def funnel(
 def _check(
     stage_scores: Sequence[Tensor], relevant: Tensor, quotas: Sequence[int], mask: Tensor | None
 ) -> tuple[Float[Tensor, "*batch stages n"], Float[Tensor, "*batch n"], Bool[Tensor, "*batch n"]]:
-    """The stages' scores in one tensor, the relevant items in float64, and the mask."""
+    """Return the scores of all stages in one tensor, the relevant items in float64, and the mask."""
     if isinstance(quotas, int):
-        raise TypeError(f"quotas must be a sequence with one number a stage, got {quotas!r}")
+        raise TypeError(f"quotas must be a sequence with one number per stage, got {quotas!r}")
     if len(stage_scores) == 0:
         raise ValueError("stage_scores must hold the scores of at least one stage, got none")
     if len(quotas) != len(stage_scores):
-        raise ValueError(f"quotas must have one number a stage, {len(stage_scores)}, got {len(quotas)}")
+        raise ValueError(f"quotas must have one number per stage, {len(stage_scores)}, got {len(quotas)}")
     for stage, quota in enumerate(quotas):
         check_count(f"quotas[{stage}]", quota)
     first, truth, real = check_ranking(stage_scores[0], relevant, mask, names=("stage_scores[0]", "relevant"))
@@ -125,14 +139,14 @@ def _check(
 
 
 def _first(order: Tensor, alive: Tensor, quota: int) -> Tensor:
-    """The first `quota` of the items that are alive, in the given order."""
+    """Return the first `quota` of the items that are alive, in the given order."""
     in_order = alive.gather(-1, order)
     kept = in_order & (in_order.cumsum(-1) <= quota)
     return torch.zeros_like(alive).scatter(-1, order, kept)
 
 
 def _random_order(scores: Tensor, mask: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Indices of the items by descending score, ties at random, masked items last."""
+    """Return the indices of the items by descending score, ties in random order, masked items last."""
     if generator is None:
         keys: Tensor = torch.ops.rankfall.repeatable_keys(scores.detach())
     else:
@@ -147,6 +161,6 @@ def _random_order(scores: Tensor, mask: Tensor, generator: torch.Generator | Non
     device="default",
 )
 def _repeatable_keys(like: Tensor) -> Tensor:
-    # An operator of its own, because torch.compile cannot make a generator inside a graph.
+    # A custom operator, because torch.compile cannot create a generator inside a graph.
     generator = torch.Generator(like.device).manual_seed(0)
     return torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.double)

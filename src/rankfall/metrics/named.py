@@ -14,12 +14,19 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-UNDEFINED = float("nan")  # the value of a list without a relevant item, which no mean shall count
+UNDEFINED = float("nan")  # the value of a list without a relevant item, which means must skip
 
 
 @dataclass(frozen=True, slots=True)
 class NamedMetric:
-    """A metric with its cut-offs. Lists on which it is undefined get NaN."""
+    """A metric with fixed cutoffs. Lists on which it is undefined get NaN.
+
+    Attributes:
+        name: Name with cutoffs, such as ``"recall@20@10"``.
+        function: Function of :mod:`rankfall.metrics`.
+        options: Cutoffs by the names of the function's parameters.
+        higher_is_better: False for metrics that should be small.
+    """
 
     name: str
     function: Callable[..., Tensor]
@@ -27,16 +34,24 @@ class NamedMetric:
     higher_is_better: bool = True
 
     def __call__(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
-        """One value a list."""
+        """Return one value per list; see :mod:`rankfall.metrics` for the arguments."""
         return self.function(scores, labels, mask=mask, empty=UNDEFINED, **self.options)
 
 
 def parse(name: str) -> NamedMetric:
-    """The metric of that name, its cut-offs after ``@``: ``recall@m@k``, ``ndcg`` or ``ndcg@k``.
+    """Return the metric with a name; cutoffs follow after ``@``.
 
-    >>> import torch
-    >>> parse("precision@2")(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]))
-    tensor(0.5000)
+    Args:
+        name: ``"ndcg"``, ``"ndcg@k"``, ``"recall@m@k"``, ``"opa"``, ``"mrr"``, ``"map"``, ``"precision@k"``,
+            ``"hit_rate@k"`` or ``"arp"``, with numbers instead of m and k.
+
+    Raises:
+        ValueError: If no metric has the name, or the cutoffs do not fit.
+
+    Examples:
+        >>> import torch
+        >>> parse("precision@2")(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]))
+        tensor(0.5000)
     """
     word, *cutoffs = name.split("@")
     if word not in _METRICS:
@@ -49,7 +64,7 @@ def parse(name: str) -> NamedMetric:
         if len(options) == len(cutoffs) and all(re.fullmatch("[1-9][0-9]*", cutoff) for cutoff in cutoffs):
             numbers = dict(zip(options, map(int, cutoffs), strict=True))
             return NamedMetric(name, function, numbers, higher_is_better=word != "arp")
-    raise ValueError(f"found {name!r}; {word} is written {' or '.join(forms)}, its cut-offs whole numbers above 0")
+    raise ValueError(f"found {name!r}; expected {' or '.join(forms)}, where cutoffs are whole numbers above 0")
 
 
 def _forms() -> list[str]:

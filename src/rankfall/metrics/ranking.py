@@ -1,28 +1,22 @@
-r"""Exact ranking metrics, one value a list.
+"""Exact ranking metrics, one value per list.
 
-Arguments every metric shares:
+Conventions that all metrics share:
 
-`scores` ``(..., n)`` and `labels` ``(..., n)``
-    A list of items in the last dimension, leading dimensions are batch; higher is better in both. Only the
-    order of the scores matters, so ±inf is a score like any other. Labels may be of any real type.
-`mask` ``(..., n)``
-    True for the real items of padded lists.
-`ties`
-    What equal scores mean. ``"average"``: the expected value over all orders of the tied items, in closed
-    form, so that the order of rows never matters and a constant scorer gets what a random one gets.
-    ``"position"``: the item that stands first ranks first.
-`empty`
-    The value of a list on which the metric is undefined: one without a relevant item, for :func:`opa` one
-    without a pair to compare. Pass ``float("nan")`` to leave such lists out of a ``nanmean``.
+- Higher is better in scores and labels. Only the order of the scores matters, so ±inf is allowed. Labels may have any
+  real dtype. An item is *relevant* if its label is positive.
+- ``ties="average"`` is the expected value over all orders of the tied items, in closed form. The order of the items
+  never matters, and a constant scorer gets the value of a random one. With ``ties="position"`` the earlier item ranks
+  first.
+- A list on which a metric is undefined (no relevant item; for :func:`opa` no pair to compare) gets the value `empty`.
+- A metric has the shape of the batch, the dtype of the scores (at least float32) and no gradient. Sums and products are
+  computed in float64.
 
-A metric has the shape of the batch, the floating type of the scores (float32 at least) and no gradient; sums
-and products are taken in float64. An item is *relevant* if its label is positive.
+Examples:
+    The chance level of a metric on a list is its value for constant scores:
 
-The chance level of any metric on any list is its value for constant scores:
-
->>> labels = torch.tensor([1.0, 0.0, 0.0, 0.0])
->>> precision(torch.zeros(4), labels, k=2)
-tensor(0.2500)
+    >>> labels = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    >>> precision(torch.zeros(4), labels, k=2)
+    tensor(0.2500)
 """
 
 from __future__ import annotations
@@ -66,18 +60,33 @@ def recall(
     positive_only: bool = True,
     empty: float = 0.0,
 ) -> Float[Tensor, "*batch"]:
-    r"""Recall\@m\@k: the share of the k best labels among the m best scores (ARF, eq. 4).
+    r"""Recall@m@k: the share of the k best labels among the m best scores (ARF, eq. 4).
 
     .. math:: \frac{\sum_j a_j [r_j \le m]}{\sum_j a_j}
 
-    where :math:`a` marks the `k` best labels; items tied at the boundary share the remaining places. Only
-    positive labels count unless `positive_only` is False, so a list with fewer than `k` relevant items is
-    divided by what it has.
+    where :math:`a` marks the `k` best labels; items tied at the boundary share the remaining places. A list with fewer
+    than k relevant items is divided by the number it has. Use it for a stage that keeps m items.
 
-    Three items, two kept, one of the two relevant ones among them:
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension. Only their order matters; ±inf
+            is allowed.
+        labels: Tensor ``(..., n)`` of any real dtype. Higher is better; an item with a positive label is relevant.
+        m: Number of items that the scores keep, at least 1.
+        k: Number of relevant items, at least 1: the k best labels.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        ties: ``"average"`` for the expected value over all orders of tied items, ``"position"`` to rank the earlier
+            item first.
+        positive_only: Whether only labels above 0 can be among the k best.
+        empty: Value of lists without a relevant item.
 
-    >>> recall(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 2.0]), m=2, k=2)
-    tensor(0.5000)
+    Returns:
+        One value per list ``(...)``, in the dtype of `scores` (at least float32), without gradient.
+
+    Examples:
+        Of three items two are kept, one of them is relevant:
+
+        >>> recall(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 2.0]), m=2, k=2)
+        tensor(0.5000)
     """
     scores, labels, mask = check_ranking(scores, labels, mask)
     truth = top_labels(labels, k, mask, positive_only=positive_only).double()
@@ -96,17 +105,31 @@ def ndcg(
     gain: Literal["exp2", "linear"] = "exp2",
     empty: float = 0.0,
 ) -> Float[Tensor, "*batch"]:
-    r"""Normalised discounted cumulative gain of the first k ranks, or all (Järvelin and Kekäläinen 2002).
+    r"""Normalised discounted cumulative gain of the first k ranks, or of all ranks (Järvelin and Kekäläinen 2002).
 
     .. math:: \sum_{i: r_i \le k} \frac{G(y_i)}{\log_2(1 + r_i)}
 
-    divided by its largest value over all orders, with the gain :math:`G(y) = 2^y - 1` ("exp2") or :math:`y`
-    ("linear").
+    divided by its largest value over all orders. Use it for graded labels if the top ranks matter most.
 
-    The only relevant item on rank 3 is discounted by log2(4) = 2:
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension. Only their order matters; ±inf
+            is allowed.
+        labels: Tensor ``(..., n)`` of any real dtype, at least 0. Higher is better.
+        k: Number of ranks that count, at least 1. Default: all.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        ties: ``"average"`` for the expected value over all orders of tied items, ``"position"`` to rank the earlier
+            item first.
+        gain: Gain G of a label: ``"exp2"`` for 2^y - 1, ``"linear"`` for y.
+        empty: Value of lists without a relevant item.
 
-    >>> ndcg(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0.0, 0.0, 1.0]))
-    tensor(0.5000)
+    Returns:
+        One value per list ``(...)``, in the dtype of `scores` (at least float32), without gradient.
+
+    Examples:
+        The only relevant item, at rank 3, is discounted by log2(4) = 2:
+
+        >>> ndcg(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0.0, 0.0, 1.0]))
+        tensor(0.5000)
     """
     scores, labels, mask = check_ranking(scores, labels, mask)
     k = None if k is None else check_count("k", k)
@@ -125,24 +148,37 @@ def opa(
     ties: Ties | Literal["correct"] = "average",
     empty: float = 0.0,
 ) -> Float[Tensor, "*batch"]:
-    r"""Ordered pair accuracy: the share of pairs of different labels in the right order (ARF, eq. 2).
+    r"""Ordered pair accuracy: the share of pairs with different labels that are in the right order (ARF, eq. 2).
 
     .. math:: \frac{|\{(i, j): y_i > y_j, s_i > s_j\}|}{|\{(i, j): y_i > y_j\}|}
 
-    A pair of equal scores counts one half; with ``ties="correct"`` it counts one, as the :math:`s_i - s_j \ge
-    0` of the paper has it, which gives a constant scorer a perfect value. Pairs are counted by merging sorted
-    blocks: :math:`O(n \log^2 n)` time, memory linear in n.
+    Pairs are counted by merging sorted blocks: :math:`O(n \log^2 n)` time, memory linear in n. Use it if the whole
+    order matters, whatever the ranks.
 
-    The pairs are (2, 0), (2, 1) and (1, 0); only the last is in order:
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension. Only their order matters; ±inf
+            is allowed.
+        labels: Tensor ``(..., n)`` of any real dtype. Higher is better.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        ties: Value of a pair with equal scores: ``"average"`` counts one half, ``"correct"`` counts one, as the
+            :math:`s_i - s_j \ge 0` of the paper, which gives a constant scorer a perfect value. ``"position"`` ranks
+            the earlier item first.
+        empty: Value of lists without a pair of different labels.
 
-    >>> opa(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 2.0]))
-    tensor(0.3333)
+    Returns:
+        One value per list ``(...)``, in the dtype of `scores` (at least float32), without gradient.
+
+    Examples:
+        The pairs are (2, 0), (2, 1) and (1, 0); only the last one is in order:
+
+        >>> opa(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 2.0]))
+        tensor(0.3333)
     """
     check_choice("ties", ties, ("average", "position", "correct"))
     scores, labels, mask = check_ranking(scores, labels, mask)
     ranking = _rank(scores, labels, mask, "position" if ties == "position" else "average")
     real = mask.gather(-1, ranking.order)
-    by_label = rank_order(ranking.values, real)  # stable: equal labels stay in the order of the scores
+    by_label = rank_order(ranking.values, real)  # stable: equal labels keep the order of the scores
     rank, label = ranking.start.gather(-1, by_label), ranking.values.gather(-1, by_label)
     real = real.gather(-1, by_label)
 
@@ -164,14 +200,29 @@ def arp(
     ties: Ties = "average",
     empty: float = 0.0,
 ) -> Float[Tensor, "*batch"]:
-    r"""Average relevance position, the mean rank weighted by label; lower is better (PIR, eq. 4).
+    r"""Average relevance position: the mean rank weighted by the labels; lower is better (PIR, eq. 4).
 
     .. math:: \frac{\sum_i y_i r_i}{\sum_i y_i}
 
-    (2 * 1 + 1 * 3) / 3:
+    Use it if the mean position of relevant items matters, including deep ranks.
 
-    >>> arp(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([2.0, 0.0, 1.0]))
-    tensor(1.6667)
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension. Only their order matters; ±inf
+            is allowed.
+        labels: Tensor ``(..., n)`` of any real dtype, the weights of the ranks. Higher is better.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        ties: ``"average"`` for the expected value over all orders of tied items, ``"position"`` to rank the earlier
+            item first.
+        empty: Value of lists without a relevant item.
+
+    Returns:
+        One value per list ``(...)``, in the dtype of `scores` (at least float32), without gradient.
+
+    Examples:
+        (2 * 1 + 1 * 3) / 3:
+
+        >>> arp(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([2.0, 0.0, 1.0]))
+        tensor(1.6667)
     """
     scores, labels, mask = check_ranking(scores, labels, mask)
     ranking = _rank(scores, labels.double(), mask, ties)
@@ -192,10 +243,23 @@ def mrr(
 
     .. math:: 1 / \min \{r_i : y_i > 0\}
 
-    The mean over lists is the MRR.
+    The mean over lists is the MRR. Use it if one relevant item is enough.
 
-    >>> mrr(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0.0, 1.0, 1.0]))
-    tensor(0.5000)
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension. Only their order matters; ±inf
+            is allowed.
+        labels: Tensor ``(..., n)`` of any real dtype. Higher is better; an item with a positive label is relevant.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        ties: ``"average"`` for the expected value over all orders of tied items, ``"position"`` to rank the earlier
+            item first.
+        empty: Value of lists without a relevant item.
+
+    Returns:
+        One value per list ``(...)``, in the dtype of `scores` (at least float32), without gradient.
+
+    Examples:
+        >>> mrr(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0.0, 1.0, 1.0]))
+        tensor(0.5000)
     """
     scores, labels, mask = check_ranking(scores, labels, mask)
     missed = _missed(_rank(scores, (labels > 0).double(), mask, ties))
@@ -212,23 +276,37 @@ def average_precision(
     ties: Ties = "average",
     empty: float = 0.0,
 ) -> Float[Tensor, "*batch"]:
-    r"""Mean over the relevant items of the precision at their rank (McSherry and Najork 2008).
+    r"""Average precision: mean over the relevant items of the precision at their rank (McSherry and Najork 2008).
 
     .. math:: \frac{1}{R} \sum_{i: y_i > 0} \frac{|\{j: y_j > 0, r_j \le r_i\}|}{r_i}
 
-    The mean over lists is the MAP. The paper is where the value under ties comes from.
+    The mean over lists is the MAP. The paper derives the value under ties. Use it for binary labels if all relevant
+    items matter.
 
-    Relevant items on the ranks 1 and 3, precision 1 and 2/3:
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension. Only their order matters; ±inf
+            is allowed.
+        labels: Tensor ``(..., n)`` of any real dtype. Higher is better; an item with a positive label is relevant.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        ties: ``"average"`` for the expected value over all orders of tied items, ``"position"`` to rank the earlier
+            item first.
+        empty: Value of lists without a relevant item.
 
-    >>> average_precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]))
-    tensor(0.8333)
+    Returns:
+        One value per list ``(...)``, in the dtype of `scores` (at least float32), without gradient.
+
+    Examples:
+        Relevant items at ranks 1 and 3 have precision 1 and 2/3:
+
+        >>> average_precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]))
+        tensor(0.8333)
     """
     scores, labels, mask = check_ranking(scores, labels, mask)
     ranking = _rank(scores, (labels > 0).double(), mask, ties)
     before, tied = _relevant_counts(ranking)
     size = ranking.end - ranking.start
-    # A rank inside a run of ties holds a relevant item with probability tied / size. If it does, each of the
-    # other ranks of the run holds one of the remaining tied - 1 with equal probability.
+    # A rank in a run of ties holds a relevant item with probability tied / size. If it does, each of the other
+    # ranks of the run holds one of the remaining tied - 1 with equal probability.
     position = _positions(scores)
     above = before + safe_divide((position - ranking.start) * (tied - 1), (size - 1).double())
     expected = tied / size * (above + 1) / (position + 1)
@@ -249,10 +327,25 @@ def precision(
 
     .. math:: |\{i: y_i > 0, r_i \le k\}| / k
 
-    Ranks that a short list does not have count as not relevant, as in trec_eval.
+    Ranks that a short list does not have count as not relevant, as in trec_eval. Use it if k items are shown and each
+    relevant one counts.
 
-    >>> precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]), k=2)
-    tensor(0.5000)
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension. Only their order matters; ±inf
+            is allowed.
+        labels: Tensor ``(..., n)`` of any real dtype. Higher is better; an item with a positive label is relevant.
+        k: Number of ranks, at least 1.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        ties: ``"average"`` for the expected value over all orders of tied items, ``"position"`` to rank the earlier
+            item first.
+        empty: Value of lists without a relevant item.
+
+    Returns:
+        One value per list ``(...)``, in the dtype of `scores` (at least float32), without gradient.
+
+    Examples:
+        >>> precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]), k=2)
+        tensor(0.5000)
     """
     scores, labels, mask = check_ranking(scores, labels, mask)
     kept = _inclusion(scores, mask, check_count("k", k), ties)
@@ -268,14 +361,30 @@ def hit_rate(
     ties: Ties = "average",
     empty: float = 0.0,
 ) -> Float[Tensor, "*batch"]:
-    r"""Whether a relevant item is among the first k ranks; under ties, the probability that one is.
+    r"""Whether a relevant item is among the first k ranks; under ties, the probability of it.
 
     .. math:: [\min \{r_i : y_i > 0\} \le k]
 
-    One of three tied items is relevant, two are kept:
+    Use it if k items are shown and one relevant item is enough.
 
-    >>> hit_rate(torch.tensor([0.0, 0.0, 0.0]), torch.tensor([1.0, 0.0, 0.0]), k=2)
-    tensor(0.6667)
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension. Only their order matters; ±inf
+            is allowed.
+        labels: Tensor ``(..., n)`` of any real dtype. Higher is better; an item with a positive label is relevant.
+        k: Number of ranks, at least 1.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        ties: ``"average"`` for the expected value over all orders of tied items, ``"position"`` to rank the earlier
+            item first.
+        empty: Value of lists without a relevant item.
+
+    Returns:
+        One value per list ``(...)``, in the dtype of `scores` (at least float32), without gradient.
+
+    Examples:
+        One of three tied items is relevant, two are kept:
+
+        >>> hit_rate(torch.tensor([0.0, 0.0, 0.0]), torch.tensor([1.0, 0.0, 0.0]), k=2)
+        tensor(0.6667)
     """
     scores, labels, mask = check_ranking(scores, labels, mask)
     missed = _missed(_rank(scores, (labels > 0).double(), mask, ties))
@@ -287,14 +396,14 @@ def hit_rate(
 
 
 class _Runs(NamedTuple):
-    """Of each place in a sorted list, the first place of its run of equal items and the first after it."""
+    """First and last + 1 position of the run of equal items to which each position of a sorted list belongs."""
 
     start: Int[Tensor, "*batch n"]
     end: Int[Tensor, "*batch n"]
 
 
 class _Ranking(NamedTuple):
-    """A list in the order of its scores: the items' indices, a value of each, and its run of ties."""
+    """A list in the order of its scores: indices of the items, one value per item, and the runs of ties."""
 
     order: Int[Tensor, "*batch n"]
     values: Float[Tensor, "*batch n"]
@@ -303,7 +412,7 @@ class _Ranking(NamedTuple):
 
 
 def _rank(scores: Tensor, values: Tensor, mask: Tensor, ties: str) -> _Ranking:
-    """Sort the values by score, masked items last; with positional ties every run has one item."""
+    """Sort the values by score, masked items last. With positional ties every run has one item."""
     order = rank_order(scores, mask)
     if check_choice("ties", ties, ("average", "position")) == "position":
         position = _positions(scores).expand_as(order)
@@ -318,7 +427,7 @@ def _positions(like: Tensor) -> Tensor:
 
 
 def _runs(*keys: Tensor) -> _Runs:
-    """The runs of places on which all of the keys, sorted lists, are equal to their neighbours'."""
+    """Return the runs of positions at which all of the keys (sorted lists) are equal to their neighbours."""
     n = keys[0].shape[-1]
     changes = torch.stack([key[..., 1:] != key[..., :-1] for key in keys]).any(0)
     position = _positions(keys[0])
@@ -328,13 +437,13 @@ def _runs(*keys: Tensor) -> _Runs:
 
 
 def _tie_mean(by_rank: Tensor, ranking: _Ranking) -> Tensor:
-    """Each place's mean, over its run of ties, of a function of the rank ``(n,)``."""
+    """Return for each position the mean, over its run of ties, of a function of the rank ``(n,)``."""
     before = pad(by_rank.cumsum(-1), (1, 0))
     return (before[ranking.end] - before[ranking.start]) / (ranking.end - ranking.start)
 
 
 def _inclusion(scores: Tensor, mask: Tensor, m: int, ties: str) -> Tensor:
-    """Probability of each item to be among the m best scores."""
+    """Return the probability of each item to be among the m best scores."""
     if check_choice("ties", ties, ("average", "position")) == "average":
         return top_labels(scores, m, mask, positive_only=False).double()
     first = rank_order(scores, mask)[..., :m]
@@ -342,23 +451,23 @@ def _inclusion(scores: Tensor, mask: Tensor, m: int, ties: str) -> Tensor:
 
 
 def _relevant_counts(ranking: _Ranking) -> tuple[Tensor, Tensor]:
-    """Of each place, how many relevant items stand before its run of ties, and how many in it."""
+    """Return for each position the number of relevant items before its run of ties, and in it."""
     before = pad(ranking.values.cumsum(-1), (1, 0))
     start = before.gather(-1, ranking.start)
     return start, before.gather(-1, ranking.end) - start
 
 
 def _missed(ranking: _Ranking) -> Tensor:
-    """Probability, for each rank, that the ranks up to it hold no relevant item."""
-    # Go down the ranks without meeting a relevant item: all of the run's relevant items are then among its
-    # places that are left, and the next place holds one of them with the probability tied / left.
+    """Return for each rank the probability that the ranks up to it hold no relevant item."""
+    # Given that no earlier rank of a run holds a relevant item, all of its relevant items are among the remaining
+    # positions, and the next position holds one of them with the probability tied / left.
     tied = _relevant_counts(ranking)[1]
     left = ranking.end - _positions(tied)
     return (1 - tied / left).clamp(min=0.0).cumprod(-1)
 
 
 def _inversions(ranks: Tensor) -> Tensor:
-    """Number of pairs of each list ``(..., n)`` of integers in [0, n) of which the first is the larger."""
+    """Count, in each list ``(..., n)`` of integers in [0, n), the pairs whose first element is the larger one."""
     n, width = ranks.shape[-1], 32
     blocks = -(-n // width)
     blocks = 1 << (blocks - 1).bit_length()

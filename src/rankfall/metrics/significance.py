@@ -1,8 +1,7 @@
-"""Whether a difference between methods is more than chance.
+"""Significance tests of differences between methods.
 
-Values are per-query metrics (:func:`paired_test`, :func:`compare`) or one number a seed
-(:func:`two_sample_test`). NaN marks a query on which a metric is undefined: it is left out, and counted as
-`dropped`.
+Values are metrics per query (:func:`paired_test`, :func:`compare`) or one number per seed (:func:`two_sample_test`).
+NaN marks a query on which a metric is undefined; it is excluded and counted as `dropped`.
 """
 
 from __future__ import annotations
@@ -29,47 +28,58 @@ _CHUNK = 1 << 20  # values drawn at once by the bootstrap: 8 MB of indices, and 
 
 @dataclass(frozen=True)
 class TestResult:
-    """The outcome of a test of the difference between two means."""
+    """Result of a test of the difference between two means.
 
-    __test__ = False  # pytest takes a class of this name for tests
+    Attributes:
+        statistic: Student's t: the difference divided by its standard error.
+        p_value: P-value of the test.
+        difference: Mean of the first sample minus mean of the second.
+        low: Lower end of the two-sided confidence interval of the difference, for any alternative.
+        high: Upper end of this interval.
+        count: Number of pairs used; number of values of both samples for :func:`two_sample_test`.
+        dropped: Number of pairs (or values) excluded because of NaN.
+    """
+
+    __test__ = False  # or pytest would collect it as a test class
 
     statistic: float
-    """Student's t: the difference over its standard error."""
     p_value: float
     difference: float
-    """Mean of the first sample minus mean of the second."""
     low: float
-    """Lower end of the two-sided confidence interval of the difference, whatever the alternative."""
     high: float
-    """Upper end of that interval."""
     count: int
-    """Pairs that were used; values of both samples for :func:`two_sample_test`."""
     dropped: int
-    """Pairs (or values) left out because of NaN."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method of a comparison. The method it was compared with has difference 0 and p-values 1."""
+    """One method of a comparison. The reference method has difference 0 and p-values 1.
+
+    Attributes:
+        name: Name of the method.
+        mean: Mean over the queries.
+        std: Standard deviation over the queries.
+        count: Number of queries on which the method has a value.
+        dropped: Number of queries excluded from the test, because one of the two methods has no value.
+        difference: Mean difference to the reference method.
+        p_value: P-value of the test against the reference method.
+        adjusted_p_value: P-value corrected for the number of methods (Holm).
+        best: Whether no other method has a better mean.
+        significantly_worse: Whether the method is significantly worse than the reference method.
+        significantly_better: Whether it is significantly better; only possible with a named baseline.
+    """
 
     name: str
     mean: float
     std: float
-    """Standard deviation over the queries."""
     count: int
-    """Queries on which the method has a value."""
     dropped: int
-    """Queries left out of the test, because one of the two methods has no value there."""
     difference: float
-    """Mean difference to the method it was compared with."""
     p_value: float
     adjusted_p_value: float
-    """Corrected for the number of methods (Holm)."""
     best: bool
-    """No other method has a better mean."""
     significantly_worse: bool
     significantly_better: bool
-    """Only ever true of a comparison with a named baseline."""
 
 
 def paired_test(
@@ -84,23 +94,35 @@ def paired_test(
 ) -> TestResult:
     """Test whether two methods differ on the same queries (Student 1908; Efron and Tibshirani 1993).
 
-    By Student's t-test, or by a bootstrap that resamples the differences `samples` times: the interval
-    holds the middle of the resampled means, the p-value is the share of them, shifted to mean 0, that lie
-    as far out as the observed mean (Efron and Tibshirani, sections 13.3 and 16.4). Without a `generator` the
-    seed is fixed and the result repeats. The alternative "greater" is that the mean of `a` is the larger.
+    The test is Student's paired t-test, or a bootstrap of the differences: the confidence interval holds the middle of
+    the resampled means, and the p-value is the share of them, shifted to mean 0, that are at least as extreme as the
+    observed mean (Efron and Tibshirani, sections 13.3 and 16.4). Use the bootstrap if differences are far from normal.
 
-    Differences 1, 2, 3 have mean 2 and standard error 1 / sqrt(3):
+    Args:
+        a: Tensor ``(queries,)``, values of the first method.
+        b: Tensor ``(queries,)``, values of the second method on the same queries.
+        method: ``"t"`` or ``"bootstrap"``.
+        alternative: ``"two-sided"``, ``"greater"`` (the mean of `a` is larger) or ``"less"``.
+        confidence: Level of the confidence interval, between 0 and 1.
+        samples: Number of resamples of the bootstrap, at least 1.
+        generator: Random generator of the bootstrap. Default: a generator with a fixed seed, so that results repeat.
 
-    >>> result = paired_test(torch.tensor([2.0, 4.0, 6.0]), torch.tensor([1.0, 2.0, 3.0]))
-    >>> round(result.statistic, 4), round(result.p_value, 4)
-    (3.4641, 0.0742)
+    Returns:
+        A :class:`TestResult`.
+
+    Examples:
+        Differences 1, 2, 3 have mean 2 and standard error 1 / sqrt(3):
+
+        >>> result = paired_test(torch.tensor([2.0, 4.0, 6.0]), torch.tensor([1.0, 2.0, 3.0]))
+        >>> round(result.statistic, 4), round(result.p_value, 4)
+        (3.4641, 0.0742)
     """
     check_choice("method", method, ("t", "bootstrap"))
     check_count("samples", samples)
     _check_options(alternative, confidence)
     a, b = _check_sample("a", a), _check_sample("b", b)
     if a.shape != b.shape:
-        raise ValueError(f"a and b must have one value each a query, got {len(a)} and {len(b)} values")
+        raise ValueError(f"a and b must have one value per query, got {len(a)} and {len(b)} values")
     both = ~(a.isnan() | b.isnan())
     pairs, dropped = _check_size("a and b", int(both.sum())), int((~both).sum())
     a, b = a[both], b[both]
@@ -129,16 +151,26 @@ def two_sample_test(
     equal_variance: bool = True,
     confidence: float = 0.95,
 ) -> TestResult:
-    """Test whether two independent samples, as of runs with other seeds, differ (Student 1908; Welch 1947).
+    """Test whether two independent samples differ, such as runs with different seeds (Student 1908; Welch 1947).
 
-    With `equal_variance` False it is Welch's test. The alternative "greater" is that the mean of `a` is the
-    larger.
+    Use it if the values of the two methods cannot be paired.
 
-    Means 3 and 1, both variances 1, so the squared standard error is 1/3 + 1/3:
+    Args:
+        a: Tensor ``(first,)``, the first sample.
+        b: Tensor ``(second,)``, the second sample.
+        alternative: ``"two-sided"``, ``"greater"`` (the mean of `a` is larger) or ``"less"``.
+        equal_variance: Whether to assume equal variances (Student's test). False: Welch's test.
+        confidence: Level of the confidence interval, between 0 and 1.
 
-    >>> result = two_sample_test(torch.tensor([2.0, 3.0, 4.0]), torch.tensor([0.0, 1.0, 2.0]))
-    >>> round(result.statistic, 4), result.difference
-    (2.4495, 2.0)
+    Returns:
+        A :class:`TestResult`.
+
+    Examples:
+        Means 3 and 1, both variances 1, so the squared standard error is 1/3 + 1/3:
+
+        >>> result = two_sample_test(torch.tensor([2.0, 3.0, 4.0]), torch.tensor([0.0, 1.0, 2.0]))
+        >>> round(result.statistic, 4), result.difference
+        (2.4495, 2.0)
     """
     _check_options(alternative, confidence)
     a, b = _check_sample("a", a), _check_sample("b", b)
@@ -160,22 +192,30 @@ def two_sample_test(
 
 
 def holm(p_values: Tensor | Sequence[float]) -> Float[Tensor, " tests"]:
-    """Adjust p-values for the number of tests, so that the chance of a false alarm stays bounded (Holm 1979).
+    """Adjust p-values for the number of tests, which bounds the probability of any false positive (Holm 1979).
 
-    The i-th smallest of m is multiplied by m - i + 1 and is at least as large as the smaller ones' results.
+    The i-th smallest of m p-values is multiplied by m - i + 1, and is at least as large as the adjusted smaller ones.
+    Use it if several methods are tested at once.
 
-    >>> holm([0.01, 0.04, 0.03]).tolist()
-    [0.03, 0.06, 0.06]
+    Args:
+        p_values: Tensor or sequence ``(tests,)`` of numbers in [0, 1].
+
+    Returns:
+        Tensor ``(tests,)`` of adjusted p-values, in the same order.
+
+    Examples:
+        >>> holm([0.01, 0.04, 0.03]).tolist()
+        [0.03, 0.06, 0.06]
     """
     values = torch.as_tensor(p_values, dtype=torch.double)
     if values.ndim != 1:
         raise ValueError(f"p_values must have one dimension, got shape {tuple(values.shape)}")
     if not bool(((values >= 0) & (values <= 1)).all()):
-        raise ValueError(f"p_values must lie in [0, 1], got {values.tolist()}")
+        raise ValueError(f"p_values must be in [0, 1], got {values.tolist()}")
     ascending, order = values.sort()
     factors = torch.arange(len(values), 0, -1, device=values.device)
     adjusted = (ascending * factors).clamp(max=1.0)
-    if len(values) > 0:  # cummax knows no empty tensor
+    if len(values) > 0:  # cummax does not accept an empty tensor
         adjusted = adjusted.cummax(0).values
     return torch.empty_like(adjusted).scatter(0, order, adjusted)
 
@@ -188,26 +228,36 @@ def compare(
     higher_is_better: bool = True,
     method: Method = "t",
 ) -> list[Row]:
-    """Compare methods by their values on the same queries, corrected for their number (PIR; Holm 1979).
+    """Compare methods by their values on the same queries, corrected for the number of methods (PIR; Holm 1979).
 
-    Without a `baseline` each method is tested against the one with the best mean, one-sided: is it worse?
-    With one, each is tested against the baseline, two-sided: is it worse or better? A difference is
-    significant if its adjusted p-value is below `alpha`. The rows come in the order of `values`.
+    Without a baseline, each method is tested against the one with the best mean, one-sided: is it worse? With a
+    baseline, each method is tested against it, two-sided: is it worse or better? Use it for a table of methods.
 
-    >>> good, bad = torch.tensor([0.8, 0.9, 0.7, 0.8]), torch.tensor([0.5, 0.7, 0.4, 0.4])
-    >>> [(row.name, row.best, row.significantly_worse) for row in compare({"good": good, "bad": bad})]
-    [('good', True, False), ('bad', False, True)]
+    Args:
+        values: For each method, a tensor ``(queries,)`` of its values on the same queries.
+        baseline: Name of the method to compare with. Default: the method with the best mean.
+        alpha: Significance level of the adjusted p-values, between 0 and 1.
+        higher_is_better: Whether larger values are better.
+        method: ``"t"`` or ``"bootstrap"``; see :func:`paired_test`.
+
+    Returns:
+        One :class:`Row` per method, in the order of `values`.
+
+    Examples:
+        >>> good, bad = torch.tensor([0.8, 0.9, 0.7, 0.8]), torch.tensor([0.5, 0.7, 0.4, 0.4])
+        >>> [(row.name, row.best, row.significantly_worse) for row in compare({"good": good, "bad": bad})]
+        [('good', True, False), ('bad', False, True)]
     """
     if len(values) == 0:
         raise ValueError("values must hold at least one method, got none")
     if baseline is not None:
         check_choice("baseline", baseline, tuple(values))
     if not 0 < alpha < 1:
-        raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
+        raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
     samples = {name: _check_sample(f"values[{name!r}]", sample) for name, sample in values.items()}
     if len({len(sample) for sample in samples.values()}) > 1:
         lengths = ", ".join(f"{name} {len(sample)}" for name, sample in samples.items())
-        raise ValueError(f"values must have one number a query for each method, got {lengths}")
+        raise ValueError(f"values must have one number per query for each method, got {lengths}")
     known = {name: sample[~sample.isnan()] for name, sample in samples.items()}
     for name, sample in known.items():
         _check_size(f"values[{name!r}]", len(sample))
@@ -253,7 +303,7 @@ def compare(
 def _check_options(alternative: str, confidence: float) -> None:
     check_choice("alternative", alternative, ("two-sided", "greater", "less"))
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
+        raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
 
 
 def _check_sample(name: str, sample: Tensor) -> Tensor:
@@ -274,7 +324,7 @@ def _check_size(name: str, size: int) -> int:
 
 
 def _standard_error(variance: float, a: Tensor, b: Tensor) -> float:
-    """Square root of the variance; exactly 0 if it is no more than what rounding leaves of equal values."""
+    """Return the square root of the variance; exactly 0 if it is within the rounding error of equal values."""
     error = math.sqrt(variance)
     largest = max(float(a.abs().max()), float(b.abs().max()))
     return 0.0 if error <= 4 * torch.finfo(torch.double).eps * largest else error
@@ -293,7 +343,7 @@ def _t_test(
     dropped: int,
 ) -> TestResult:
     if error == 0:
-        # Without spread a difference is certain and its absence as well.
+        # Without variance, both a difference and its absence are certain.
         statistic = 0.0 if difference == 0 else math.copysign(math.inf, difference)
         wanted = {"two-sided": abs(difference), "greater": difference, "less": -difference}[alternative]
         p_value, margin = 0.0 if wanted > 0 else 1.0, 0.0
@@ -315,7 +365,7 @@ def _t_test(
 
 
 def _student_survival(t: float, freedom: float) -> float:
-    """Probability that Student's t with so many degrees of freedom exceeds `t`.
+    """Probability that Student's t with `freedom` degrees of freedom exceeds `t`.
 
     >>> round(_student_survival(1.0, freedom=1.0), 4)  # Cauchy: 1/2 - atan(1) / pi
     0.25
@@ -370,12 +420,12 @@ def _beta_fraction(p: float, q: float, x: float) -> float:
 
 
 def _resampled_means(values: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
-    """Means of `samples` resamples, drawn some at a time so that memory stays bounded."""
+    """Return the means of `samples` resamples, drawn in chunks to bound the memory."""
     if generator is None:
         generator = torch.Generator(values.device).manual_seed(0)
     size = len(values)
     rows = max(1, _CHUNK // size)
-    # One tensor for all: many small ones, made between the large ones, would keep freed memory from reuse.
+    # One tensor for all: many small ones, allocated between the large ones, would prevent the reuse of freed memory.
     means = values.new_empty(samples)
     for begin in range(0, samples, rows):
         part = means[begin : begin + rows]
@@ -385,14 +435,14 @@ def _resampled_means(values: Tensor, samples: int, generator: torch.Generator | 
 
 
 def _interval(means: Tensor, confidence: float) -> tuple[float, float]:
-    """The percentile interval."""
+    """Return the percentile interval."""
     tail = (1 - confidence) / 2
     ends = means.quantile(torch.tensor([tail, 1 - tail], dtype=means.dtype, device=means.device))
     return float(ends[0]), float(ends[1])
 
 
 def _share_beyond(centred: Tensor, mean: float, alternative: str) -> float:
-    """Share of the centred means as far out as the observed one, which counts as one of them."""
+    """Return the share of the centred means at least as extreme as the observed one, which counts as one of them."""
     if alternative == "two-sided":
         beyond = centred.abs() >= abs(mean)
     else:

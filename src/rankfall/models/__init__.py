@@ -1,24 +1,25 @@
-"""Scorers. They know nothing of losses.
+"""Models that compute scores. They are independent of losses.
 
-:class:`TwoTower`, :class:`DIN` and :class:`EmbeddingMLP` map a batch of impressions to scores ``(B, N)``, one an item.
-They are built for the features of a log, of which they embed those that are ids. :class:`MLP` and :class:`Linear` map
-rows of numbers to scores ``(rows,)``.
+:class:`TwoTower`, :class:`DIN` and :class:`EmbeddingMLP` map a batch of impressions to scores ``(B, N)``, one per item.
+They are built for the features of a log and embed the features that are ids. :class:`MLP` and :class:`Linear` map rows
+of numbers to scores ``(rows,)``. A stage of a cascade can use any module that maps a batch to scores.
 
->>> import torch
->>> MLP(3, [8, 4])(torch.zeros(5, 3)).shape
-torch.Size([5])
+Examples:
+    >>> import torch
+    >>> MLP(3, [8, 4])(torch.zeros(5, 3)).shape
+    torch.Size([5])
 
-An own model is any module that maps a batch to scores:
+    A custom model:
 
->>> class Popular(torch.nn.Module):
-...     def __init__(self):
-...         super().__init__()
-...         self.weight = torch.nn.Parameter(torch.ones(()))
-...     def forward(self, batch):
-...         return self.weight * batch.items["views"]
->>> from types import SimpleNamespace
->>> Popular()(SimpleNamespace(items={"views": torch.tensor([[3.0, 1.0, 2.0]])}))
-tensor([[3., 1., 2.]], grad_fn=...)
+    >>> class Popular(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.weight = torch.nn.Parameter(torch.ones(()))
+    ...     def forward(self, batch):
+    ...         return self.weight * batch.items["views"]
+    >>> from types import SimpleNamespace
+    >>> Popular()(SimpleNamespace(items={"views": torch.tensor([[3.0, 1.0, 2.0]])}))
+    tensor([[3., 1., 2.]], grad_fn=...)
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from rankfall._suggest import did_you_mean
 from rankfall.models.din import DIN
 from rankfall.models.embedding import FeatureEmbedding
 from rankfall.models.embedding_mlp import EmbeddingMLP
-from rankfall.models.inputs import Batch, Request
+from rankfall.models.inputs import ImpressionFeatures, RequestFeatures
 from rankfall.models.layers import ACTIVATIONS
 from rankfall.models.mlp import MLP, Linear
 from rankfall.models.scaling import FeatureScaling
@@ -49,12 +50,12 @@ __all__ = [
     "DIN",
     "KINDS",
     "MLP",
-    "Batch",
     "EmbeddingMLP",
     "FeatureEmbedding",
     "FeatureScaling",
+    "ImpressionFeatures",
     "Linear",
-    "Request",
+    "RequestFeatures",
     "Scorer",
     "TwoTower",
     "from_config",
@@ -66,7 +67,17 @@ KINDS: dict[str, type[Scorer]] = {model.kind: model for model in (TwoTower, DIN,
 def from_config(
     config: Mapping[str, Any], features: Features, *, tables: Mapping[str, nn.Embedding] | None = None
 ) -> Scorer:
-    """The model of a description, ``{"kind": "din", "dim": 16, ...}``: what its `config` gave, or less of it."""
+    """Build a model from its description.
+
+    Args:
+        config: Kind and options of the model, such as ``{"kind": "din", "dim": 16}``, as :meth:`Scorer.config` returns
+            them. Options that are left out have their defaults.
+        features: Features of the impression log that the model is built for.
+        tables: Embedding tables ``(rows, dim)`` by name that are used instead of new ones.
+
+    Raises:
+        ValueError: If the kind is unknown or has no option of a given name.
+    """
     options = dict(config)
     kind = options.pop("kind", None)
     if kind not in KINDS:
@@ -75,6 +86,8 @@ def from_config(
     allowed = [name for name in inspect.signature(model).parameters if name not in ("features", "tables")]
     for name in options:
         if name not in allowed:
-            raise ValueError(f"{kind} has no option {name!r}{did_you_mean(name, allowed)}; it has {', '.join(allowed)}")
-    made: Scorer = model(features, tables=tables, **options)
-    return made
+            raise ValueError(
+                f"{kind} has no option {name!r}{did_you_mean(name, allowed)}; its options are {', '.join(allowed)}"
+            )
+    scorer: Scorer = model(features, tables=tables, **options)
+    return scorer

@@ -1,9 +1,9 @@
-"""The attention of DIN: how much each event of a behaviour sequence matters to each candidate.
+"""The attention of DIN: the weight of each event of a behaviour sequence for each candidate.
 
-A unit of one hidden layer sees the embeddings of an event and of a candidate side by side. The columns of its weight
-that meet the event and those that meet the candidate are used apart: what is left for every pair is to add two
-vectors, an activation and a dot product. There are still B N L H of these numbers, a thousand times more than there are
-weights, so they are made block by block, never all at once, and made again in the backward pass.
+An attention unit of one hidden layer takes the embeddings of an event and of a candidate side by side. The columns of
+its weight for the event and for the candidate are applied separately, so the remaining work per pair is the sum of two
+vectors, an activation and a dot product. There are still B N L H of these numbers, a thousand times more than weights,
+so they are computed block by block, never all at once, and recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -22,16 +22,21 @@ if TYPE_CHECKING:
 
     from jaxtyping import Bool, Float
 
-# Numbers of a block. On a CPU a block has to stay in the cache, which makes all of it ten times faster than whole
-# tensors; on other devices every block is a wait for kernels to start.
+# Size of a block. On a CPU a block must fit into the cache, which is ten times faster than whole tensors; on other
+# devices each block costs kernel launches.
 _BLOCK_ON_CPU = 2**20
-_BLOCK_ELSEWHERE = 2**26
+_BLOCK_ON_ACCELERATOR = 2**26
 
 
 class AttentionPooling(nn.Module):
-    """For each candidate the mean of a sequence's events, weighted by a softmax of what the unit says of the pairs.
+    """Mean of a sequence's events for each candidate, weighted by a softmax of the attention unit's output.
 
-    width: of events and of candidates. hidden: of the unit. Without a bias at its end, which a softmax takes away.
+    The unit has no bias in its last layer, since a softmax would cancel it.
+
+    Args:
+        width: Width of events and candidates.
+        hidden: Width of the hidden layer of the unit.
+        activation: Activation of the hidden layer, a key of `ACTIVATIONS`.
     """
 
     def __init__(self, width: int, hidden: int = 80, *, activation: str = "relu") -> None:
@@ -46,6 +51,13 @@ class AttentionPooling(nn.Module):
         targets: Float[Tensor, "batch n width"],
         mask: Bool[Tensor, "batch length"],
     ) -> Float[Tensor, "batch n width"]:
+        """Return the pooled events per candidate, ``(B, N, width)``.
+
+        Args:
+            events: Tensor ``(B, L, width)``.
+            targets: Tensor ``(B, N, width)`` of candidates.
+            mask: Boolean tensor ``(B, L)``, True for real events.
+        """
         for_events, for_targets = self.hidden.weight.chunk(2, dim=1)
         weights = attention_weights(
             nn.functional.linear(events, for_events, self.hidden.bias),
@@ -64,9 +76,9 @@ def attention_weights(
     mask: Bool[Tensor, "batch length"],
     activation: nn.Module,
 ) -> Float[Tensor, "batch n length"]:
-    """The softmax over the real events of ``activation(events + targets) @ weight``; 0 where there are none."""
+    """Return the softmax over the real events of ``activation(events + targets) @ weight``; 0 if there are none."""
     weight = weight.to(events.dtype)
-    if torch.compiler.is_compiling():  # which would write the loops out
+    if torch.compiler.is_compiling():  # it would unroll the loops
         return _weights(events, targets, weight, mask, activation)
     per_item = events.shape[1] * events.shape[2]
     items = max(1, _block(events) // max(1, per_item))
@@ -96,22 +108,22 @@ def _weights_of_block(events: Tensor, targets: Tensor, weight: Tensor, mask: Ten
 
 def _weights(events: Tensor, targets: Tensor, weight: Tensor, mask: Tensor, activation: nn.Module) -> Tensor:
     hidden = activation(events.unsqueeze(1) + targets.unsqueeze(2))
-    # A product with the vector would read better, but compilers keep all of `hidden` for it.
+    # A matrix-vector product would be shorter, but compilers would store all of `hidden` for it.
     return _softmax((hidden * weight).sum(-1), mask)
 
 
 def _softmax(logits: Tensor, mask: Tensor) -> Tensor:
     mask = mask.unsqueeze(1)
-    # of no real events: equal weights, which the mask takes away
+    # without real events the weights are equal, and the mask sets them to 0
     return logits.masked_fill(~mask, torch.finfo(logits.dtype).min).softmax(-1) * mask
 
 
 def _block(events: Tensor) -> int:
-    return _BLOCK_ON_CPU if events.device.type == "cpu" else _BLOCK_ELSEWHERE
+    return _BLOCK_ON_CPU if events.device.type == "cpu" else _BLOCK_ON_ACCELERATOR
 
 
 def _blocks(events: Tensor, targets: Tensor) -> Iterator[slice]:
-    """Impressions that make a block."""
+    """Iterate over slices of impressions that fit into a block."""
     batch, length, hidden = events.shape
     size = max(1, _block(events) // max(1, targets.shape[1] * length * hidden))
     for start in range(0, max(1, batch), size):
@@ -119,11 +131,12 @@ def _blocks(events: Tensor, targets: Tensor) -> Iterator[slice]:
 
 
 class _ReLUWeights(torch.autograd.Function):
-    """:func:`_weights` with ReLU: fewer passes over the pairs, by hand.
+    """:func:`_weights` with ReLU, implemented by hand with fewer passes over the pairs.
 
-    Forward: relu(e + t) = max(e, -t) + t, and the softmax takes t away, which is the same for all events.
-    Backward: the gradient of e + t is [e > -t] times that of the logit, times the weight. That of e, or t, is its sum
-    over candidates, or events. As relu(x) = [x > 0] x, these sums times e, or t, but not the weight, make the weight's.
+    Forward: relu(e + t) = max(e, -t) + t, and t cancels in the softmax, since it is the same for all events.
+    Backward: the gradient of e + t is [e > -t] times the gradient of the logit, times the weight. The gradient of e (or
+    t) is the sum over candidates (or events). Since relu(x) = [x > 0] x, these sums times e (or t), without the weight,
+    give the gradient of the weight.
     """
 
     @staticmethod
@@ -157,10 +170,10 @@ class _ReLUWeights(torch.autograd.Function):
 
 
 def _pairs(events: Tensor, targets: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of impressions, each with room for the hidden numbers of its pairs."""
-    room: Tensor | None = None
+    """Iterate over blocks of impressions, each with a buffer for the hidden units of its pairs."""
+    buffer: Tensor | None = None
     for block in _blocks(events, targets):
         shape = (block.stop - block.start, targets.shape[1], *events.shape[1:])
-        if room is None or room.shape != shape:
-            room = events.new_empty(shape)
-        yield block, room
+        if buffer is None or buffer.shape != shape:
+            buffer = events.new_empty(shape)
+        yield block, buffer

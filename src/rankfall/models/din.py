@@ -1,4 +1,4 @@
-"""The deep interest network (DIN): every candidate picks what matters to it from what the user did before."""
+"""The deep interest network (DIN): each candidate attends to the user's behaviour sequences."""
 
 from __future__ import annotations
 
@@ -18,16 +18,37 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.data.impressions.spec import Features
-    from rankfall.models.inputs import Batch
+    from rankfall.models.inputs import ImpressionFeatures
     from rankfall.models.layers import LayerOptions
 
 
 class DIN(Scorer):
-    """Context, user, the sequence as the candidate sees it, and the candidate; then hidden layers, then a score.
+    """Deep interest network (Zhou et al. 2018).
 
-    An event and a candidate are compared by the features that the sequence keeps. hidden: widths of the hidden
-    layers. attention, attention_activation: width and activation of the hidden layer of the attention unit. Other
-    options: see :class:`~rankfall.models.layers.Layers` and :class:`~rankfall.models.embedding.FeatureEmbedding`.
+    The input of the hidden layers is the context, the user, the candidate, and each sequence pooled by an attention
+    between its events and the candidate. Events and candidates are compared by the features that the sequence holds.
+    Needs at least one sequence. Use it for ranking, where few candidates are left.
+
+    Args:
+        features: Features of the impression log that the model is built for.
+        dim: Width of the embedding tables, at least 1.
+        std: Standard deviation of the normal distribution of the initial embedding rows. With a large value, rows that
+            training rarely meets keep their random values; with a small value, all rows need many steps.
+        hidden: Widths of the hidden layers.
+        attention: Width of the hidden layer of the attention unit.
+        activation: Activation of the hidden layers: ``relu``, ``leaky_relu``, ``elu``, ``selu``, ``gelu``, ``silu``,
+            ``tanh`` or ``sigmoid``.
+        attention_activation: Activation of the hidden layer of the attention unit, with the same choices as
+            `activation`.
+        batch_norm: Whether to normalise every hidden layer over the real items of a batch.
+        dropout: Share of the hidden units that dropout sets to 0, from 0 to less than 1.
+        residual: Whether to add a layer's input to its output where their widths are equal.
+        only: Names of the features that the model uses, such as ``user.age``, ``context.hour``, ``item.author`` and
+            ``sequence.history``. Default: all features.
+        tables: Embedding tables ``(rows, dim)`` by name that are used instead of new ones, such as those of another
+            model.
+        sparse: Whether the gradients of the tables hold only the rows of the batch. A number: only for tables with at
+            least that many rows.
     """
 
     kind: ClassVar[str] = "din"
@@ -68,7 +89,7 @@ class DIN(Scorer):
             **layers,
         )
         if not self.embedding.sequences:
-            raise ValueError("DIN needs a sequence; without one it would be an EmbeddingMLP")
+            raise ValueError("DIN needs a sequence; use EmbeddingMLP for features without sequences")
         widths = [self.embedding.event_width(sequence) for sequence in self.embedding.sequences]
         self.attention = nn.ModuleList(
             AttentionPooling(width, attention, activation=attention_activation) for width in widths
@@ -76,7 +97,8 @@ class DIN(Scorer):
         width = self.embedding.request_width + sum(widths) + self.embedding.item_width
         self.head = Network(width, hidden, 1, **layers)
 
-    def forward(self, batch: Batch) -> Float[Tensor, "batch n"]:
+    def forward(self, batch: ImpressionFeatures) -> Float[Tensor, "batch n"]:
+        """Return the scores ``(B, N)`` of the items of a batch."""
         request = self.embedding.request(batch)
         item = self.embedding.by_name(batch.items)
         interests = []

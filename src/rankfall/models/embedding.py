@@ -1,4 +1,4 @@
-"""From the features of impressions to numbers: ids become rows of embedding tables, numbers stay what they are."""
+"""Embedding of the features of impressions: ids become rows of embedding tables, numbers are passed through."""
 
 from __future__ import annotations
 
@@ -14,23 +14,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from rankfall.data.impressions.spec import Feature, Features, Sequence
-    from rankfall.models.inputs import Request
+    from rankfall.models.inputs import RequestFeatures
 
 
 class UnknownIdError(ValueError):
-    """An id for which a table has no row."""
+    """An id is outside the rows of its embedding table."""
 
 
 class FeatureEmbedding(nn.Module):
-    """The tables of a model, one for each name that `features` gives, and what it looks up in them.
+    """The embedding tables of a model, one per table name of `features`, and the lookup of features in them.
 
-    dim: width of the tables. Row 0, for what is missing and for padding, is 0 and stays it; the others start from a
-    normal distribution with the deviation `std`. If that is large, rows that training seldom meets keep saying what
-    chance gave them; if it is small, all rows need many steps to say anything. only: the features the
-    model sees, by names such as ``user.age``, ``context.hour``, ``item.author`` and ``sequence.history``, by
-    default all. tables: tables by name that are used instead of new ones, such as those of another model.
-    sparse: gradients of tables hold no more than the rows of the batch; if it is a number, those of tables that
-    have at least so many rows.
+    Row 0 of a table is for missing values and padding; it is 0 and is not trained.
+
+    Args:
+        features: Features of the impression log that the model is built for.
+        dim: Width of the embedding tables, at least 1.
+        std: Standard deviation of the normal distribution of the initial embedding rows. With a large value, rows that
+            training rarely meets keep their random values; with a small value, all rows need many steps.
+        only: Names of the features that the model uses, such as ``user.age``, ``context.hour``, ``item.author`` and
+            ``sequence.history``. Default: all features.
+        tables: Embedding tables ``(rows, dim)`` by name that are used instead of new ones, such as those of another
+            model.
+        sparse: Whether the gradients of the tables hold only the rows of the batch. A number: only for tables with at
+            least that many rows.
     """
 
     def __init__(
@@ -52,7 +58,7 @@ class FeatureEmbedding(nn.Module):
             feature for group in ("context", "user") for feature in features.of(group) if address(feature) in seen
         ]
         self.item_features = [feature for feature in features.of("item") if address(feature) in seen]
-        self.sequences = [sequence for sequence in features.sequences if _of_sequence(sequence) in seen]
+        self.sequences = [sequence for sequence in features.sequences if _sequence_address(sequence) in seen]
         self._item_by_name = {feature.name: feature for feature in features.of("item")}
         used = [*self.request_features, *self.item_features]
         used += [self._item_by_name[name] for sequence in self.sequences for name in sequence.features]
@@ -67,40 +73,40 @@ class FeatureEmbedding(nn.Module):
 
     @property
     def request_width(self) -> int:
-        """Of :meth:`request`."""
+        """Total width of :meth:`request`."""
         return sum(map(self._width, self.request_features))
 
     @property
     def item_width(self) -> int:
-        """Of :meth:`items`."""
+        """Width of :meth:`items`."""
         return sum(map(self._width, self.item_features))
 
     def event_width(self, sequence: Sequence) -> int:
-        """Of an event of that sequence."""
+        """Return the width of an event of a sequence."""
         return len(sequence.features) * self.dim
 
-    def request(self, batch: Request) -> list[Tensor]:
-        """Features of the context and of the user, ``(B, width)`` each."""
+    def request(self, batch: RequestFeatures) -> list[Tensor]:
+        """Return the features of the context and of the user, ``(B, width)`` each."""
         groups = {"context": batch.context, "user": batch.user}
         return [self._embed(feature, groups[feature.group]) for feature in self.request_features]
 
     def items(self, values: Mapping[str, Tensor]) -> Tensor:
-        """All features of items ``(..., width)``, the leading dimensions those of the values."""
+        """Return all features of items ``(..., width)``, with the leading dimensions of the values."""
         return torch.cat([self._embed(feature, values) for feature in self.item_features], dim=-1)
 
     def by_name(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The features of items, and those that events have, each by itself."""
+        """Return the features of items, and those that events hold, by name."""
         names = [feature.name for feature in self.item_features]
         names += [name for sequence in self.sequences for name in sequence.features]
         return {name: self._embed(self._item_by_name[name], values) for name in dict.fromkeys(names)}
 
-    def events(self, batch: Request, sequence: Sequence) -> Tensor:
-        """The events of a sequence ``(B, L, width)``."""
+    def events(self, batch: RequestFeatures, sequence: Sequence) -> Tensor:
+        """Return the events of a sequence, ``(B, L, width)``."""
         values = batch.sequences[sequence.name]
         return torch.cat([self._embed(self._item_by_name[name], values) for name in sequence.features], dim=-1)
 
-    def mean_events(self, batch: Request) -> list[Tensor]:
-        """The mean event of each sequence ``(B, width)``, 0 where there is none."""
+    def mean_events(self, batch: RequestFeatures) -> list[Tensor]:
+        """Return the mean event of each sequence, ``(B, width)``; 0 for a sequence without events."""
         means = []
         for sequence in self.sequences:
             events = self.events(batch, sequence)
@@ -129,7 +135,7 @@ class FeatureEmbedding(nn.Module):
 
 
 def lookup(table: nn.Embedding, ids: Tensor) -> Tensor:
-    """Rows of a table, as its own `forward` gives them."""
+    """Return rows of a table, equal to ``table(ids)``."""
     if table.sparse or ids.device.type != "cpu" or torch.compiler.is_compiling():
         rows: Tensor = table(ids)
     else:
@@ -138,9 +144,10 @@ def lookup(table: nn.Embedding, ids: Tensor) -> Tensor:
 
 
 class _Rows(torch.autograd.Function):
-    """Rows whose dense gradient takes a CPU a third of the time of torch's own, which starts an operator a row.
+    """Embedding lookup with a faster dense gradient on a CPU: a third of the time of torch's own.
 
-    The order in which it adds does not depend on the number of threads.
+    The gradient of torch runs one operator per row. The order of additions here does not depend on the number of
+    threads.
     """
 
     @staticmethod
@@ -156,21 +163,21 @@ class _Rows(torch.autograd.Function):
         rows, dim = ctx.shape
         places = ids.reshape(-1, 1).long() * dim + torch.arange(dim)
         of_weight = grad.new_zeros(rows * dim).scatter_add_(0, places.view(-1), grad.reshape(-1)).view(rows, dim)
-        of_weight[0] = 0  # of padding
+        of_weight[0] = 0  # padding is not trained
         return of_weight, None
 
 
 def address(feature: Feature) -> str:
-    """What a feature is called where all groups are meant, such as ``user.age``."""
+    """Return the name of a feature with its group, such as ``user.age``."""
     return f"{feature.group}.{feature.name}"
 
 
-def _of_sequence(sequence: Sequence) -> str:
+def _sequence_address(sequence: Sequence) -> str:
     return f"sequence.{sequence.name}"
 
 
 def _check_only(features: Features, only: Iterable[str] | None) -> set[str]:
-    known = [*map(address, features.features), *map(_of_sequence, features.sequences)]
+    known = [*map(address, features.features), *map(_sequence_address, features.sequences)]
     if only is None:
         return set(known)
     if isinstance(only, str):
@@ -197,11 +204,11 @@ def _check_tables(given: Mapping[str, nn.Embedding], features: Features, dim: in
 def _new_table(rows: int, dim: int, std: float, sparse: bool | int) -> nn.Embedding:
     table = nn.Embedding(rows, dim, padding_idx=0, sparse=bool(sparse) and rows >= sparse)
     with torch.no_grad():
-        table.weight.mul_(std)  # from the standard normal
+        table.weight.mul_(std)  # which is drawn from the standard normal distribution
     return table
 
 
-# The names of modules have no dots and are no attributes of modules, both of which names of tables may be.
+# Names of tables may contain dots or be names of module attributes, which names of submodules must not.
 
 
 def _module(table: str) -> str:

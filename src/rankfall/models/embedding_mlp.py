@@ -1,4 +1,4 @@
-"""The multilayer perceptron on embedded features."""
+"""Multilayer perceptron on embedded features."""
 
 from __future__ import annotations
 
@@ -16,16 +16,33 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from rankfall.data.impressions.spec import Features
-    from rankfall.models.inputs import Batch
+    from rankfall.models.inputs import ImpressionFeatures
     from rankfall.models.layers import LayerOptions
 
 
 class EmbeddingMLP(Scorer):
-    """The request and the item side by side, then hidden layers, then a score.
+    """Multilayer perceptron on embedded features.
 
-    The request is its context, its user and the mean of each sequence. hidden: widths of the hidden layers; without
-    any, the model is linear. Other options: see :class:`~rankfall.models.layers.Layers` and
-    :class:`~rankfall.models.embedding.FeatureEmbedding`.
+    The input of the hidden layers is the request (its context, its user and the mean of each sequence) and the item.
+    Use it for pre-ranking, or if the log has no sequences.
+
+    Args:
+        features: Features of the impression log that the model is built for.
+        dim: Width of the embedding tables, at least 1.
+        std: Standard deviation of the normal distribution of the initial embedding rows. With a large value, rows that
+            training rarely meets keep their random values; with a small value, all rows need many steps.
+        hidden: Widths of the hidden layers. Without any, the model is linear.
+        activation: Activation of the hidden layers: ``relu``, ``leaky_relu``, ``elu``, ``selu``, ``gelu``, ``silu``,
+            ``tanh`` or ``sigmoid``.
+        batch_norm: Whether to normalise every hidden layer over the real items of a batch.
+        dropout: Share of the hidden units that dropout sets to 0, from 0 to less than 1.
+        residual: Whether to add a layer's input to its output where their widths are equal.
+        only: Names of the features that the model uses, such as ``user.age``, ``context.hour``, ``item.author`` and
+            ``sequence.history``. Default: all features.
+        tables: Embedding tables ``(rows, dim)`` by name that are used instead of new ones, such as those of another
+            model.
+        sparse: Whether the gradients of the tables hold only the rows of the batch. A number: only for tables with at
+            least that many rows.
     """
 
     kind: ClassVar[str] = "mlp"
@@ -58,7 +75,8 @@ class EmbeddingMLP(Scorer):
         width = self.embedding.request_width + events + self.embedding.item_width
         self.head = Network(width, hidden, 1, **layers)
 
-    def forward(self, batch: Batch) -> Float[Tensor, "batch n"]:
+    def forward(self, batch: ImpressionFeatures) -> Float[Tensor, "batch n"]:
+        """Return the scores ``(B, N)`` of the items of a batch."""
         request = [*self.embedding.request(batch), *self.embedding.mean_events(batch)]
         items = self.embedding.items(batch.items)
         parts = [torch.cat(request, dim=-1).unsqueeze(-2), items] if request else [items]

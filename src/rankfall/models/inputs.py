@@ -1,4 +1,4 @@
-"""What models ask of a batch of impressions. Any object with these attributes will do."""
+"""Protocols of the input of models. Any object with these attributes can be passed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Request(Protocol):
-    """All of a batch but its candidates. Ids are int32 or int64: 0 is missing or padding, 1 never seen."""
+class RequestFeatures(Protocol):
+    """Features of requests, without candidates. Ids are int32 or int64: 0 is missing or padding, 1 is unknown."""
 
     @property
     def user(self) -> Mapping[str, Tensor]:
-        """Features by name, ``(B,)`` or, of vectors, ``(B, size)``."""
+        """Features by name, ``(B,)``, or ``(B, size)`` for vectors."""
 
     @property
     def context(self) -> Mapping[str, Tensor]:
-        """Features by name, ``(B,)`` or, of vectors, ``(B, size)``."""
+        """Features by name, ``(B,)``, or ``(B, size)`` for vectors."""
 
     @property
     def sequences(self) -> Mapping[str, Mapping[str, Tensor]]:
@@ -27,16 +27,16 @@ class Request(Protocol):
 
     @property
     def sequence_mask(self) -> Mapping[str, Tensor]:
-        """By the name of the sequence which events are real, bool ``(B, L)``."""
+        """Boolean tensors ``(B, L)`` by the name of the sequence, True for real events."""
 
 
-class Batch(Request, Protocol):
-    """Impressions: requests and their candidates."""
+class ImpressionFeatures(RequestFeatures, Protocol):
+    """The features of a batch of impressions: requests and their candidates."""
 
     @property
     def items(self) -> Mapping[str, Tensor]:
-        """Features of the candidates by name, ``(B, N)`` or, of vectors, ``(B, N, size)``."""
+        """Features of the candidates by name, ``(B, N)``, or ``(B, N, size)`` for vectors."""
 
     @property
     def mask(self) -> Tensor:
-        """Which candidates are real, bool ``(B, N)``."""
+        """Boolean tensor ``(B, N)``, True for real candidates."""

@@ -1,4 +1,4 @@
-"""Hidden layers, on inputs that may come in parts and rows of which some may be padding."""
+"""Hidden layers, for inputs in several parts and rows of which some are padding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def make_activation(name: str, *, where: str = "activation") -> nn.Module:
-    """The activation of that name; `where` is the argument it was given as."""
+    """Create an activation by its name. `where` is the name of the argument, for messages."""
     if name not in ACTIVATIONS:
         raise ValueError(
             f"{where} must be one of {', '.join(ACTIVATIONS)}, got {name!r}{did_you_mean(name, ACTIVATIONS)}"
@@ -35,7 +35,7 @@ def make_activation(name: str, *, where: str = "activation") -> nn.Module:
 
 
 class LayerOptions(TypedDict, total=False):
-    """The options of :class:`Layers`."""
+    """Keyword arguments of :class:`Layers`."""
 
     activation: str
     batch_norm: bool
@@ -45,23 +45,29 @@ class LayerOptions(TypedDict, total=False):
 
 
 class Layers(nn.ModuleList):
-    """Hidden layers of any widths, each a linear map, batch norm, an activation and dropout.
+    """Hidden layers: each is a linear map, optional batch norm, an activation and dropout.
 
-    width: of the input. hidden: widths of the layers. activation: a key of `ACTIVATIONS`. norm_momentum: share of a
-    batch in the running mean and variance. dropout: one share for all layers or one for each. residual: add a
-    layer's input to its output where the two are of one width.
+    The input is one tensor ``(..., width)``, or several tensors that broadcast against each other and are concatenated
+    in the last dimension. The concatenation is never computed: each part is multiplied with its own columns of the
+    first weight, and the products are added. A part that is the same for all items of an impression, ``(B, 1, width)``,
+    is multiplied once per impression instead of once per item. `forward` takes an optional boolean `mask` of the
+    broadcast shape without its last dimension; rows where it is False are ignored by batch norm.
 
-    The input is one tensor ``(..., width)``, or several that would be broadcast against each other and concatenated.
-    They are not: each meets its own columns of the first weight, and the products are added. What is the same
-    for all items of an impression, ``(B, 1, width)``, is multiplied once an impression and not once an item.
+    Args:
+        width: Width of the input.
+        hidden: Widths of the layers.
+        activation: Activation, a key of `ACTIVATIONS`.
+        batch_norm: Whether to normalise every layer over the real rows.
+        norm_momentum: Weight of a batch in the running mean and variance, from 0 to 1.
+        dropout: Share of units that dropout sets to 0: one number for all layers, or one per layer.
+        residual: Whether to add a layer's input to its output where their widths are equal.
 
-    mask: bool, of the broadcast shape without its last dimension; rows where it is False do not count for batch norm.
-
-    >>> users, items = torch.randn(2, 1, 3), torch.randn(2, 5, 4)
-    >>> layers = Layers(7, [8])
-    >>> joined = torch.cat([users.expand(2, 5, 3), items], -1)
-    >>> torch.allclose(layers(users, items), layers(joined), atol=1e-6)
-    True
+    Examples:
+        >>> users, items = torch.randn(2, 1, 3), torch.randn(2, 5, 4)
+        >>> layers = Layers(7, [8])
+        >>> joined = torch.cat([users.expand(2, 5, 3), items], -1)
+        >>> torch.allclose(layers(users, items), layers(joined), atol=1e-6)
+        True
     """
 
     def __init__(
@@ -77,7 +83,7 @@ class Layers(nn.ModuleList):
     ) -> None:
         shares = [dropout] * len(hidden) if isinstance(dropout, int | float) else list(dropout)
         if len(shares) != len(hidden):
-            raise ValueError(f"dropout must be one number or {len(hidden)}, one a hidden layer, got {len(shares)}")
+            raise ValueError(f"dropout must be one number, or one per hidden layer ({len(hidden)}), got {len(shares)}")
         widths = [width, *hidden]
         super().__init__(
             _Layer(
@@ -98,7 +104,7 @@ class Layers(nn.ModuleList):
 
 
 class Network(nn.Module):
-    """Hidden layers, then a linear map to `width_out` numbers; inputs as for :class:`Layers`."""
+    """Hidden layers and a linear map to `width_out` numbers. Inputs and options are those of :class:`Layers`."""
 
     def __init__(self, width: int, hidden: Sequence[int], width_out: int, **options: Unpack[LayerOptions]) -> None:
         super().__init__()
@@ -123,7 +129,7 @@ class _Layer(nn.Module):
         residual: bool,
     ) -> None:
         super().__init__()
-        # A bias before batch norm would be taken away again with the mean.
+        # Batch norm subtracts the mean, which would cancel a bias.
         self.linear = nn.Linear(width_in, width_out, bias=norm is None)
         self.norm = norm
         self.activation = activation
@@ -141,7 +147,7 @@ class _Layer(nn.Module):
 
 
 def linear_of_parts(parts: tuple[Tensor, ...], weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The linear map of the concatenated parts, without concatenating them."""
+    """Apply a linear map to the concatenated parts, without concatenating them."""
     first, *others = parts
     if not others:
         return F.linear(first, weight, bias)
@@ -153,7 +159,7 @@ def linear_of_parts(parts: tuple[Tensor, ...], weight: Tensor, bias: Tensor | No
 
 
 def join(parts: Sequence[Tensor]) -> Tensor:
-    """Parts side by side, broadcast against each other in all but the last dimension."""
+    """Concatenate parts in the last dimension, broadcast against each other in all others."""
     if len(parts) == 1:
         return parts[0]
     shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
@@ -163,15 +169,18 @@ def join(parts: Sequence[Tensor]) -> Tensor:
 def _dropout(share: float, activation: nn.Module) -> nn.Module | None:
     if share == 0:
         return None
-    # SELU keeps mean and variance, and its dropout must not undo that.
+    # AlphaDropout preserves mean and variance, which SELU relies on.
     return nn.AlphaDropout(share) if isinstance(activation, nn.SELU) else nn.Dropout(share)
 
 
 class RowNorm(nn.BatchNorm1d):
-    """Batch norm over all leading dimensions, of rows that are not padding.
+    """Batch norm over all leading dimensions that ignores padding.
 
-    A single row, which has no variance, is treated as in evaluation. total: sums over the processes that have a part of
-    the rows each, if there are several; then all of them normalise by the rows of all.
+    A single row, which has no variance, is normalised as in evaluation.
+
+    Attributes:
+        total: Function that sums over the processes which hold parts of the rows, if there are several. Then all of
+            them normalise by the rows of all processes.
     """
 
     total: Callable[[Tensor], Tensor] | None = None
@@ -191,7 +200,7 @@ class RowNorm(nn.BatchNorm1d):
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
-        # Not rows[mask]: its shape would depend on the data, and a GPU would have to be waited for.
+        # Not rows[mask]: its shape would depend on the data, which requires a synchronisation with the GPU.
         real = mask.to(rows.dtype)
         total = self.total or (lambda part: part)
         count = total(real.sum())

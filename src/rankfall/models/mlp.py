@@ -1,7 +1,7 @@
 """The linear scorer and the multilayer perceptron.
 
-Both take features ``(rows, features)`` of documents, whatever lists these belong to, and give a score a document
-``(rows,)``; with `grades` they give logits ``(rows, grades)`` of that many label grades instead.
+Both take features ``(rows, features)`` of documents, of any lists, and return one score per document ``(rows,)``; with
+`grades` they return logits ``(rows, grades)`` of the label grades instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Head(nn.Module):
-    """The last layer: one score, or one logit a grade."""
+    """The last layer: one score, or one logit per grade."""
 
     def __init__(self, width: int, grades: int | None) -> None:
         super().__init__()
@@ -34,25 +34,48 @@ class _Head(nn.Module):
 
 
 class Linear(nn.Module):
-    """A weight for each feature."""
+    """Linear model: one weight per feature.
+
+    Use it as a baseline.
+
+    Args:
+        features: Number of features per row.
+        grades: Number of label grades, at least 2, for logits ``(rows, grades)`` instead of scores. Default: scores
+            ``(rows,)``.
+    """
 
     def __init__(self, features: int, *, grades: int | None = None) -> None:
         super().__init__()
         self.head = _Head(features, grades)
 
     def forward(self, features: Float[Tensor, "rows features"]) -> Tensor:
+        """Return scores ``(rows,)``, or logits ``(rows, grades)``."""
         output: Tensor = self.head(features)
         return output
 
 
 class MLP(nn.Module):
-    """Hidden layers and a score; the options are those of :class:`~rankfall.models.layers.Layers`.
+    """Multilayer perceptron on rows of numbers.
 
-    batch_norm: normalise over the rows, of which none may be padding.
+    Use it for documents with dense features, such as LETOR data.
 
-    >>> model = MLP(3, [4, 4], residual=True)
-    >>> [layer.residual for layer in model.layers]
-    [False, True]
+    Args:
+        features: Number of features per row.
+        hidden: Widths of the hidden layers.
+        activation: Activation of the hidden layers: ``relu``, ``leaky_relu``, ``elu``, ``selu``, ``gelu``, ``silu``,
+            ``tanh`` or ``sigmoid``.
+        batch_norm: Whether to normalise every hidden layer over the rows, none of which may be padding.
+        norm_momentum: Weight of a batch in the running mean and variance, from 0 to 1.
+        dropout: Share of the hidden units that dropout sets to 0, from 0 to less than 1: one number for all hidden
+            layers, or one per layer.
+        residual: Whether to add a layer's input to its output where their widths are equal.
+        grades: Number of label grades, at least 2, for logits ``(rows, grades)`` instead of scores. Default: scores
+            ``(rows,)``.
+
+    Examples:
+        >>> model = MLP(3, [4, 4], residual=True)
+        >>> [layer.residual for layer in model.layers]
+        [False, True]
     """
 
     def __init__(
@@ -80,5 +103,6 @@ class MLP(nn.Module):
         self.head = _Head(([features, *hidden])[-1], grades)
 
     def forward(self, features: Float[Tensor, "rows features"]) -> Tensor:
+        """Return scores ``(rows,)``, or logits ``(rows, grades)``."""
         output: Tensor = self.head(self.layers(features))
         return output

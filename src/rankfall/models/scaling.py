@@ -1,4 +1,4 @@
-"""What happens to features before a model sees them; it is stored with the model's weights."""
+"""Standardisation of features, stored with the weights of a model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ if TYPE_CHECKING:
 class FeatureScaling(nn.Module):
     """Standardisation, after an optional logarithm that keeps the sign: sign(v) log(1 + abs(v)).
 
-    mean, deviation: ``(features,)``. Both are kept and applied in float64: of a value far from 0, a float32 would
-    leave few digits after the mean is taken away.
+    Mean and deviation are stored and applied in float64: for values far from 0, float32 would leave few digits after
+    the mean is subtracted.
 
-    >>> scale = FeatureScaling(torch.tensor([1.0]), torch.tensor([2.0]))
-    >>> scale(torch.tensor([[5.0], [1.0]])).squeeze()
-    tensor([2., 0.])
+    Args:
+        mean: Tensor ``(features,)``, subtracted from the features.
+        deviation: Tensor ``(features,)``, by which the features are divided.
+        log1p: Whether to apply the logarithm first.
+
+    Examples:
+        >>> scale = FeatureScaling(torch.tensor([1.0]), torch.tensor([2.0]))
+        >>> scale(torch.tensor([[5.0], [1.0]])).squeeze()
+        tensor([2., 0.])
     """
 
     mean: Tensor
@@ -33,10 +39,11 @@ class FeatureScaling(nn.Module):
 
     @classmethod
     def identity(cls, features: int, *, log1p: bool = False) -> FeatureScaling:
-        """A scaling that does not scale; its numbers may be loaded later."""
+        """Return a scaling with mean 0 and deviation 1, whose values can be loaded later."""
         return cls(torch.zeros(features), torch.ones(features), log1p=log1p)
 
     def forward(self, features: Float[Tensor, "*rows features"]) -> Float[Tensor, "*rows features"]:
+        """Return the scaled features ``(..., features)`` in float32."""
         values = features.double()
         if self.log1p:
             values = torch.copysign(values.abs().log1p(), values)

@@ -1,4 +1,4 @@
-"""What the models that score impressions have in common."""
+"""Base class of the models that score impressions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ if TYPE_CHECKING:
 
 
 class Scorer(nn.Module):
-    """A model of embedded features that can say how to build it again (:func:`rankfall.models.from_config`).
+    """Base class of models of embedded features, which can be rebuilt from their description (:func:`from_config`).
 
-    `dim`, `std`, `only`, `tables` and `sparse` are those of :class:`~rankfall.models.embedding.FeatureEmbedding`;
-    `options` are those of the model itself.
+    Args:
+        features: Features of the impression log that the model is built for.
+        dim: See :class:`~rankfall.models.embedding.FeatureEmbedding`.
+        std: See :class:`~rankfall.models.embedding.FeatureEmbedding`.
+        only: See :class:`~rankfall.models.embedding.FeatureEmbedding`.
+        tables: Embedding tables ``(rows, dim)`` by name; see :class:`~rankfall.models.embedding.FeatureEmbedding`.
+        sparse: See :class:`~rankfall.models.embedding.FeatureEmbedding`.
+        options: Options of the model itself, which :meth:`config` returns.
     """
 
     kind: ClassVar[str]
@@ -39,9 +45,9 @@ class Scorer(nn.Module):
         self.features = features
         self.embedding = FeatureEmbedding(features, dim=dim, std=std, only=only, tables=tables, sparse=sparse)
         if not self.embedding.item_features:
-            raise ValueError(f"{type(self).__name__} needs a feature of the items, without one it cannot rank them")
+            raise ValueError(f"{type(self).__name__} needs at least one item feature to rank items")
         self._options = {"dim": dim, "std": std, **options, "only": only, "sparse": sparse}
 
     def config(self) -> dict[str, Any]:
-        """The model's kind and options, as JSON allows; the features it was built for are not among them."""
+        """Return the kind and the options of the model as JSON values, without the features it was built for."""
         return {"kind": self.kind, **self._options}

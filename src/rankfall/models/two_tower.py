@@ -1,4 +1,4 @@
-"""The two-tower model (DSSM): a vector for the request, a vector for each item, and their dot product."""
+"""The two-tower model (DSSM): a vector per request, a vector per item, and their dot product."""
 
 from __future__ import annotations
 
@@ -16,16 +16,34 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from rankfall.data.impressions.spec import Features
-    from rankfall.models.inputs import Batch, Request
+    from rankfall.models.inputs import ImpressionFeatures, RequestFeatures
     from rankfall.models.layers import LayerOptions
 
 
 class TwoTower(Scorer):
-    """Vectors of requests and of items, which know nothing of each other; a score is their dot product.
+    """Two-tower model (Huang et al. 2013).
 
-    The request is its context, its user and the mean of each sequence. hidden: widths of the layers of both towers, the
-    last of which, a linear map, is that of the vectors. Other options: see
-    :class:`~rankfall.models.layers.Layers` and :class:`~rankfall.models.embedding.FeatureEmbedding`.
+    The score is the dot product of a vector of the request (its context, its user and the mean of each sequence) and a
+    vector of the item. Neither vector depends on the other, so items can be indexed: use it for retrieval.
+
+    Args:
+        features: Features of the impression log that the model is built for.
+        dim: Width of the embedding tables, at least 1.
+        std: Standard deviation of the normal distribution of the initial embedding rows. With a large value, rows that
+            training rarely meets keep their random values; with a small value, all rows need many steps.
+        hidden: Widths of the layers of both towers, at least one. The last width, of a linear map, is the size of the
+            vectors.
+        activation: Activation of the hidden layers: ``relu``, ``leaky_relu``, ``elu``, ``selu``, ``gelu``, ``silu``,
+            ``tanh`` or ``sigmoid``.
+        batch_norm: Whether to normalise every hidden layer over the real items of a batch.
+        dropout: Share of the hidden units that dropout sets to 0, from 0 to less than 1.
+        residual: Whether to add a layer's input to its output where their widths are equal.
+        only: Names of the features that the model uses, such as ``user.age``, ``context.hour``, ``item.author`` and
+            ``sequence.history``. Default: all features.
+        tables: Embedding tables ``(rows, dim)`` by name that are used instead of new ones, such as those of another
+            model.
+        sparse: Whether the gradients of the tables hold only the rows of the batch. A number: only for tables with at
+            least that many rows.
     """
 
     kind: ClassVar[str] = "two_tower"
@@ -55,22 +73,23 @@ class TwoTower(Scorer):
             features, dim=dim, std=std, only=only, tables=tables, sparse=sparse, hidden=list(hidden), **layers
         )
         if not hidden:
-            raise ValueError("hidden must have at least one width, that of the vectors")
+            raise ValueError("hidden must have at least one width, the size of the vectors")
         events = sum(map(self.embedding.event_width, self.embedding.sequences))
         request = self.embedding.request_width + events
         if request == 0:
-            raise ValueError("TwoTower needs a feature of the user or the context, or a sequence")
+            raise ValueError("TwoTower needs a user feature, a context feature or a sequence")
         *widths, size = hidden
         self.user_tower = Network(request, widths, size, **layers)
         self.item_tower = Network(self.embedding.item_width, widths, size, **layers)
 
-    def forward(self, batch: Batch) -> Float[Tensor, "batch n"]:
+    def forward(self, batch: ImpressionFeatures) -> Float[Tensor, "batch n"]:
+        """Return the scores ``(B, N)`` of the items of a batch."""
         users = self.user_vectors(batch)
         items = self.item_vectors(batch.items, mask=batch.mask)
         return (items @ users.unsqueeze(-1)).squeeze(-1)
 
-    def user_vectors(self, batch: Request) -> Float[Tensor, "batch size"]:
-        """A vector for each request."""
+    def user_vectors(self, batch: RequestFeatures) -> Float[Tensor, "batch size"]:
+        """Return a vector per request, ``(B, size)``."""
         parts = [*self.embedding.request(batch), *self.embedding.mean_events(batch)]
         vectors: Tensor = self.user_tower(torch.cat(parts, dim=-1))
         return vectors
@@ -78,6 +97,12 @@ class TwoTower(Scorer):
     def item_vectors(
         self, items: Mapping[str, Tensor], *, mask: Bool[Tensor, "*items"] | None = None
     ) -> Float[Tensor, "*items size"]:
-        """A vector for each item. mask: which are real; batch norm must know it in training."""
+        """Return a vector per item, ``(..., size)``.
+
+        Args:
+            items: Features of items by name, tensors ``(...)``, or ``(..., size)`` for vectors.
+            mask: Boolean tensor ``(...)``, True for real items. Batch norm needs it in training. Default: all items are
+                real.
+        """
         vectors: Tensor = self.item_tower(self.embedding.items(items), mask=mask)
         return vectors

@@ -1,19 +1,26 @@
-"""How a cascade is trained: functions of the scores of all stages on one impression.
+"""Objectives: losses of a whole cascade, functions of the scores of all stages.
 
-An objective takes a list of T tensors ``(..., n)``, one a stage, and the full-stage grades ``(..., n)`` of the items:
-deeper in the funnel is better, then the better logged rank. It needs no data classes, so it works in any training
-loop; those with trained weights are modules whose parameters go to the optimiser with the models'.
+An objective takes a list of T tensors ``(..., n)``, one per stage, and the full-stage grades ``(..., n)`` of the items:
+an item that got deeper into the funnel has a higher grade, and among items of the same depth the one with the better
+logged rank. Objectives need no data classes, so they work in any training loop. Some of them train weights: pass
+``objective.parameters()`` to the optimizer together with the parameters of the models.
 
-relevance: above 0 for the relevant items, of which the ``relevant`` best grades are the ground truth; without it
-  the best grades above 0 are. depth: the deepest logged stage of each item, for objectives that let a stage see
-  only what reached it. mask: True for real items.
+All objectives are called with the same arguments:
 
->>> import torch, rankfall as rf
->>> objective = rf.objectives.LCRON(relevant=1, topk=rf.ops.topk("dftopk"))
->>> scores = [torch.tensor([2.0, 0.0, 1.0], requires_grad=True), torch.tensor([1.0, 0.5, 0.0], requires_grad=True)]
->>> objective(scores, torch.tensor([2.0, 0.0, 1.0])).backward()
->>> sorted(objective.parts(scores, torch.tensor([2.0, 0.0, 1.0])))
-['e2e', 'stage1/single', 'stage2/single']
+- `scores`: one tensor ``(..., n)`` per stage.
+- `labels`: full-stage grades ``(..., n)``.
+- `relevance`: above 0 for relevant items; the `relevant` best grades among them are the ground truth. By default, items
+  with a grade above 0 are relevant.
+- `depth`: the deepest logged stage of each item, for objectives that let a stage see only the items that reached it.
+- `mask`: True for real items.
+
+Examples:
+    >>> import torch, rankfall as rf
+    >>> objective = rf.objectives.LCRON(relevant=1, topk=rf.ops.topk("dftopk"))
+    >>> scores = [torch.tensor([2.0, 0.0, 1.0], requires_grad=True), torch.tensor([1.0, 0.5, 0.0], requires_grad=True)]
+    >>> objective(scores, torch.tensor([2.0, 0.0, 1.0])).backward()
+    >>> sorted(objective.parts(scores, torch.tensor([2.0, 0.0, 1.0])))
+    ['e2e', 'stage1/single', 'stage2/single']
 """
 
 from rankfall.objectives._stages import Objective

@@ -1,4 +1,4 @@
-"""What every objective agrees on: the scores of all stages, and what the items of an impression are."""
+"""Base class of objectives, their checked input, and checks of numbers per stage."""
 
 from __future__ import annotations
 
@@ -18,27 +18,45 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Impression:
-    """Checked input of an objective; every tensor is ``(..., n)``."""
+    """Checked input of an objective. Every tensor is ``(..., n)``.
 
-    scores: list[Tensor]  # one a stage
-    grades: Tensor  # full-stage: the higher, the better
-    relevance: Tensor  # grades of the relevant items, 0 for all others
-    depth: Tensor | None  # the deepest logged stage of each item
+    Attributes:
+        scores: One tensor per stage.
+        grades: Full-stage grades. Higher is better.
+        relevance: Positive grades of the relevant items, 0 for all others.
+        depth: The deepest logged stage of each item, or None if it is unknown.
+        mask: True for real items.
+    """
+
+    scores: list[Tensor]
+    grades: Tensor
+    relevance: Tensor
+    depth: Tensor | None
     mask: Tensor
 
     def truth(self, k: int) -> Tensor:
-        """Membership of each item in the ground truth: the k best of the relevant items."""
+        """Return the membership of each item in the ground truth: the k best of the relevant items."""
         return top_labels(self.relevance, k, self.mask)
 
     def seen(self, min_depth: int) -> Tensor:
-        """The items that a stage of a logged cascade sees: those that got at least so far."""
+        """Return the items that a stage of a logged cascade sees: real items with a depth of at least `min_depth`."""
         return self.mask if self.depth is None else self.mask & (self.depth >= min_depth)
 
 
 class Objective(nn.Module):
-    """A function of all stages' scores. The terms in :meth:`parts` add up to the value."""
+    """Base class of objectives: functions of the scores of all stages.
 
-    kept: Sequence[int] = ()  # numbers of items of which it learns whether they are kept; longer lists alone can tell
+    Subclasses implement :meth:`terms`. The value is the sum of the terms.
+
+    Args:
+        stages: Number of stages, at least 1.
+
+    Attributes:
+        kept: Numbers of items whose selection the objective learns. Only lists with more items carry information about
+            it.
+    """
+
+    kept: Sequence[int] = ()
 
     def __init__(self, stages: int) -> None:
         super().__init__()
@@ -53,7 +71,17 @@ class Objective(nn.Module):
         depth: Tensor | None = None,
         mask: Bool[Tensor, "*batch n"] | None = None,
     ) -> Tensor:
-        """The value of a batch of impressions: the mean over its lists."""
+        """Return the value of a batch of impressions, the mean over its lists.
+
+        Args:
+            scores: One floating tensor ``(..., n)`` per stage.
+            labels: Tensor ``(..., n)`` of full-stage grades. Higher is better.
+            relevance: Tensor ``(..., n)``, above 0 for relevant items. Default: items with a grade above 0 are
+                relevant.
+            depth: Tensor ``(..., n)`` of the deepest stage that each item reached in the log. Default: unknown, every
+                stage sees all items.
+            mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        """
         return torch.stack(list(self.parts(scores, labels, relevance=relevance, depth=depth, mask=mask).values())).sum()
 
     def parts(
@@ -65,11 +93,21 @@ class Objective(nn.Module):
         depth: Tensor | None = None,
         mask: Bool[Tensor, "*batch n"] | None = None,
     ) -> dict[str, Tensor]:
-        """The terms of the value by name."""
+        """Return the terms of the value by name.
+
+        Args:
+            scores: One floating tensor ``(..., n)`` per stage.
+            labels: Tensor ``(..., n)`` of full-stage grades. Higher is better.
+            relevance: Tensor ``(..., n)``, above 0 for relevant items. Default: items with a grade above 0 are
+                relevant.
+            depth: Tensor ``(..., n)`` of the deepest stage that each item reached in the log. Default: unknown, every
+                stage sees all items.
+            mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        """
         return self.terms(self._check(scores, labels, relevance, depth, mask))
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
-        """The terms of checked input; what an objective is."""
+        """Return the terms of checked input by name. Subclasses implement this method."""
         raise NotImplementedError
 
     def _check(
@@ -81,9 +119,9 @@ class Objective(nn.Module):
         mask: Tensor | None,
     ) -> Impression:
         if not isinstance(scores, list | tuple):
-            raise TypeError(f"scores must be a list of tensors, one a stage, got {type(scores).__name__}")
+            raise TypeError(f"scores must be a list of tensors, one per stage, got {type(scores).__name__}")
         if len(scores) != self.stages:
-            raise ValueError(f"scores must be a list of {self.stages} tensors, one a stage, got {len(scores)}")
+            raise ValueError(f"scores must be a list of {self.stages} tensors, one per stage, got {len(scores)}")
         checked = [check_lists(stage, labels, mask) for stage in scores]
         _, grades, real = checked[0]
         if relevance is None:
@@ -97,7 +135,7 @@ class Objective(nn.Module):
 
 
 def per_stage(name: str, value: int | Sequence[int], stages: int) -> list[int]:
-    """One number for each stage; a single one is for all of them."""
+    """Return one number per stage; a single number is used for all stages."""
     numbers = [value] * stages if isinstance(value, int) else list(value)
     if len(numbers) != stages:
         raise ValueError(f"{name} must be one number, or one for each of {stages} stages, got {len(numbers)}")
@@ -105,7 +143,7 @@ def per_stage(name: str, value: int | Sequence[int], stages: int) -> list[int]:
 
 
 def check_quotas(quotas: int | Sequence[int], stages: int) -> list[int]:
-    """The numbers of items that the stages keep, none more than the one before it."""
+    """Return the numbers of items that the stages keep. Raises ValueError if they grow from stage to stage."""
     numbers = [check_count("quotas", quota) for quota in per_stage("quotas", quotas, stages)]
     if sorted(numbers, reverse=True) != numbers:
         raise ValueError(f"quotas must not grow from stage to stage, got {numbers}")

@@ -16,19 +16,28 @@ if TYPE_CHECKING:
 
 
 class ICC(Objective):
-    r"""A ranking loss on scores fused by soft cut-offs (Gallagher et al. 2019).
+    r"""Ranking loss on scores that are fused by soft cutoffs (Gallagher et al. 2019).
 
     .. math:: \sum_{t < T} \Big(\prod_{u < t} I_u\Big) (1 - I_t)\, s^t + \Big(\prod_{u < T} I_u\Big) s^T, \quad
               I_t = \sigma\Big(\frac{s^t - s^t_{[q_t]}}{temperature}\Big)
 
-    The q-th largest score carries gradient. loss: "lambdarank" as in the paper, or "ranknet"; its labels are the
-    membership in the ground truth of `relevant` items.
+    The q-th largest score carries gradient. The labels of the ranking loss are the membership in the ground truth. Use
+    it as a baseline that trains all stages jointly through one fused score.
 
-    The cut-off is sharp, so the first item has the score 2 in either stage and the second that of the first stage, 1:
+    Args:
+        relevant: Number of relevant items per impression, at least 1: those with the best grades.
+        quotas: Number of items that each stage keeps; must not grow from stage to stage. The length is the number of
+            stages.
+        temperature: Positive temperature of the soft cutoffs. The smaller it is, the harder they are.
+        loss: Ranking loss of the fused scores: ``"lambdarank"`` as in the paper, or ``"ranknet"``.
 
-    >>> scores = torch.tensor([2.0, 1.0])
-    >>> ICC(relevant=1, quotas=[1, 1], temperature=1e-3, loss="ranknet")([scores, scores], torch.tensor([1.0, 0.0]))
-    tensor(0.3133)
+    Examples:
+        The cutoff is sharp, so the first item has the score 2 in either stage, and the second item the score of stage
+        1, 1:
+
+        >>> scores = torch.tensor([2.0, 1.0])
+        >>> ICC(relevant=1, quotas=[1, 1], temperature=1e-3, loss="ranknet")([scores, scores], torch.tensor([1.0, 0.0]))
+        tensor(0.3133)
     """
 
     def __init__(
@@ -46,7 +55,7 @@ class ICC(Objective):
         self.loss = check_choice("loss", loss, ("lambdarank", "ranknet"))
 
     def fuse(self, batch: Impression) -> Tensor:
-        """The fused scores ``(..., n)``."""
+        """Return the fused scores ``(..., n)``."""
         reached = torch.ones_like(batch.scores[0])
         fused = torch.zeros_like(reached)
         for scores, quota in zip(batch.scores[:-1], self.quotas[:-1], strict=True):
@@ -61,7 +70,7 @@ class ICC(Objective):
 
 
 def _kth(scores: Tensor, k: int, mask: Tensor) -> Tensor:
-    """The k-th largest real score of each list, or the smallest of a list of fewer."""
+    """Return the k-th largest real score of each list, or the smallest one of a list with fewer items."""
     order = rank_order(scores, mask)
     last = (mask.sum(-1, keepdim=True).clamp(max=k) - 1).clamp(min=0)
     return scores.gather(-1, order.gather(-1, last))

@@ -1,4 +1,4 @@
-"""Every stage on its own: binary cross entropy, full-stage learning to rank, ARF, soft sorts, any loss."""
+"""Objectives that train every stage separately: BCE, full-stage learning to rank, ARF, soft sorts, any loss."""
 
 from __future__ import annotations
 
@@ -26,27 +26,37 @@ if TYPE_CHECKING:
 
     from rankfall.ops import SoftSort, TopK
 
-EVERYTHING = -1  # also the depth of items that were drawn at random
+ALL_ITEMS = -1  # the depth of items that were drawn at random
 
 
 class BCE(Objective):
-    """Binary cross entropy of each stage on the items that a logged cascade lets it see.
+    r"""Binary cross entropy of each stage, on the items that the logged cascade shows to it.
 
-    Stage t sees the items with a depth of at least ``min_depth[t]``; by default the first one sees everything and
-    each following one what its predecessor kept, t - 1. A single number 0 or below lets all of them see all samples.
+    .. math:: \sum_t BCE(\sigma(s^t), a) \text{ over the items with } depth \ge min\_depth_t
 
-    relevant: the number of relevant items, those of the best grades.
+    where :math:`a` is the membership in the ground truth. Use it as the usual baseline of industrial cascades: every
+    stage is trained separately, on the items that reached it.
 
-    >>> objective = BCE(relevant=1)
-    >>> zeros, grades = torch.zeros(2), torch.tensor([1.0, 0.0])
-    >>> objective([zeros, zeros], grades, depth=torch.tensor([1, 0]))  # log 2 in both stages
-    tensor(1.3863)
+    Args:
+        relevant: Number of relevant items per impression, at least 1: those with the best grades.
+        stages: Number of stages, at least 1.
+        min_depth: Smallest logged depth (a stage's number, or its name in configurations) of the items that a stage
+            sees; one value for all stages or one per stage. With 0 or less, all stages see all samples. Default: -1
+            (all items) for the first stage and t - 1 for stage t, the items that its predecessor kept.
+
+    Examples:
+        The loss is log 2 in both stages:
+
+        >>> objective = BCE(relevant=1)
+        >>> zeros, grades = torch.zeros(2), torch.tensor([1.0, 0.0])
+        >>> objective([zeros, zeros], grades, depth=torch.tensor([1, 0]))
+        tensor(1.3863)
     """
 
     def __init__(self, *, relevant: int, stages: int = 2, min_depth: int | Sequence[int] | None = None) -> None:
         super().__init__(stages)
         self.relevant = check_count("relevant", relevant)
-        default = [EVERYTHING, *range(1, stages)]
+        default = [ALL_ITEMS, *range(1, stages)]
         self.min_depth = default if min_depth is None else per_stage("min_depth", min_depth, stages)
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
@@ -58,7 +68,14 @@ class BCE(Objective):
 
 
 class FSRankNet(Objective):
-    """RankNet of each stage on all samples of the funnel, by full-stage grades (Zheng et al. 2024)."""
+    """RankNet of each stage on all samples of the funnel, by full-stage grades (Zheng et al. 2024).
+
+    Every stage is trained with :func:`~rankfall.losses.ranknet_loss` on the same labels. Use it as a baseline that
+    needs no number of relevant items and no quotas.
+
+    Args:
+        stages: Number of stages, at least 1.
+    """
 
     def __init__(self, *, stages: int = 2) -> None:
         super().__init__(stages)
@@ -73,9 +90,17 @@ class FSRankNet(Objective):
 class FSLambdaLoss(Objective):
     """LambdaLoss@K of each stage on all samples of the funnel, by full-stage grades (Zheng et al. 2024).
 
-    k: cut-off K. mix: the "smooth fraction", LambdaRank's share of the pair weights. gain: "linear" takes the grade
-    itself as gain, as published; full-stage grades run to the length of the list, and with 2^y - 1 ("exp2") all but
-    the best few would count nothing.
+    Every stage is trained with :func:`~rankfall.losses.lambda_loss` on the same labels. Use it as a strong baseline
+    that weights the top ranks.
+
+    Args:
+        k: Cutoff K of NDCG@K, at least 1. Default: the whole list.
+        mix: Share of LambdaRank in the pair weights, from 0 to 1 (the "smooth fraction" of the paper).
+        gain: ``"linear"`` uses the grade itself as gain, as published. ``"exp2"`` uses 2^y - 1; full-stage grades grow
+            up to the length of the list, so that all but the best few items would have a negligible gain.
+        version: Truncation of the pair weights at K, ``"sound"`` or ``"heuristic"``; see
+            :func:`~rankfall.losses.lambda_loss`.
+        stages: Number of stages, at least 1.
     """
 
     def __init__(
@@ -94,7 +119,7 @@ class FSLambdaLoss(Objective):
         self.version = version
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
-        # LambdaLoss has the gain 2^y - 1, which of log2(1 + y) is y
+        # the gain of LambdaLoss, 2^y - 1, of the label log2(1 + y) is y
         labels = torch.log2(1 + batch.grades) if self.gain == "linear" else batch.grades
         return {
             f"stage{t}/lambda": lambda_loss(
@@ -105,7 +130,16 @@ class FSLambdaLoss(Objective):
 
 
 class SortCE(Objective):
-    """Cross entropy of each stage's soft permutation with that of the full-stage grades (LCR, table 7)."""
+    """Cross entropy of each stage's soft permutation with the permutation of the full-stage grades (LCR, table 7).
+
+    Every stage is trained with :func:`~rankfall.losses.sort_cross_entropy_loss`. Use it to train each stage on the
+    whole order of the items.
+
+    Args:
+        tau: Positive temperature of `sort`: a number or a scalar tensor. Default: the default of `sort`.
+        sort: A soft sort of :mod:`rankfall.ops`, called as ``sort(scores, k=k, mask=mask)``.
+        stages: Number of stages, at least 1.
+    """
 
     def __init__(self, *, tau: float | Tensor | None = None, sort: SoftSort = neural_sort, stages: int = 2) -> None:
         super().__init__(stages)
@@ -124,14 +158,23 @@ class SortCE(Objective):
 class PerStage(Objective):
     """Any loss of each stage's scores, with the full-stage grades as labels (rankfall).
 
-    loss: a module of :mod:`rankfall.losses`. Every stage has its own copy, and so its own trained weights.
-    labels: "grades", or "relevance" for 1 where an item is one of the `relevant` best and 0 elsewhere: what is left of
-    a loss if it hears no more than BCE and LCRON do.
+    Use it to train a cascade with a loss of :mod:`rankfall.losses` that has no objective of its own.
 
-    >>> from rankfall.losses import RankNetLoss
-    >>> objective = PerStage(loss=RankNetLoss(), stages=2)
-    >>> objective([torch.zeros(2), torch.zeros(2)], torch.tensor([1.0, 0.0]))  # log 2 in both stages
-    tensor(1.3863)
+    Args:
+        loss: A module of :mod:`rankfall.losses`; in configurations, the name of a loss or a mapping of its name and
+            options. Every stage gets a copy with its own trained weights.
+        labels: ``"grades"`` for the full-stage grades, or ``"relevance"`` for 1 if an item is one of the `relevant`
+            best and 0 otherwise, which is the information that BCE and LCRON get.
+        relevant: Number of relevant items per impression, at least 1. Required if `labels` is ``"relevance"``.
+        stages: Number of stages, at least 1.
+
+    Examples:
+        The loss is log 2 in both stages:
+
+        >>> from rankfall.losses import RankNetLoss
+        >>> objective = PerStage(loss=RankNetLoss(), stages=2)
+        >>> objective([torch.zeros(2), torch.zeros(2)], torch.tensor([1.0, 0.0]))
+        tensor(1.3863)
     """
 
     def __init__(
@@ -160,7 +203,7 @@ class PerStage(Objective):
 
 
 class _Adaptive(Objective):
-    """A loss of the recall plus one of the whole order, balanced by a trained weight for each stage (ARF 13)."""
+    """A loss of the recall plus a loss of the whole order, balanced by one trained weight per stage (ARF, eq. 13)."""
 
     def __init__(self, stages: int, tau: float | Tensor | None, sort: SoftSort) -> None:
         super().__init__(stages)
@@ -169,11 +212,11 @@ class _Adaptive(Objective):
         self.alpha = nn.Parameter(torch.ones(stages))
 
     def recall(self, batch: Impression, stage: int) -> Tensor:
-        """The loss of the recall, one value a list."""
+        """Return the loss of the recall of one stage."""
         raise NotImplementedError
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
-        # a list that says nothing about the order must not pull alpha to 0 by its logarithm
+        # the logarithm would pull alpha to 0 on lists without information about the order
         share = mean_over_lists(has_positive(batch.grades, batch.mask).to(batch.grades.dtype))
         terms = {}
         for t, scores in enumerate(batch.scores):
@@ -184,11 +227,19 @@ class _Adaptive(Objective):
 
 
 class ARF(_Adaptive):
-    r"""ARF for each stage, with its quota as m and `relevant` as k (ARF 13).
+    r"""ARF for each stage, with its quota as m and `relevant` as k (ARF, eq. 13).
 
     .. math:: L_{Relax} + \frac{1}{2 \alpha^2} L_{Global} + \log |\alpha|
 
-    The weights :math:`\alpha` are parameters: hand them to the optimiser with the models'.
+    The weights :math:`\alpha`, one per stage, are parameters: pass them to the optimizer together with those of the
+    models. Use it to train each stage for the recall at its quota.
+
+    Args:
+        relevant: Number of relevant items per impression, at least 1: those with the best grades.
+        quotas: Number of items that each stage keeps; must not grow from stage to stage. The length is the number of
+            stages.
+        tau: Positive temperature of `sort`: a number or a scalar tensor. Default: the default of `sort`.
+        sort: A soft sort of :mod:`rankfall.ops`, called as ``sort(scores, k=k, mask=mask)``.
     """
 
     def __init__(
@@ -216,7 +267,22 @@ class ARF(_Adaptive):
 
 
 class ARFv2(_Adaptive):
-    r"""ARF with :math:`L_{single}` of LCRON in the place of :math:`L_{Relax}` (LCR, baseline)."""
+    r"""ARF with :math:`L_{single}` of LCRON instead of :math:`L_{Relax}` (LCR, baseline).
+
+    .. math:: L_{single} + \frac{1}{2 \alpha^2} L_{Global} + \log |\alpha|
+
+    The weights :math:`\alpha`, one per stage, are parameters, as in :class:`ARF`. Use it as a baseline for
+    :class:`LCRON` that trains each stage separately.
+
+    Args:
+        relevant: Number of relevant items per impression, at least 1: those with the best grades.
+        topk: A soft top-k from :func:`rankfall.ops.topk`; in configurations, the name of any operator or a mapping of
+            its name and options. Default: NeuralSort at `tau`.
+        tau: Positive temperature of `sort`, and of the default of `topk`: a number or a scalar tensor. Default: the
+            default of `sort`.
+        sort: A soft sort of :mod:`rankfall.ops`, called as ``sort(scores, k=k, mask=mask)``.
+        stages: Number of stages, at least 1.
+    """
 
     def __init__(
         self,

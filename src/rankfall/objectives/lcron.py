@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import can_miss, check_count, list_mean, mean_over_lists
+from rankfall._lists import check_count, has_recall_signal, list_mean, mean_over_lists
 from rankfall.objectives._stages import Impression, Objective, check_quotas
 from rankfall.ops import log_inclusion
 from rankfall.ops import topk as make_topk
@@ -20,28 +20,38 @@ if TYPE_CHECKING:
 
 
 class LCRON(Objective):
-    r"""Learning cascade ranking as one network (LCR 11-13).
+    r"""LCRON: cross entropy of the items' survival through the whole cascade (LCR, eq. 11-13).
 
     .. math:: L_{e2e} + \sum_t \frac{L_t}{2 w_t^2} + \log |w_t|, \quad
               L_{e2e} = BCE\Big(\prod_t p^t, a\Big), \quad L_t = BCE(p^t_{(K)}, a)
 
-    :math:`p^t` is the soft top-:math:`q_t` inclusion by stage t, :math:`p^t_{(K)}` that at K = `relevant`, :math:`a`
-    the membership in the ground truth; both cross entropies are means over a list's items. Products stay in log space,
-    so an item that is nearly certain to be dropped still has a gradient.
+    :math:`p^t` is the soft top-:math:`q_t` inclusion of stage t, :math:`p^t_{(K)}` the inclusion at K = `relevant`, and
+    :math:`a` the membership in the ground truth. Both cross entropies are means over the items of a list. Products are
+    computed in log space, so that an item that is nearly certain to be dropped still has a gradient. Trained weights
+    are parameters: pass them to the optimizer together with those of the models. Use it to train all stages jointly for
+    the recall of the whole cascade.
 
-    topk: any operator, default ``topk("neural_sort", tau=50)``. quotas: the numbers of items that the stages keep in
-    training, by default K (LCR 5.1). e2e_weight: "fixed" leaves :math:`L_{e2e}` at weight 1, as the published code,
-    "learned" gives it a trained weight too (eq. 13, here with natural logarithms); a number is that weight.
-    single_weight: "learned" as above, or a number that multiplies every :math:`L_t` (LCR, table 4). What has the
-    weight 0 is left out (LCR, table 3). Trained weights are parameters: hand them to the optimiser with the models'.
+    Args:
+        relevant: Number of relevant items per impression, at least 1: those with the best grades.
+        topk: A soft top-k from :func:`rankfall.ops.topk`; in configurations, the name of any operator or a mapping of
+            its name and options. Default: ``topk("neural_sort", tau=50)``.
+        quotas: Number of items that the stages keep in training: one number, or one per stage. Default: `relevant`
+            (LCR, sec. 5.1).
+        stages: Number of stages, at least 1. Default: the number of quotas, or 2.
+        e2e_weight: Weight of :math:`L_{e2e}`. ``"fixed"`` is 1, as in the published code. ``"learned"`` is a trained
+            weight (LCR, eq. 13, here with natural logarithms). A number of at least 0 is the weight itself; 0 drops the
+            term (LCR, table 3).
+        single_weight: Weight of every :math:`L_t`: ``"learned"`` as in the formula, or a number of at least 0 (LCR,
+            table 4); 0 drops the terms (LCR, table 3).
 
-    Two stages that cannot tell two items apart keep each with probability 1/4: log 4 for the relevant one,
-    log 4/3 for the other, and log 2 for every stage alone, halved by its weight:
+    Examples:
+        Two stages with equal scores keep each item with probability 1/4: log 4 for the relevant item, log 4/3 for the
+        other, and log 2 for each single stage, halved by its weight:
 
-    >>> objective = LCRON(relevant=1, topk=make_topk("dftopk"))
-    >>> zeros = torch.zeros(2)
-    >>> objective([zeros, zeros], torch.tensor([1.0, 0.0])).detach()
-    tensor(1.5301)
+        >>> objective = LCRON(relevant=1, topk=make_topk("dftopk"))
+        >>> zeros = torch.zeros(2)
+        >>> objective([zeros, zeros], torch.tensor([1.0, 0.0])).detach()
+        tensor(1.5301)
     """
 
     def __init__(
@@ -62,10 +72,10 @@ class LCRON(Objective):
         self.e2e_weight = _check_weight("e2e_weight", 1.0 if e2e_weight == "fixed" else e2e_weight)
         self.single_weight = _check_weight("single_weight", single_weight)
         if self.e2e_weight == self.single_weight == 0:
-            raise ValueError("e2e_weight and single_weight are both 0: nothing would be trained")
+            raise ValueError("e2e_weight and single_weight are both 0, so nothing would be trained")
         self.kept = [min(self.quotas)] * (self.e2e_weight != 0) + [relevant] * (self.single_weight != 0)
         trained = self.stages * (self.single_weight is None) + (self.e2e_weight is None)
-        # that of L_e2e is the last
+        # the weight of L_e2e is the last one
         self.weights: Tensor = nn.Parameter(torch.ones(trained)) if trained else torch.ones(0)
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
@@ -77,12 +87,12 @@ class LCRON(Objective):
                 log_inclusion(self.topk, scores, quota, mask=batch.mask)
                 for scores, quota in zip(batch.scores, self.quotas, strict=True)
             ]
-            counts = can_miss(truth, batch.mask, min(self.quotas))
+            counts = has_recall_signal(truth, batch.mask, min(self.quotas))
             e2e = _cross_entropy(truth, *survival(at_quota), batch.mask, counts)
             terms["e2e"] = self._weighted(e2e, self.e2e_weight, -1, counts)
         if self.single_weight == 0:
             return terms
-        counts = can_miss(truth, batch.mask, self.relevant)
+        counts = has_recall_signal(truth, batch.mask, self.relevant)
         for t, scores in enumerate(batch.scores):
             if at_quota and self.quotas[t] == self.relevant:
                 inclusion = at_quota[t]
@@ -95,13 +105,13 @@ class LCRON(Objective):
     def _weighted(self, value: Tensor, fixed: float | None, which: int, counts: Tensor) -> Tensor:
         if fixed is not None:
             return fixed * value
-        # lists that do not count must not pull the weight to 0 by its logarithm
+        # the logarithm would pull the weight to 0 on lists that do not count
         weight, share = self.weights[which], mean_over_lists(counts.to(value.dtype))
         return value / (2 * weight.square()) + share * weight.abs().log()
 
 
 def _check_weight(name: str, weight: float | str) -> float | None:
-    """A number of at least 0, or None for a weight that is learned."""
+    """Return the weight, a number of at least 0, or None for a weight that is learned."""
     if weight == "learned":
         return None
     if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
@@ -111,11 +121,14 @@ def _check_weight(name: str, weight: float | str) -> float | None:
 
 
 def survival(inclusions: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    r"""Logarithms of the probability to pass every stage and of that not to, from those of each stage.
+    r"""Return the logarithms of the probabilities to pass all stages and not to pass all stages.
 
     .. math:: 1 - \prod_t p^t = \sum_t \Big(\prod_{u < t} p^u\Big) (1 - p^t)
 
-    is a sum over the stages that drop the item: nothing is subtracted from 1.
+    is a sum over the stages that drop the item, which avoids a subtraction from 1.
+
+    Args:
+        inclusions: Logarithms of p and of 1 - p for each stage, tensors ``(..., n)``.
     """
     log_passed = torch.zeros_like(inclusions[0][0])
     dropped = []
@@ -126,6 +139,6 @@ def survival(inclusions: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tenso
 
 
 def _cross_entropy(truth: Tensor, log_p: Tensor, log_not_p: Tensor, mask: Tensor, counts: Tensor) -> Tensor:
-    """Mean over lists of the mean over items; lists that do not count are 0."""
+    """Return the mean over lists of the mean over items; lists where `counts` is False have loss 0."""
     per_list = list_mean(-(truth * log_p + (1 - truth) * log_not_p), mask)
     return mean_over_lists(per_list.masked_fill(~counts, 0.0))

@@ -1,4 +1,4 @@
-"""RankFlow: stages that learn from what their predecessor keeps, and from their successor (Qin et al. 2022)."""
+"""RankFlow: each stage learns from the items that its predecessor keeps, and from its successor (Qin et al. 2022)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,21 @@ if TYPE_CHECKING:
 
 
 class RankFlow(Objective):
-    r"""Each stage learns from what its predecessor keeps, and from its successor (Qin et al. 2022).
+    r"""Each stage learns from the items that its predecessor keeps, and from its successor (Qin et al. 2022).
 
-    Stage 1 learns from everything, stage t + 1 from the items that stage t keeps, and stage t from stage t + 1.
+    Stage 1 is trained with BCE on all items, stage t + 1 on the items that stage t keeps. On the kept items, stage t is
+    distilled from stage t + 1 by
 
-    On the kept items stage t is distilled by :math:`(1 - \alpha)` times the squared error to the next stage's scores,
-    which carry no gradient here, plus :math:`\alpha` times :math:`-\log \sigma` of the difference between the mean
-    scores of the next stage's best `relevant` items and of the rest.
+    .. math:: (1 - \alpha) \overline{(s^t - s^{t+1})^2} - \alpha \log \sigma(\bar s^t_{best} - \bar s^t_{rest})
+
+    where the scores of the next stage carry no gradient, and :math:`\bar s^t` are the mean scores of the next stage's
+    best `relevant` items and of the rest. Use it as a baseline in which stages teach each other.
+
+    Args:
+        relevant: Number of relevant items per impression, at least 1: those with the best grades.
+        quotas: Number of items that each stage keeps; must not grow from stage to stage. The length is the number of
+            stages.
+        alpha: Share of the ranking term in the distillation, from 0 to 1.
     """
 
     def __init__(self, *, relevant: int, quotas: Sequence[int], alpha: float = 0.5) -> None:
@@ -30,7 +38,7 @@ class RankFlow(Objective):
         self.relevant = check_count("relevant", relevant)
         self.quotas = check_quotas(quotas, self.stages)
         if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha must be from 0 to 1, got {alpha}")
+            raise ValueError(f"alpha must be in [0, 1], got {alpha}")
         self.alpha = alpha
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
@@ -49,12 +57,12 @@ class RankFlow(Objective):
         best = _best(teacher, self.relevant, kept)
         rest = kept & ~best
         ahead = list_mean(scores, best) - list_mean(scores, rest)
-        ranked = -F.logsigmoid(ahead).masked_fill(~rest.any(-1), 0.0)  # nobody to be ahead of costs nothing
+        ranked = -F.logsigmoid(ahead).masked_fill(~rest.any(-1), 0.0)  # no loss if there is no other item
         return mean_over_lists((1 - self.alpha) * squared + self.alpha * ranked)
 
 
 def _best(scores: Tensor, k: int, mask: Tensor) -> Tensor:
-    """The k best of the real items, as a mask without gradient; ties by position."""
+    """Return the mask of the k best real items, without gradient; ties by position."""
     order = rank_order(scores, mask)
     place = order.argsort(-1)
     return mask & (place < k)

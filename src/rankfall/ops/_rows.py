@@ -1,6 +1,6 @@
 """Soft permutations whose rows are a softmax over the items: NeuralSort and SoftSort.
 
-A row is computed when it is asked for, so k rows cost O(k n) and sums over all rows need no n x n matrix.
+Rows are computed on demand, so k rows cost O(k n), and sums over all rows need no n x n matrix.
 """
 
 from __future__ import annotations
@@ -18,24 +18,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 LOG_ZERO = -1e30
-"""Logarithm of an entry that is 0 by definition: finite, so that no inf - inf turns up in a gradient."""
+"""Logarithm of an entry that is 0 by definition: finite, so that gradients contain no inf - inf."""
 
 CHUNK = 1 << 20
-"""About how many numbers to compute at a time where all rows are summed: what fits a CPU's cache."""
+"""Approximate size of a chunk where all rows are summed: it fits into the cache of a CPU."""
 
 BLOCK, DEVICE_BLOCK = 1 << 17, 1 << 25
-"""The same where several such blocks are in use at once: for each core of a CPU, and for any other device."""
+"""The same where several such blocks are in use at once: per core of a CPU, and for any other device."""
 
 BLOCK_ROWS = 32
-"""How many rows to have in a block at least, if one list has room for them."""
+"""Minimal number of rows in a block, if one list has room for them."""
 
 
 @dataclass(frozen=True)
 class SoftRows:
-    """`logits(start, stop, mask, *inputs)` gives the rows ``start .. stop - 1`` (counted from 0) before the softmax.
+    """The rows of a soft permutation, computed on demand.
 
-    `pull(start, stop, gradient, *inputs)` turns the gradient of these logits into those of the inputs, all of which are
-    (..., n). `rest(start)`, if there is one, is a faster way to the sum of all rows from `start` on.
+    Attributes:
+        inputs: Tensors ``(..., n)`` that the logits depend on.
+        logits: ``logits(start, stop, mask, *inputs)`` returns the rows ``start .. stop - 1`` (counted from 0) before
+            the softmax.
+        pull: ``pull(start, stop, gradient, *inputs)`` maps the gradient of these logits to the gradients of the inputs.
+        shape: Shape ``(..., n)`` of the scores.
+        mask: Boolean tensor ``(..., n)``, or None if all items are real.
+        rest: Optional faster implementation of :meth:`sum_rest`.
     """
 
     inputs: tuple[Tensor, ...]
@@ -46,14 +52,14 @@ class SoftRows:
     rest: Callable[[int], Tensor] | None = None
 
     def probabilities(self, start: int, stop: int) -> Tensor:
-        """Rows (..., stop - start, n). Masked columns and ranks that a list does not have are 0."""
+        """Return the rows ``(..., stop - start, n)``; masked columns and ranks that a list does not have are 0."""
         if self.mask is None:
             return _pad(torch.softmax(self._logits(start, min(stop, self.shape[-1])), -1), stop - start, 0.0)
         rows = torch.softmax(self._masked_logits(start, stop), -1)
         return rows.masked_fill(self._void(start, stop), 0.0)
 
     def logarithms(self, start: int, stop: int) -> Tensor:
-        """The logarithm of the same, `LOG_ZERO` where they are 0 by definition."""
+        """Return the logarithm of the same rows, `LOG_ZERO` where they are 0 by definition."""
         if self.mask is None:
             rows = torch.log_softmax(self._logits(start, min(stop, self.shape[-1])), -1)
             return _pad(rows, stop - start, LOG_ZERO)
@@ -61,17 +67,17 @@ class SoftRows:
         return rows.masked_fill(self._void(start, stop), LOG_ZERO)
 
     def log_rest(self, start: int) -> Tensor:
-        """Logarithm of the sum of all rows from `start` on, (..., n); they are never all in memory."""
+        """Return the logarithm of the sum of all rows from `start` on, ``(..., n)``, without storing all rows."""
         stop = self.shape[-1]
         if start >= stop:
             return self._filled(LOG_ZERO)
-        if torch.compiler.is_compiling():  # which cannot trace a function that is given functions
+        if torch.compiler.is_compiling():  # it cannot trace a function whose arguments are functions
             return torch.logsumexp(self.logarithms(start, stop), -2)
         total: Tensor = _LogRest.apply(self, start, self.mask, *self.inputs)  # type: ignore[no-untyped-call]
         return total
 
     def near_logarithms(self, start: int, stop: int) -> Tensor:
-        """What `logarithms` gives, but only about `LOG_ZERO` where that is due: adding is faster than filling."""
+        """Return :meth:`logarithms`, with values near `LOG_ZERO` instead of exact ones: faster than filling."""
         logits = self._logits(start, stop)
         if self.mask is None:
             return torch.log_softmax(logits, -1)
@@ -80,7 +86,7 @@ class SoftRows:
         return torch.log_softmax(logits + padding.unsqueeze(-2), -1) + void.unsqueeze(-1)
 
     def sum_rest(self, start: int) -> Tensor:
-        """Sum of all rows from `start` on, (..., n), a few at a time and without gradient."""
+        """Return the sum of all rows from `start` on, ``(..., n)``, computed in chunks and without gradient."""
         with torch.no_grad():
             if self.rest is not None:
                 return self.rest(start)
@@ -90,19 +96,19 @@ class SoftRows:
         return total
 
     def blocks(self) -> Iterator[SoftRows]:
-        """The same for a few lists at a time; they stand in one dimension."""
-        masks = repeat(None) if self.mask is None else self.few(self.mask)
-        for mask, *inputs in zip(masks, *map(self.few, self.inputs), strict=False):
+        """Iterate over the same rows for a few lists at a time, flattened to one batch dimension."""
+        masks = repeat(None) if self.mask is None else self.split_lists(self.mask)
+        for mask, *inputs in zip(masks, *map(self.split_lists, self.inputs), strict=False):
             yield replace(self, inputs=tuple(inputs), mask=mask, shape=inputs[0].shape)
 
-    def few(self, values: Tensor) -> tuple[Tensor, ...]:
-        """Values (..., n) for as many lists at a time as leave room for a few rows in a block."""
+    def split_lists(self, values: Tensor) -> tuple[Tensor, ...]:
+        """Split values ``(..., n)`` into groups of lists that leave room for a few rows in a block."""
         n = self.shape[-1]
         lists = max(1, _block(values.device) // (BLOCK_ROWS * n))
         return tuple(values.reshape(-1, n).split(lists))
 
     def chunks(self, start: int, size: int) -> list[tuple[int, int]]:
-        """First row and the one after the last of as many rows at a time as have that many numbers."""
+        """Return ranges (start, stop) of rows, each with about `size` numbers."""
         stop = self.shape[-1]
         step = max(1, size // max(1, self.shape.numel()))
         return [(first, min(first + step, stop)) for first in range(start, stop, step)]
@@ -118,7 +124,7 @@ class SoftRows:
         return self._logits(start, stop).masked_fill(~self.mask.unsqueeze(-2), LOG_ZERO)
 
     def _void(self, start: int, stop: int) -> Tensor:
-        """Entries that are 0 by definition."""
+        """Return the entries that are 0 by definition."""
         assert self.mask is not None
         rank = torch.arange(start, stop, device=self.mask.device).unsqueeze(-1)
         beyond = rank >= self.mask.sum(-1)[..., None, None]
@@ -126,7 +132,7 @@ class SoftRows:
 
 
 class _LogRest(torch.autograd.Function):
-    """Computes a few rows of a few lists at a time, and again in the backward pass."""
+    """Computes a few rows of a few lists at a time, and recomputes them in the backward pass."""
 
     @staticmethod
     def forward(rows: SoftRows, start: int, mask: Tensor | None, *inputs: Tensor) -> Tensor:
@@ -142,7 +148,7 @@ class _LogRest(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         log_rest, mask, *inputs = ctx.saved_tensors
         rows = replace(ctx.rows, mask=mask, inputs=inputs)
-        blocks = list(zip(rows.blocks(), rows.few(log_rest), rows.few(grads[0]), strict=True))
+        blocks = list(zip(rows.blocks(), rows.split_lists(log_rest), rows.split_lists(grads[0]), strict=True))
         pulled = zip(*(_pull(block, ctx.start, *given) for block, *given in blocks), strict=True)
         return None, None, None, *(torch.cat(parts).reshape(rows.shape) for parts in pulled)
 
@@ -154,12 +160,12 @@ def _log_rest(rows: SoftRows, start: int) -> Tensor:
 
 
 def _pull(rows: SoftRows, start: int, log_rest: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of the inputs from that of `log_rest`.
+    """Return the gradients of the inputs from the gradient of `log_rest`.
 
     With P the rows and R their sum over i, d log R_j is the mean of d log P_ij with the weights P_ij / R_j, and d log P
-    is that of a softmax.
+    is the derivative of a log-softmax.
     """
-    # nothing passes through padding, and nothing through a list that has no such rows
+    # no gradient through padding, nor through a list that has no such rows
     grad = grad.masked_fill(log_rest <= LOG_ZERO / 2, 0.0).unsqueeze(-2)
     total: tuple[Tensor, ...] = ()
     for first, last in rows.chunks(start, _block(grad.device)):
@@ -181,11 +187,11 @@ def _logsumexp(rows: Tensor) -> Tensor:
 
 
 def _exp(x: Tensor) -> Tensor:
-    """Never quite 0, since processors take many times longer where the result cannot be held."""
+    """Exponential with a floor above 0: processors are many times slower if results are subnormal."""
     return torch.exp(x.clamp(min=math.log(torch.finfo(x.dtype).tiny) + 1))
 
 
 def _pad(rows: Tensor, count: int, value: float) -> Tensor:
-    """Rows for ranks beyond the number of items, so that `count` rows come out whatever n is."""
+    """Append rows for ranks beyond the number of items, so that the result has `count` rows for any n."""
     missing = count - rows.shape[-2]
     return torch.nn.functional.pad(rows, (0, 0, 0, missing), value=value) if missing > 0 else rows

@@ -1,7 +1,7 @@
 """One family: soft top-k through a threshold.
 
-Every operator here is ``p = phi((scores - b) / tau)`` with one threshold `b` a list. The operators differ in the
-function phi and in what fixes b:
+Every operator of the family is ``p = phi((scores - b) / tau)`` with one threshold `b` per list. The operators differ in
+the function phi and in the condition that determines b:
 
 ==============  ===================  ==============================================
 `dftopk`        logistic             midway between the k-th and (k+1)-th score
@@ -10,11 +10,11 @@ function phi and in what fixes b:
 `sparse_topk`   clip(u, 0, 1)^(1|3)  sum of p = k
 ==============  ===================  ==============================================
 
-So there is one solver and one backward. Scores are first moved so that the midpoint of the k-th and (k+1)-th lies
-at 0, and divided by tau; that changes no p, and keeps all digits where they matter, at the boundary.
+They share one solver and one backward pass. Scores are first shifted so that the midpoint of the k-th and (k+1)-th is
+0, and divided by tau. This does not change p, and keeps full precision at the boundary, where it matters.
 
-Whole-tensor `where`, `masked_fill` and comparisons cost ten to thirty times as much as arithmetic on a CPU (they do
-not vectorise), which is why indicators are made from `sign` below.
+On a CPU, `where`, `masked_fill` and comparisons of whole tensors cost ten to thirty times as much as arithmetic (they
+are not vectorised). Therefore indicators are computed with `sign` below.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ if TYPE_CHECKING:
 
 LOG_2 = 0.6931471805599453
 LOG_OF_ZERO = -100.0
-"""What the logarithm of an exact 0 counts in a cross entropy, as in `torch.nn.functional.binary_cross_entropy`."""
+"""Logarithm of an exact 0 in a cross entropy, as in :func:`torch.nn.functional.binary_cross_entropy`."""
 
 
 @dataclass(frozen=True)
-class Kind:
+class ThresholdFunction:
     """A member of the family: functions of ``z = (scores - b) / tau`` or of ``p = phi(z)``."""
 
     phi: Callable[[Tensor], Tensor]  # z -> p; may overwrite z
     slope: Callable[[Tensor], Tensor]  # p -> dp/dz
     log_phi: Callable[[Tensor], tuple[Tensor, Tensor]]  # z -> log p, log(1 - p)
-    share: Callable[[Tensor], Tensor]  # z -> dp/dz up to one factor a list, safe from underflow
+    share: Callable[[Tensor], Tensor]  # z -> dp/dz up to one factor per list, safe from underflow
     inverse: Callable[[Tensor], Tensor]  # p -> z
     step: Callable[[Tensor, int, Tensor, Tensor], tuple[Tensor, Tensor]]  # z, k, n, target -> sum of p, change of b
-    steps: int  # of the solver in float32
+    steps: int  # number of steps of the solver in float32
     middle: float = 0.0  # where phi is 1/2
     width: float = torch.inf  # if finite, phi is 0 below z = 0 and 1 above z = width
-    midpoint: bool = False  # b is the midpoint: nothing to solve
+    midpoint: bool = False  # b is the midpoint, no equation to solve
 
 
 def threshold_topk(kind: str, scores: Tensor, k: int, tau: float | Tensor, mask: Tensor | None) -> Tensor:
-    """Inclusion probabilities by a member of the family."""
+    """Return the inclusion probabilities of a member of the family."""
     lists = _centre(scores, k, tau, mask)
     p: Tensor = _Inclusion.apply(*lists[:-1], k, kind)  # type: ignore[no-untyped-call]
     whole = lists[-1]
@@ -65,11 +65,11 @@ def threshold_topk(kind: str, scores: Tensor, k: int, tau: float | Tensor, mask:
 def log_threshold_topk(
     kind: str, scores: Tensor, k: int, tau: float | Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Logarithms of p and 1 - p, exact where p itself would round to 0 or 1; log of 0 is `LOG_OF_ZERO`."""
+    """Return log p and log(1 - p), exact where p itself would round to 0 or 1; the logarithm of 0 is `LOG_OF_ZERO`."""
     lists = _centre(scores, k, tau, mask)
     z: Tensor = _Logits.apply(*lists[:-1], k, kind)  # type: ignore[no-untyped-call]
     whole = lists[-1]
-    log_p, log_not_p = KINDS[kind].log_phi(z if whole is None else z.masked_fill(whole, torch.inf))
+    log_p, log_not_p = FUNCTIONS[kind].log_phi(z if whole is None else z.masked_fill(whole, torch.inf))
     return _finite(log_p), _finite(log_not_p)
 
 
@@ -83,15 +83,17 @@ def _centre(
     tau: float | Tensor,
     mask: Bool[Tensor, "*batch n"] | None,
 ) -> tuple[Tensor, float, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """What the functions below need to know of the lists.
+    """Check and prepare the arguments for the functions below.
 
-    Returns the scores and a number to divide them by, their k-th and (k+1)-th, the mask, the number of real items and
-    the items of lists that are kept whole (k >= n). The last three are None if every item is real and k < n.
+    Returns:
+        The scores, the number to divide them by, their k-th and (k+1)-th largest values, the mask, the number of real
+        items, and the items of lists that are kept completely (k >= n). The last three are None if every item is real
+        and k < n.
     """
     check_count("k", k)
     check_positive("tau", tau)
     scores, mask = check_scores(scores, mask)
-    if isinstance(tau, Tensor):  # which may have a gradient of its own
+    if isinstance(tau, Tensor):  # which may require a gradient
         scores, tau = scores / tau, 1.0
     n = scores.shape[-1]
     if mask is None and k < n:
@@ -100,13 +102,13 @@ def _centre(
         mask = torch.ones_like(scores, dtype=torch.bool)
     count = mask.sum(-1, keepdim=True)
     whole = count <= k
-    # For k >= n any boundary will do: nothing computed from it is used.
+    # For k >= n any boundary is allowed: its results are not used.
     edges = kth_largest(scores.masked_fill(~mask, -torch.inf), min(k, n - 1)) if n > 1 else scores.new_zeros(2)
     return scores, tau, edges.masked_fill(whole, 0.0), mask, count, whole & mask
 
 
 def _from_midpoint(scores: Tensor, tau: float, edges: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Scores and edges as distances from the midpoint of the edges in units of tau; -inf where masked."""
+    """Return scores and edges as distances from the midpoint of the edges in units of tau; -inf where masked."""
     middle = edges.mean(-1, keepdim=True)
     u = (scores - middle).div_(tau)
     if mask is not None:
@@ -114,8 +116,8 @@ def _from_midpoint(scores: Tensor, tau: float, edges: Tensor, mask: Tensor | Non
     return u, (edges - middle).div_(tau)
 
 
-# In the two functions below the implicit function theorem gives db/du, so no step of the solver is recorded. They work
-# in place where they can: allocating memory costs more than the arithmetic.
+# In the two functions below, the implicit function theorem gives db/du, so no step of the solver is recorded. They work
+# in place where possible: allocating memory costs more than the arithmetic.
 
 
 class _Inclusion(torch.autograd.Function):
@@ -125,17 +127,17 @@ class _Inclusion(torch.autograd.Function):
     def forward(
         scores: Tensor, tau: float, edges: Tensor, mask: Tensor | None, count: Tensor | None, k: int, kind: str
     ) -> Tensor:
-        member = KINDS[kind]
+        member = FUNCTIONS[kind]
         u, edges = _from_midpoint(scores, tau, edges, mask)
         return member.phi(u if member.midpoint else u.sub_(_threshold(member, u, edges, count, k)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _remember(ctx, inputs, output)
+        _save_context(ctx, inputs, output)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        kind = KINDS[ctx.kind]
+        kind = FUNCTIONS[ctx.kind]
         p, scores, edges, mask = ctx.saved_tensors
         slope = kind.slope(p)
         if kind.midpoint:
@@ -157,17 +159,17 @@ class _Logits(torch.autograd.Function):
     def forward(
         scores: Tensor, tau: float, edges: Tensor, mask: Tensor | None, count: Tensor | None, k: int, kind: str
     ) -> Tensor:
-        member = KINDS[kind]
+        member = FUNCTIONS[kind]
         u, edges = _from_midpoint(scores, tau, edges, mask)
         return u if member.midpoint else u.sub_(_threshold(member, u, edges, count, k))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _remember(ctx, inputs, output)
+        _save_context(ctx, inputs, output)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        kind = KINDS[ctx.kind]
+        kind = FUNCTIONS[ctx.kind]
         z, scores, edges, mask = ctx.saved_tensors
         total = grads[0].sum(-1, keepdim=True)
         if kind.midpoint:
@@ -180,52 +182,54 @@ class _Logits(torch.autograd.Function):
         return through / ctx.tau, None, None, None, None, None, None
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     scores, tau, edges, mask, _, _, kind = inputs
     ctx.kind, ctx.tau = kind, tau
     ctx.save_for_backward(output, scores, edges, mask)
 
 
 def _edge_shares(scores: Tensor, edges: Tensor, mask: Tensor | None) -> Iterator[Tensor]:
-    """The k-th item and then the (k+1)-th, as weights that sum to 1: tied items divide it."""
+    """Yield the k-th item and then the (k+1)-th, as weights that sum to 1: tied items share the weight."""
     scores = scores.detach()
     for edge in edges.split(1, dim=-1):
-        # A comparison written straight into a float tensor is five times as fast as one into a boolean tensor.
+        # A comparison written directly into a float tensor is five times as fast as one into a boolean tensor.
         share = torch.eq(scores, edge, out=torch.empty_like(scores))
         if mask is not None:
             share.masked_fill_(~mask, 0.0)
         yield share.div_(share.sum(-1, keepdim=True).clamp_(min=1))
 
 
-def _threshold(kind: Kind, u: Tensor, edges: Tensor, count: Tensor | None, k: int) -> Tensor:
-    """The b at which phi(u - b) sums to k, by steps that never leave a bracket.
+def _threshold(kind: ThresholdFunction, u: Tensor, edges: Tensor, count: Tensor | None, k: int) -> Tensor:
+    """Return the b at which phi(u - b) sums to k, by steps that never leave a bracket.
 
-    The number of steps is fixed, so nothing waits for a result.
+    The number of steps is fixed, so no step depends on a value on the host.
     """
     n = torch.full_like(edges[..., :1], u.shape[-1]) if count is None else count.to(u.dtype)
     target = kind.inverse((k / n).clamp(max=1 - torch.finfo(u.dtype).eps))
     low, high = _bracket(kind, u, edges, target, masked=count is not None)
     b = torch.clamp(torch.full_like(low, -kind.middle), min=low, max=high)
     close = k * torch.finfo(u.dtype).eps
-    # Convergence is quadratic: two steps more double the digits twice.
+    # Convergence is quadratic: two more steps double the digits twice.
     for _ in range(kind.steps + 2 * (u.dtype == torch.float64)):
         total, change = kind.step(u - b, k, n, target)
         low = torch.where(total >= k, b, low)
         high = torch.where(total <= k, b, high)
         new = b + change
         new = torch.where((new >= low) & (new <= high), new, (low + high) / 2)
-        # Where every p has rounded to 0 or 1 slopes are 0 and a step means nothing.
+        # Where every p has rounded to 0 or 1, slopes are 0 and a step is meaningless.
         b = torch.where((total - k).abs() <= close, b, new)
-    return torch.where(n > k, b, 0.0)  # a list that is kept whole has no threshold
+    return torch.where(n > k, b, 0.0)  # a list that is kept completely has no threshold
 
 
-def _bracket(kind: Kind, u: Tensor, edges: Tensor, target: Tensor, *, masked: bool) -> tuple[Tensor, Tensor]:
-    # All scores at the smallest (largest) one would need a smaller (larger) b; 1 is room for rounding.
+def _bracket(
+    kind: ThresholdFunction, u: Tensor, edges: Tensor, target: Tensor, *, masked: bool
+) -> tuple[Tensor, Tensor]:
+    # If all scores were equal to the smallest (largest) one, b would be smaller (larger); 1 is a margin for rounding.
     smallest = u.masked_fill(u == -torch.inf, torch.inf) if masked else u
     low = smallest.amin(-1, keepdim=True) - target - 1
     high = u.amax(-1, keepdim=True) - target + 1
     if kind.width < torch.inf:
-        # b at the (k+1)-th score keeps at most k, b at the k-th less the width of the ramp at least k.
+        # With b at the (k+1)-th score at most k items are kept; with b at the k-th minus the ramp's width, at least k.
         low = torch.maximum(low, edges[..., :1] - kind.width)
         high = torch.maximum(torch.minimum(high, edges[..., 1:]), low)
     return low, high
@@ -239,10 +243,10 @@ def _newton(
     inverse: Callable[[Tensor], Tensor],
     slope: Callable[[Tensor], Tensor],
 ) -> Callable[[Tensor, int, Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Newton's step on phi^-1 of the mean of p instead of on the sum of p.
+    """Create Newton's step on phi^-1 of the mean of p instead of on the sum of p.
 
-    That function of b is a straight line when all scores are equal and nearly one when they are close, so steps
-    neither overshoot nor crawl. `sums` gives the sum of p and the sum of dp/dz.
+    This function of b is linear if all scores are equal and nearly linear if they are close, so steps neither overshoot
+    nor stall. `sums` returns the sum of p and the sum of dp/dz.
     """
 
     def step(z: Tensor, k: int, n: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -254,7 +258,7 @@ def _newton(
 
 
 def _nearness(z: Tensor) -> Tensor:
-    """exp(-|z|) relative to the item nearest to the threshold, so that it cannot underflow for all."""
+    """Return exp(-|z|) relative to the item nearest to the threshold, so that it cannot underflow for all items."""
     distance = z.abs()
     nearest = distance.amin(-1, keepdim=True).clamp(max=torch.finfo(z.dtype).max)
     return torch.exp(nearest - distance)
@@ -291,18 +295,18 @@ def _laplace_step(z: Tensor, k: int, n: Tensor, target: Tensor) -> tuple[Tensor,
 
 
 def _tail_step(k: int, sign: Tensor, tail: Tensor, slopes: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The sum of p, and the change of b that would make it k if tails were exponential.
+    """Return the sum of p, and the change of b that would make it k if tails were exponential.
 
-    `tail` is p below b and 1 - p above; let its sums be B and A there. With a rate r, moving b by log(x) / r turns the
-    sum of p into above + B/x - A x, which is k at a root of a quadratic in x. For Laplace r is 1 and this is exact as
-    long as no score lies between the old and the new b. For the logistic r is what makes the slope right, so that
-    steps are Newton's near the solution and still good far from it.
+    `tail` is p below b and 1 - p above; let B and A be its sums there. With a rate r, moving b by log(x) / r turns the
+    sum of p into above + B/x - A x, which equals k at a root of a quadratic in x. For Laplace, r is 1 and the step is
+    exact as long as no score lies between the old and the new b. For the logistic, r is chosen to match the slope, so
+    that steps are Newton's near the solution and still good far from it.
     """
     above = (sign.shape[-1] + sign.sum(-1, keepdim=True)) / 2
     both, difference = tail.sum(-1, keepdim=True), sign.mul_(tail).sum(-1, keepdim=True)  # A + B, A - B
     missing = k - above
     root = torch.sqrt(missing * missing + (both + difference) * (both - difference))
-    # Of the two forms of the root the one that does not subtract equal numbers.
+    # Use the form of the root that does not subtract nearly equal numbers.
     few = (both - difference) / (root + missing)
     many = (root - missing) / (both + difference)
     change = torch.log(torch.where(missing >= 0, few, many))
@@ -321,7 +325,7 @@ def _laplace_inverse(p: Tensor) -> Tensor:
 
 
 def _inside(p: Tensor) -> Tensor:
-    """1 where 0 < p < 1."""
+    """Return 1 where 0 < p < 1, else 0."""
     return torch.addcmul(p, p, p, value=-1).sign_()
 
 
@@ -364,7 +368,7 @@ def _log_clip(power: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     return log_phi
 
 
-_LOGISTIC = Kind(
+_LOGISTIC = ThresholdFunction(
     phi=torch.sigmoid,
     slope=_logistic_slope,
     log_phi=_log_logistic,
@@ -374,10 +378,10 @@ _LOGISTIC = Kind(
     steps=6,
 )
 
-KINDS = {
+FUNCTIONS = {
     "midpoint": replace(_LOGISTIC, midpoint=True),
     "logistic": _LOGISTIC,
-    "laplace": Kind(
+    "laplace": ThresholdFunction(
         phi=_laplace,
         slope=_laplace_slope,
         log_phi=_log_laplace,
@@ -386,7 +390,7 @@ KINDS = {
         step=_laplace_step,
         steps=4,
     ),
-    "clip": Kind(
+    "clip": ThresholdFunction(
         phi=_clip,
         slope=_inside,
         log_phi=_log_clip(1),
@@ -397,7 +401,7 @@ KINDS = {
         middle=0.5,
         width=1.0,
     ),
-    "cube": Kind(
+    "cube": ThresholdFunction(
         phi=_cube,
         slope=_cube_slope,
         log_phi=_log_clip(3),

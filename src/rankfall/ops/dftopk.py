@@ -18,15 +18,33 @@ def dftopk(
     tau: float | Tensor = 1.0,
     mask: Bool[Tensor, "*batch n"] | None = None,
 ) -> Float[Tensor, "*batch n"]:
-    r"""Soft top-k by a logistic about the midpoint of the k-th and (k+1)-th score (DFTopK, sec. 4.3).
+    r"""Soft top-k by a logistic around the midpoint of the k-th and (k+1)-th score (DFTopK, sec. 4.3).
 
     .. math:: p_j = \sigma\big((s_j - \theta) / \tau\big), \qquad \theta = (s_{[k]} + s_{[k+1]}) / 2
 
-    One selection, so O(n). The threshold carries gradient: half to each of the two items at the boundary. The sum
-    of p is near k but not k; `sigmoid_topk` has the same shape and the exact sum. For k >= n every real item gets 1.
+    The cost is one selection, O(n). The threshold carries gradient: half of it goes to each of the two items at the
+    boundary. The sum of p is close to k, but not equal to k. Use it if speed matters most; :func:`sigmoid_topk` has the
+    same shape and an exact sum.
 
-    >>> import torch
-    >>> dftopk(torch.tensor([2.0, 0.0, -2.0]), 1)  # threshold 1: logistic of 1, -1 and -3
-    tensor([0.7311, 0.2689, 0.0474])
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension. Higher is better.
+        k: Number of items to select, at least 1.
+        tau: Positive temperature: a number, a scalar tensor, or one value per list ``(..., 1)``. The smaller it is,
+            the closer the result is to the hard one.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+
+    Returns:
+        Inclusion probabilities ``(..., n)``, in the dtype of `scores`. Masked items get 0. If a list has at most k real
+        items, each of them gets 1.
+
+    Raises:
+        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or +inf.
+
+    Examples:
+        The threshold is 1, so the values are the logistic of 1, -1 and -3:
+
+        >>> import torch
+        >>> dftopk(torch.tensor([2.0, 0.0, -2.0]), 1)
+        tensor([0.7311, 0.2689, 0.0474])
     """
     return threshold_topk("midpoint", scores, k, tau, mask)

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from jaxtyping import Bool, Float
 
-# A layer: the partner of each wire (itself, if it rests), +1 where the wire shall carry the larger value and -1 where
-# the smaller, and the length that a list must exceed to need this layer.
+# A layer: the partner of each wire (itself if it is idle), +1 where the wire carries the larger value and -1 where it
+# carries the smaller one, and the length that a list must exceed to need this layer.
 Layer = tuple[Tensor, Tensor, int]
 
 RECORDED = 1 << 26
-"""How many numbers of intermediate rows to keep for backward; beyond, they are computed again."""
+"""Largest size of the intermediate rows that are kept for the backward pass; larger ones are recomputed."""
 
 
 def diff_sort(
@@ -34,26 +34,41 @@ def diff_sort(
     k: int | None = None,
     mask: Bool[Tensor, "*batch n"] | None = None,
 ) -> Float[Tensor, "*batch k n"]:
-    r"""First k rows of a doubly stochastic soft permutation by a sorting network (DiffSort; ARF, sec. C.2).
+    r"""Doubly stochastic soft permutation by a sorting network (DiffSort; ARF, sec. C.2).
 
     Each comparator of the network replaces its two values a, b by
 
     .. math:: \alpha a + (1 - \alpha) b \quad\text{and}\quad (1 - \alpha) a + \alpha b, \qquad
               \alpha = f(\text{steepness} \cdot (a - b))
 
-    and the result is the product of the layers. `network` is "odd_even" (n layers) or "bitonic" (about
-    log2(n)^2 / 2 layers); `swap` is the distribution function f: "logistic", "cauchy", "reciprocal" or "optimal", of
-    which all but the logistic keep the sign of every gradient right. The default steepness is twice the number of
-    real items of the list. The comparators are applied to the k rows asked for, O(k n) a layer, instead of multiplying
-    matrices.
+    and the result is the product of the layers. The comparators are applied to the k requested rows, O(k n) per layer,
+    instead of multiplying matrices. A network treats positions differently, so unlike the other sorts the soft result
+    depends on the order of the items; the limit of large steepness does not. Use it if rows and columns must both sum
+    to 1, on short lists.
 
-    A network treats positions differently, so unlike the other sorts the soft result depends on the order of the
-    items; the limit of large steepness does not.
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension. Higher is better.
+        steepness: Positive steepness of the comparators: a number, a scalar tensor, or one value per list ``(..., 1)``.
+            The larger it is, the closer the result is to the hard one. Default: twice the number of real items of the
+            list.
+        network: Sorting network: ``"odd_even"`` (n layers) or ``"bitonic"`` (about log2(n)^2 / 2 layers).
+        swap: Distribution function f of the comparators: ``"logistic"``, ``"cauchy"``, ``"reciprocal"`` or
+            ``"optimal"``. All but the logistic keep the sign of every gradient correct.
+        k: Number of rows to return, at least 1. Default: n.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
 
-    >>> diff_sort(torch.tensor([1.0, 3.0, 2.0]), steepness=1e6).round()
-    tensor([[0., 1., 0.],
-            [0., 0., 1.],
-            [1., 0., 0.]])
+    Returns:
+        The first k rows of the soft permutation, ``(..., k, n)``, in the dtype of `scores`. Masked columns, and rows
+        for ranks beyond the length of a list, are 0.
+
+    Raises:
+        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or +inf.
+
+    Examples:
+        >>> diff_sort(torch.tensor([1.0, 3.0, 2.0]), steepness=1e6).round()
+        tensor([[0., 1., 0.],
+                [0., 0., 1.],
+                [1., 0., 0.]])
     """
     check_choice("network", network, ("odd_even", "bitonic"))
     check_choice("swap", swap, tuple(_SWAPS))
@@ -70,7 +85,7 @@ def diff_sort(
     plain = mask is None and wires == n
 
     real = torch.ones_like(wide, dtype=torch.bool) if mask is None else mask
-    front = (~real).long().argsort(dim=-1, stable=True)  # real items first, in the order they came in
+    front = (~real).long().argsort(dim=-1, stable=True)  # real items first, in their original order
     values, real = (F.pad(given.gather(-1, front), (0, wires - n)) for given in (wide, real))
     count = real.sum(-1, keepdim=True)
     if steepness is None:
@@ -98,13 +113,13 @@ def _run(
     *,
     plain: bool,
 ) -> list[Tensor]:
-    """Send the values through the network; returns how much of its own value each wire keeps, layer by layer."""
+    """Send the values through the network. Returns, per layer, the share of its own value that each wire keeps."""
     kept = []
     for partner, role, least in layers:
         other = values.index_select(-1, partner)
         alpha = _SWAPS[swap](steepness * (role * (values - other)))
         if not plain:
-            # Padding is exchanged hard, always to the wire of the smaller value, and shorter lists need fewer layers.
+            # Padding always moves to the wire of the smaller value, and shorter lists need fewer layers.
             other_real = real.index_select(-1, partner)
             stays = torch.where(role > 0, real, other_real).to(alpha.dtype)
             alpha = torch.where(real & other_real, alpha, stays)
@@ -117,7 +132,7 @@ def _run(
 
 
 def _apply(kept: list[Tensor], layers: list[Layer], matrix: Tensor) -> Tensor:
-    """Rows times the product of the layers, from the last to the first; each layer is a symmetric matrix."""
+    """Multiply rows by the product of the layers, from the last one to the first. A layer is a symmetric matrix."""
     steps = [(alpha, partner) for alpha, (partner, _, _) in zip(kept, layers, strict=True)][::-1]
     if matrix.numel() * len(layers) <= RECORDED or not torch.is_grad_enabled():
         return _exchange(matrix, steps)
@@ -148,7 +163,7 @@ def _bitonic(wire: Tensor) -> list[Layer]:
     layers = []
     for block in range(wire.shape[0].bit_length() - 1):  # merges runs of 2^block
         for distance in (1 << j for j in range(block, -1, -1)):
-            # the lower wire takes the larger value, except in every other run, which is sorted the other way
+            # the lower wire takes the larger value, except in every other run, which is sorted in reverse
             turned = ((wire & distance) != 0) != ((wire & (2 << block)) != 0)
             layers.append((wire ^ distance, 1 - 2 * turned.long(), 1 << block))
     return layers

@@ -16,13 +16,26 @@ if TYPE_CHECKING:
 def hard_topk(
     scores: Float[Tensor, "*batch n"], k: int, *, mask: Bool[Tensor, "*batch n"] | None = None
 ) -> Float[Tensor, "*batch n"]:
-    """The exact top-k mask, 1 for the k largest scores, with a straight-through gradient (Bengio et al. 2013).
+    """Hard top-k selection with a straight-through gradient (Bengio et al. 2013).
 
-    Ties at the boundary go to the earlier position, so exactly min(k, n) items are kept. Backward hands the gradient of
-    the result on to the scores unchanged. It is the limit of every soft top-k as tau tends to 0.
+    The result is 1 for the k largest scores and 0 for all others. Ties at the boundary are resolved by position, so
+    exactly min(k, n) items are selected. The backward pass hands the gradient of the result to the scores unchanged. It
+    is the limit of every soft top-k as tau tends to 0; use it as a baseline for the soft operators.
 
-    >>> hard_topk(torch.tensor([1.0, 3.0, 2.0, 3.0]), 2)
-    tensor([0., 1., 0., 1.])
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension. Higher is better.
+        k: Number of items to select, at least 1.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+
+    Returns:
+        Tensor ``(..., n)`` of zeros and ones, in the dtype of `scores`.
+
+    Raises:
+        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or +inf.
+
+    Examples:
+        >>> hard_topk(torch.tensor([1.0, 3.0, 2.0, 3.0]), 2)
+        tensor([0., 1., 0., 1.])
     """
     check_count("k", k)
     wide, mask = check_scores(scores, mask)
@@ -34,7 +47,7 @@ def hard_topk(
         tied = (values == boundary) & kept
         places = k - above.sum(-1, keepdim=True)
         kept = above | (tied & (tied.cumsum(-1) <= places))
-    # Masked items were filled in check_scores, so they get no gradient.
+    # check_scores has filled masked items, so they get no gradient.
     result: Tensor = _StraightThrough.apply(wide, kept)  # type: ignore[no-untyped-call]
     return result.to(scores.dtype)
 

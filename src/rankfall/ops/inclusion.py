@@ -1,4 +1,4 @@
-"""Every operator as an inclusion function, by name; and inclusion in log space."""
+"""Every operator as an inclusion function, by name; and inclusion probabilities in log space."""
 
 from __future__ import annotations
 
@@ -33,20 +33,27 @@ Gradient = Literal["rows", "exact", "one_minus"]
 
 
 class SoftSort(Protocol):
-    """A soft permutation: scores (..., n) -> its first k rows (..., k, n)."""
+    """Protocol of a soft sort: scores ``(..., n)`` -> the first k rows of a soft permutation ``(..., k, n)``."""
 
     def __call__(self, scores: Tensor, *, k: Any = ..., mask: Tensor | None = ...) -> Tensor: ...
 
 
 class TopK(Protocol):
-    """A soft top-k: scores (..., n) and k -> inclusion probabilities (..., n)."""
+    """Protocol of a soft top-k: scores ``(..., n)`` and k -> inclusion probabilities ``(..., n)``."""
 
     def __call__(self, scores: Tensor, k: int, *, mask: Tensor | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator with its options, made by `topk`. Calling it gives inclusion probabilities."""
+    """An operator with fixed options, created by :func:`topk`. Calling it returns inclusion probabilities.
+
+    Attributes:
+        name: Name of the operator's function, such as ``"dftopk"``.
+        options: Options of the operator by name.
+        normalised: Whether the inclusion of a soft sort is divided by the sum over all rows.
+        gradient: Gradient of a normalised soft sort; see :func:`topk`.
+    """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict, hash=False)
@@ -56,7 +63,13 @@ class Operator:
     def __call__(
         self, scores: Float[Tensor, "*batch n"], k: int, *, mask: Bool[Tensor, "*batch n"] | None = None
     ) -> Float[Tensor, "*batch n"]:
-        """Inclusion probability of each item; with Gumbel noise the mean over the draws."""
+        """Return the inclusion probability of each item; with Gumbel noise, the mean over the draws.
+
+        Args:
+            scores: Floating tensor ``(..., n)``.
+            k: Number of items to select, at least 1.
+            mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        """
         if self.name in _SELECTIONS:
             return _SELECTIONS[self.name](scores, k, mask=mask, **self.options)
         check_count("k", k)
@@ -69,24 +82,32 @@ class Operator:
         return (p.mean(0) if noise.get("gumbel_samples") else p).to(scores.dtype)
 
     def _of_rows(self, scores: Tensor, k: int, mask: Tensor | None) -> Tensor:
-        """The sum of the first k rows of a soft sort, as a share of all rows if normalised."""
+        """Sum the first k rows of a soft sort, as a share of all rows if normalised."""
         if self.normalised and self._lazy:
             rows = self._rows(scores, mask)
             if self.gradient == "exact":
                 p = torch.exp(_log_share(rows, k, "exact")[0])
                 return p if mask is None else p.masked_fill(~mask, 0.0)
             top = rows.probabilities(0, k).sum(-2)
-            return _whole(safe_divide(top, top.detach() + rows.sum_rest(k)), mask, k, 1.0)
+            return _fill_kept_lists(safe_divide(top, top.detach() + rows.sum_rest(k)), mask, k, 1.0)
         options = {key: value for key, value in self.options.items() if key not in _NOISE}
         p = _SORTS[self.name](scores, k=k, mask=mask, **options).sum(-2)
-        # Columns of DiffSort sum to 1. Those of a tree do not, and all its rows would cost what the tree saves, so what
-        # exceeds 1 is cut off.
-        return _whole(p / p.detach().clamp(min=1.0), mask, k, 1.0) if self.normalised else p
+        # The columns of DiffSort sum to 1. Those of a tree do not; computing all its rows would cost what the tree
+        # saves, so values above 1 are clipped.
+        return _fill_kept_lists(p / p.detach().clamp(min=1.0), mask, k, 1.0) if self.normalised else p
 
     def log(
         self, scores: Float[Tensor, "*batch n"], k: int, *, mask: Bool[Tensor, "*batch n"] | None = None
     ) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "*batch n"]]:
-        """Logarithms of p and 1 - p, exact where p itself would round to 0 or 1; log of 0 is -100."""
+        """Return the logarithms of p and of 1 - p, exact where p itself would round to 0 or 1.
+
+        The logarithm of 0 is -100.
+
+        Args:
+            scores: Floating tensor ``(..., n)``.
+            k: Number of items to select, at least 1.
+            mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        """
         if self.name in _THRESHOLDS:
             options = dict(self.options)
             kind = _THRESHOLDS[self.name](options.pop("p", 2))
@@ -98,7 +119,7 @@ class Operator:
 
     @property
     def _lazy(self) -> bool:
-        """Whether rows are computed when asked for, so that all of them can be summed."""
+        """Whether rows are computed on demand, so that all of them can be summed."""
         return self.name in _LAZY_ROWS or (self.name == "pirank_sort" and self.options.get("depth") in (None, 1))
 
     def _rows(self, scores: Tensor, mask: Tensor | None) -> SoftRows:
@@ -108,49 +129,70 @@ class Operator:
 
 
 def topk(name: str, *, normalised: bool = True, gradient: Gradient | None = None, **options: Any) -> Operator:
-    """Any operator as a function of scores and k that gives inclusion probabilities (..., n).
+    """Create a soft top-k from any operator: a function of scores and k that returns inclusion probabilities.
 
-    `name` is an operator by its function's name: "dftopk", "lapsum_topk", "neural_sort", ...; `options` are the
-    operator's own: tau, power, steepness, ... The inclusion of a soft sort is the sum of its first k rows. If
-    `normalised` it is divided by the sum over all rows, since their columns do not sum to 1 (LCRON, eq. 10, with the
-    sum that its code takes). Selections (dftopk, ...) have nothing to normalise.
+    The inclusion of a soft sort is the sum of its first k rows. The columns of a soft permutation do not sum to 1 in
+    general, so by default the sum is divided by the sum over all rows (LCRON, eq. 10, with the sum that its code
+    takes).
 
-    `gradient` is for a normalised NeuralSort or SoftSort, and changes no value:
+    Args:
+        name: Function name of an operator: ``"dftopk"``, ``"lapsum_topk"``, ``"neural_sort"``, ...
+        normalised: Whether to divide the inclusion of a soft sort by the sum over all rows. Has no effect on
+            ``"dftopk"`` and the other top-k operators.
+        gradient: Gradient of a normalised :func:`neural_sort` or :func:`soft_sort`; values do not change. ``"rows"``
+            (the default) is the gradient of LCRON's code: the normaliser is a constant, p gets its gradient through the
+            first k rows and 1 - p through the others. ``"exact"`` is the derivative of the value, including the
+            normaliser. ``"one_minus"`` is the gradient of LCRON's equations: the normaliser is a constant, and 1 - p is
+            derived from p. Then an item that is certain to be included is penalised for a higher score (it moves from
+            row 2 to row 1), which harms training.
+        options: Options of the operator: tau, power, steepness, ...
 
-    - "rows", the default, is that of LCRON's code: the normaliser is a constant, p goes through the first k rows and
-      1 - p through the others.
-    - "exact" is the derivative of the value, normaliser included.
-    - "one_minus" is that of LCRON's equations: the normaliser is a constant, and 1 - p is taken from p. An item that is
-      sure of its place then loses by a higher score (it leaves row 2 for row 1), and training suffers.
+    Returns:
+        An :class:`Operator`, called as ``operator(scores, k, mask=mask)``.
 
-    >>> keep = topk("lapsum_topk", tau=0.5)
-    >>> keep(torch.tensor([1.0, 1.0, 1.0, 1.0]), 2)
-    tensor([0.5000, 0.5000, 0.5000, 0.5000])
+    Raises:
+        TypeError: If the operator has no option of a given name.
+        ValueError: If the name or the gradient is not allowed.
+
+    Examples:
+        >>> keep = topk("lapsum_topk", tau=0.5)
+        >>> keep(torch.tensor([1.0, 1.0, 1.0, 1.0]), 2)
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     functions: dict[str, Callable[..., Tensor]] = {**_SELECTIONS, **_SORTS}
     check_choice("name", name, tuple(functions))
     allowed = set(inspect.signature(functions[name]).parameters) - {"scores", "k", "mask"}
     unknown = sorted(set(options) - allowed)
     if unknown:
-        raise TypeError(f"{name} has no option {unknown[0]!r}; it takes {', '.join(sorted(allowed)) or 'none'}")
+        raise TypeError(f"{name} has no option {unknown[0]!r}; its options are {', '.join(sorted(allowed)) or 'none'}")
     if gradient is not None:
         check_choice("gradient", gradient, ("rows", "exact", "one_minus"))
-    made = Operator(name, options, normalised, gradient or "rows")
-    if gradient is not None and not (normalised and made._lazy):
-        raise ValueError(f"gradient: {gradient!r} is for a normalised neural_sort or soft_sort, got {name}")
-    return made
+    operator = Operator(name, options, normalised, gradient or "rows")
+    if gradient is not None and not (normalised and operator._lazy):
+        raise ValueError(f"gradient: {gradient!r} applies to a normalised neural_sort or soft_sort only, got {name}")
+    return operator
 
 
 def log_inclusion(operator: TopK, scores: Tensor, k: int, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Logarithms of the inclusion probability p and of 1 - p by any soft top-k, finite everywhere.
+    """Return the logarithms of the inclusion probability p and of 1 - p for any soft top-k; both are finite.
 
-    Operators made by `topk` do this in log space, so that no gradient dies where p rounds to 0 or 1. For any other
-    function the logarithm of what it returns is taken. The logarithm of an exact 0 counts -100, as in
-    `torch.nn.functional.binary_cross_entropy`.
+    Operators created by :func:`topk` are computed in log space, so that gradients do not vanish where p rounds to 0 or
+    1. For any other function the logarithm of its result is taken. The logarithm of an exact 0 is -100, as in
+    :func:`torch.nn.functional.binary_cross_entropy`.
 
-    >>> log_p, log_not_p = log_inclusion(topk("dftopk"), torch.tensor([300.0, -300.0]), 1)
-    >>> log_p, log_not_p
-    (tensor([   0., -300.]), tensor([-300.,    0.]))
+    Args:
+        operator: A soft top-k, called as ``operator(scores, k, mask=mask)``.
+        scores: Floating tensor ``(..., n)``.
+        k: Number of items to select, at least 1.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+
+    Returns:
+        Two tensors ``(..., n)``: log p and log(1 - p).
+
+    Examples:
+        >>> log_p, log_not_p = log_inclusion(topk("dftopk"), torch.tensor([300.0, -300.0]), 1)
+        >>> log_p, log_not_p
+        (tensor([   0., -300.]), tensor([-300.,    0.]))
     """
     if isinstance(operator, Operator):
         return operator.log(scores, k, mask=mask)
@@ -167,9 +209,20 @@ def log_rows(
     mask: Bool[Tensor, "*batch n"] | None = None,
     tau: float | Tensor | None = None,
 ) -> Float[Tensor, "*batch k n"]:
-    """Logarithm of the first k rows of any soft sort; `LOG_ZERO` where a row or column is void.
+    """Return the logarithm of the first k rows of any soft sort.
 
-    NeuralSort and SoftSort are computed in log space. `tau` None leaves the operator its own default.
+    NeuralSort and SoftSort are computed in log space.
+
+    Args:
+        sort: A soft sort, called as ``sort(scores, k=k, mask=mask)``.
+        scores: Floating tensor ``(..., n)``.
+        k: Number of rows to return, at least 1. Default: n.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        tau: Temperature that is passed to `sort`: a number, a scalar tensor, or one value per list ``(..., 1)``.
+            Default: the default of `sort`.
+
+    Returns:
+        Tensor ``(..., k, n)``, `LOG_ZERO` in masked columns and in rows for ranks that a list does not have.
     """
     options: dict[str, Any] = {} if tau is None else {"tau": tau}
     inner = sort
@@ -185,13 +238,13 @@ def log_rows(
         k = scores.shape[-1]
     rows = inner(scores, k=k, mask=mask, **options)
     if rows.shape[:-2] != scores.shape[:-1]:
-        raise ValueError(f"sort must give one soft permutation a list, got shape {tuple(rows.shape)} of its draws")
+        raise ValueError(f"sort must return one soft permutation per list, got shape {tuple(rows.shape)}")
     tiny = torch.finfo(rows.dtype).tiny
     return torch.where(rows == 0, LOG_ZERO, torch.log(rows.clamp(min=tiny)))
 
 
 def _log_share(rows: SoftRows, k: int, gradient: Gradient) -> tuple[Tensor, Tensor]:
-    """Logarithms of rows 1..k and of the others, each as a share of all rows."""
+    """Return the logarithms of the sums of rows 1..k and of the other rows, each as a share of all rows."""
     log_top = torch.logsumexp(rows.logarithms(0, k), -2)
     if gradient == "one_minus":
         log_p, log_not_p = _log_share_of_top(log_top, rows.log_rest(k).detach())
@@ -200,13 +253,13 @@ def _log_share(rows: SoftRows, k: int, gradient: Gradient) -> tuple[Tensor, Tens
         log_all = torch.logaddexp(log_top, log_rest)
         log_all = log_all if gradient == "exact" else log_all.detach()
         log_p, log_not_p = log_top - log_all, log_rest - log_all
-    if rows.mask is not None:  # a masked item has no share of anything: it is never in
+    if rows.mask is not None:  # a masked item is never included
         log_p, log_not_p = log_p.masked_fill(~rows.mask, LOG_OF_ZERO), log_not_p.masked_fill(~rows.mask, 0.0)
-    return _whole(log_p, rows.mask, k, 0.0), _whole(log_not_p, rows.mask, k, LOG_OF_ZERO)
+    return _fill_kept_lists(log_p, rows.mask, k, 0.0), _fill_kept_lists(log_not_p, rows.mask, k, LOG_OF_ZERO)
 
 
 def _log_share_of_top(log_top: Tensor, log_rest: Tensor) -> tuple[Tensor, Tensor]:
-    """Only the first k rows carry a gradient."""
+    """The same if only the first k rows carry a gradient."""
     log_all = torch.logaddexp(log_top.detach(), log_rest)
     # d log(1 - p) = -dp / (1 - p) = -odds * d log p; a floor of 1 - p at the precision of p keeps it finite.
     odds = torch.exp((log_top.detach() - log_rest).clamp(max=-torch.log(_eps(log_top))))
@@ -217,8 +270,8 @@ def _eps(like: Tensor) -> Tensor:
     return torch.tensor(torch.finfo(like.dtype).eps, dtype=like.dtype, device=like.device)
 
 
-def _whole(values: Tensor, mask: Tensor | None, k: int, value: float) -> Tensor:
-    """Real items of lists that are kept whole (k >= n) have a fixed value and no gradient."""
+def _fill_kept_lists(values: Tensor, mask: Tensor | None, k: int, value: float) -> Tensor:
+    """Set a fixed value, without gradient, for the real items of lists that are kept completely (k >= n)."""
     if mask is not None:
         return values.masked_fill(mask & (mask.sum(-1, keepdim=True) <= k), value)
     return values * 0 + value if k >= values.shape[-1] else values

@@ -23,11 +23,28 @@ def lapsum_topk(
     .. math:: p_j = F\big((s_j - b) / \tau\big), \quad F(u) = \begin{cases} e^u / 2 & u < 0 \\ 1 - e^{-u} / 2 &
               u \ge 0 \end{cases}, \quad \textstyle\sum_j p_j = k
 
-    The threshold b comes from a few exact steps that start at the midpoint of the k-th and (k+1)-th score: O(n),
-    no sort. For k >= n every real item gets 1.
+    The threshold b is found by a few exact steps that start at the midpoint of the k-th and (k+1)-th score: O(n), no
+    sort. Use it where the probabilities must sum to k.
 
-    >>> import torch
-    >>> lapsum_topk(torch.tensor([5.0, 5.0, 5.0, 5.0]), 1)  # equal scores share k equally
-    tensor([0.2500, 0.2500, 0.2500, 0.2500])
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension. Higher is better.
+        k: Number of items to select, at least 1.
+        tau: Positive temperature: a number, a scalar tensor, or one value per list ``(..., 1)``. The smaller it is,
+            the closer the result is to the hard one.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+
+    Returns:
+        Inclusion probabilities ``(..., n)``, in the dtype of `scores`. Masked items get 0. If a list has at most k real
+        items, each of them gets 1.
+
+    Raises:
+        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or +inf.
+
+    Examples:
+        Equal scores share k equally:
+
+        >>> import torch
+        >>> lapsum_topk(torch.tensor([5.0, 5.0, 5.0, 5.0]), 1)
+        tensor([0.2500, 0.2500, 0.2500, 0.2500])
     """
     return threshold_topk("laplace", scores, k, tau, mask)

@@ -25,22 +25,38 @@ def neural_sort(
     beta: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "*batch k n"]:
-    r"""First k rows of a soft permutation by a closed form (NeuralSort; ARF, eq. 10; PIR, eq. 12).
+    r"""Soft permutation in closed form (NeuralSort; ARF, eq. 10; PIR, eq. 12).
 
     .. math:: \hat P_{ij} = \operatorname{softmax}_j
               \Big( \big((n + 1 - 2i)\, s_j - \textstyle\sum_l |s_j - s_l|\big) / \tau \Big)
 
-    Row i is a distribution over the items for rank i; as tau tends to 0 it becomes the item of that rank. The sums of
-    absolute differences come from one sort and prefix sums, so k rows cost O(n log n + k n) and no n x n matrix is
-    made. Differences grow with n, and so should tau.
+    As tau tends to 0, row i becomes the item of rank i. The sums of absolute differences are computed with one sort and
+    prefix sums, so k rows cost O(n log n + k n) and no n x n matrix is built. The differences grow with n, so tau
+    should grow with n too. This is the soft sort of ARF, PiRank and LCRON, and the default of the losses that need one.
 
-    With `gumbel_samples` > 0, that many soft permutations of ``scores + beta * Gumbel noise`` are drawn and stand in a
-    new first dimension.
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension. Higher is better.
+        tau: Positive temperature: a number, a scalar tensor, or one value per list ``(..., 1)``. The smaller it is,
+            the closer the result is to the hard one.
+        k: Number of rows to return, at least 1. Default: n.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        gumbel_samples: Number of draws of Gumbel noise that is added to the scores, 0 for no noise.
+        beta: Positive scale of the Gumbel noise.
+        generator: Random generator of the Gumbel noise. Default: torch's global generator.
 
-    >>> neural_sort(torch.tensor([1.0, 3.0, 2.0]), tau=0.01).round()
-    tensor([[0., 1., 0.],
-            [0., 0., 1.],
-            [1., 0., 0.]])
+    Returns:
+        The first k rows of the soft permutation, ``(..., k, n)``, in the dtype of `scores`. Masked columns, and rows
+        for ranks beyond the length of a list, are 0.
+        With `gumbel_samples` > 0, the soft permutations of the draws are in a new first dimension.
+
+    Raises:
+        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or +inf.
+
+    Examples:
+        >>> neural_sort(torch.tensor([1.0, 3.0, 2.0]), tau=0.01).round()
+        tensor([[0., 1., 0.],
+                [0., 0., 1.],
+                [1., 0., 0.]])
     """
     noisy = scores
     if gumbel_samples:
@@ -53,16 +69,16 @@ def neural_sort(
 
 
 def neural_rows(scores: Tensor, tau: float | Tensor, mask: Tensor | None) -> SoftRows:
-    r"""The rows of NeuralSort before they are asked for.
+    """Return the rows of NeuralSort as lazily computed :class:`SoftRows`.
 
-    Let items be in descending order, r_j the rank of item j and A_j the sum of all scores before it. Then the sum of
-    absolute differences is 2 A_j + (n + 2 - 2 r_j) s_j minus the sum of all scores, which is the same for every item
-    and vanishes in the softmax, so that a logit is
+    Let the items be in descending order, r_j the rank of item j and A_j the sum of all scores before it. Then the sum
+    of absolute differences is 2 A_j + (n + 2 - 2 r_j) s_j minus the sum of all scores. The latter is the same for every
+    item and cancels in the softmax, so a logit is
 
         (2 r_j - 1) s_j - 2 A_j - 2 i s_j
 
-    with no n in it: padding cannot change it. In late rows that is a small difference of large numbers, so everything
-    that is O(n) is done in float64, and a few rows at a time are written relative to the middle one.
+    which does not contain n, so padding cannot change it. In late rows this is a small difference of large numbers.
+    Therefore all O(n) work is done in float64, and each block of rows is computed relative to its middle row.
     """
     check_positive("tau", tau)
     scores, mask = check_scores(scores, mask)
@@ -81,13 +97,13 @@ def neural_rows(scores: Tensor, tau: float | Tensor, mask: Tensor | None) -> Sof
         at_middle = base - 2 * (middle + 1) * wide
         highest = at_middle.detach() if mask is None else at_middle.detach().masked_fill(~mask, LOG_ZERO)
         at_middle = (at_middle - highest.amax(-1, keepdim=True)).to(s.dtype)
-        # A constant taken off all scores changes nothing; this one makes them small where the rows peak.
+        # Subtracting a constant from all scores changes nothing; this one makes them small where the rows peak.
         beside = (wide - ranked[..., middle, None]).to(s.dtype)
         step = 2 * torch.arange(start - middle, stop - middle, device=s.device, dtype=s.dtype).unsqueeze(-1)
         return torch.addcmul(at_middle.unsqueeze(-2), beside.unsqueeze(-2), step, value=-1)
 
     def logits(start: int, stop: int, *inputs: Any) -> Tensor:
-        if torch.compiler.is_compiling():  # which would make a graph of its own for each number of parts
+        if torch.compiler.is_compiling():  # it would build one graph per number of parts
             return few_logits(start, stop, *inputs)
         return torch.cat([few_logits(row, min(row + FEW, stop), *inputs) for row in range(start, stop, FEW)], -2)
 
@@ -106,19 +122,19 @@ def neural_rows(scores: Tensor, tau: float | Tensor, mask: Tensor | None) -> Sof
 
 
 FEW = 32
-"""Rows written relative to one of them."""
+"""Rows that are computed relative to one of them."""
 
 
 class _RankedSums(torch.autograd.Function):
-    """s -> (2 r - 1) s - 2 (sum of the scores before), with |x|' = 0 at 0: tied items get equal gradients."""
+    """s -> (2 r - 1) s - 2 (sum of the scores before), with |x|' = 0 at 0, so that tied items get equal gradients."""
 
     @staticmethod
     def forward(s: Tensor, order: Tensor, mask: Tensor | None) -> Tensor:
         v = s.gather(-1, order)
-        if mask is not None:  # masked items stand last; as 0 they add nothing
+        if mask is not None:  # masked items are last; zeros do not change the sums
             v = v.masked_fill(~mask.gather(-1, order), 0.0)
         odd = torch.arange(1, 2 * v.shape[-1], 2, device=v.device, dtype=v.dtype)
-        # exclusive prefix sums: those that include the item itself, less it
+        # exclusive prefix sums: inclusive ones minus the item itself
         base = (odd + 2) * v - 2 * v.cumsum(-1)
         return torch.empty_like(base).scatter_(-1, order, base)
 
@@ -140,7 +156,7 @@ class _RankedSums(torch.autograd.Function):
 
 
 def _tie_bounds(v: Tensor) -> tuple[Tensor, Tensor]:
-    """First and last position of the run of equal values that each position of a sorted list belongs to."""
+    """Return the first and last position of each position's run of equal values in a sorted list."""
     n = v.shape[-1]
     position = torch.arange(n, device=v.device).expand(v.shape)
     changes = v[..., 1:] != v[..., :-1]
@@ -156,10 +172,10 @@ def _tie_bounds(v: Tensor) -> tuple[Tensor, Tensor]:
     like=lambda ranked, start: torch.empty_like(ranked, memory_format=torch.contiguous_format),
 )
 def _column_sums(ranked: Tensor, start: int) -> Tensor:
-    """Sums over the rows from `start` on of the soft permutation of lists in descending order, padded with -inf.
+    """Sum the rows from `start` on of the soft permutation of lists in descending order, padded with -inf.
 
-    How it is done depends on the data, which is why this is for CPUs only. Prefix sums are taken in float64: the logits
-    of late rows are small differences of large numbers.
+    The algorithm depends on the values, so it runs on CPUs only. Prefix sums are taken in float64: the logits of late
+    rows are small differences of large numbers.
     """
     n = ranked.shape[-1]
     v = ranked.reshape(-1, n).double()
@@ -178,15 +194,16 @@ def _column_sums(ranked: Tensor, start: int) -> Tensor:
 
 
 RANGE = 40.0
-"""Logarithm of the range of numbers that float32 holds with room to spare."""
+"""Logarithm of a range of numbers that float32 represents with a wide margin."""
 
 
 def _factored_sums(
     v: Tensor, base: Tensor, exists: Tensor, start: int, block: int, centre: float, dtype: torch.dtype
 ) -> Tensor:
-    """For scores close together: exp(base - 2 i v) of row i = middle + r is exp(base - 2 middle v) exp(-2 r v).
+    """Column sums for scores that are close together.
 
-    The second factor is the same for every block of rows, so that all sums are products of two thin matrices.
+    exp(base - 2 i v) of row i = middle + r is exp(base - 2 middle v) exp(-2 r v). The second factor is the same for
+    every block of rows, so all sums are products of two thin matrices.
     """
     lists, n = v.shape
     offset = torch.arange(block, dtype=dtype) - block // 2
@@ -207,10 +224,10 @@ def _factored_sums(
 
 
 def _banded_sums(v: Tensor, base: Tensor, rank: Tensor, exists: Tensor, start: int, dtype: torch.dtype) -> Tensor:
-    """For scores far apart: in descending order row i peaks at item i and falls off to both sides.
+    """Column sums for scores that are far apart.
 
-    It does so faster and faster, since logits are concave in the score. Items too far from the peak for their
-    probability to count are left out: a band of the matrix remains.
+    In descending order, row i peaks at item i and decreases on both sides. The decrease accelerates, since logits are
+    concave in the score. Items whose probability is negligible are skipped, which leaves a band of the matrix.
     """
     lists, n = v.shape
     peak = base - 2 * rank * v
@@ -223,7 +240,7 @@ def _banded_sums(v: Tensor, base: Tensor, rank: Tensor, exists: Tensor, start: i
         last = min(first + rows, n)
         columns = slice(max(0, first - width), min(n, last + width))
         for some in (slice(one, one + few) for one in range(0, lists, few)):
-            # Relative to the block's first row and its peak numbers are small enough for the type of the result.
+            # Relative to the block's first row and its peak, numbers are small enough for the dtype of the result.
             at_first = base[some, columns] - 2 * rank[first] * v[some, columns]
             at_first = (at_first - (base[some, first] - 2 * rank[first] * v[some, first]).unsqueeze(-1)).nan_to_num_(
                 -torch.inf, neginf=-torch.inf
@@ -237,7 +254,7 @@ def _banded_sums(v: Tensor, base: Tensor, rank: Tensor, exists: Tensor, start: i
 
 
 def _band(v: Tensor, base: Tensor, peak: Tensor, exists: Tensor) -> int:
-    """How far from the peak the probability has fallen below the rounding error of a sum of n terms, in every row."""
+    """Return the distance from the peak beyond which probabilities are below the rounding error of a sum of n terms."""
     n = v.shape[-1]
     enough = math.log(n) - math.log(torch.finfo(v.dtype).eps)
     rank = torch.arange(1, n + 1, dtype=v.dtype)

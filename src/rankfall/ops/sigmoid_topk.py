@@ -22,11 +22,28 @@ def sigmoid_topk(
 
     .. math:: p_j = \sigma\big((s_j - b) / \tau\big), \qquad \textstyle\sum_j p_j = k
 
-    DFTopK with the constraint it gives up: the threshold starts at DFTopK's and is moved by Newton steps until the
-    sum is k; O(n). For k >= n every real item gets 1.
+    This is :func:`dftopk` with an exact sum: the threshold starts at the one of DFTopK and is moved by Newton steps
+    until the sum is k, O(n). Use it if you want the logistic of DFTopK and probabilities that sum to k.
 
-    >>> import torch
-    >>> sigmoid_topk(torch.tensor([5.0, 5.0, 5.0, 5.0]), 1)  # equal scores share k equally
-    tensor([0.2500, 0.2500, 0.2500, 0.2500])
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension. Higher is better.
+        k: Number of items to select, at least 1.
+        tau: Positive temperature: a number, a scalar tensor, or one value per list ``(..., 1)``. The smaller it is,
+            the closer the result is to the hard one.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+
+    Returns:
+        Inclusion probabilities ``(..., n)``, in the dtype of `scores`. Masked items get 0. If a list has at most k real
+        items, each of them gets 1.
+
+    Raises:
+        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or +inf.
+
+    Examples:
+        Equal scores share k equally:
+
+        >>> import torch
+        >>> sigmoid_topk(torch.tensor([5.0, 5.0, 5.0, 5.0]), 1)
+        tensor([0.2500, 0.2500, 0.2500, 0.2500])
     """
     return threshold_topk("logistic", scores, k, tau, mask)

@@ -22,24 +22,40 @@ def soft_sort(
     k: int | None = None,
     mask: Bool[Tensor, "*batch n"] | None = None,
 ) -> Float[Tensor, "*batch k n"]:
-    r"""First k rows of a soft permutation by distance to the sorted scores (SoftSort).
+    r"""Soft permutation by the distance to the sorted scores (SoftSort).
 
     .. math:: \hat P_{ij} = \operatorname{softmax}_j ( -|s_{[i]} - s_j|^p / \tau )
 
-    with :math:`s_{[i]}` the i-th largest score and p = `power`, 1 or 2. Row i is a distribution over the items for rank
-    i. k rows cost O(k n) after the selection of the k largest.
+    where :math:`s_{[i]}` is the i-th largest score and p is `power`. After the selection of the k largest scores, k
+    rows cost O(k n). Use it as a cheaper alternative to :func:`neural_sort`.
 
-    >>> soft_sort(torch.tensor([1.0, 3.0, 2.0]), tau=0.01).round()
-    tensor([[0., 1., 0.],
-            [0., 0., 1.],
-            [1., 0., 0.]])
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension. Higher is better.
+        tau: Positive temperature: a number, a scalar tensor, or one value per list ``(..., 1)``. The smaller it is,
+            the closer the result is to the hard one.
+        power: Power p of the distance, 1 or 2.
+        k: Number of rows to return, at least 1. Default: n.
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+
+    Returns:
+        The first k rows of the soft permutation, ``(..., k, n)``, in the dtype of `scores`. Masked columns, and rows
+        for ranks beyond the length of a list, are 0.
+
+    Raises:
+        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or +inf.
+
+    Examples:
+        >>> soft_sort(torch.tensor([1.0, 3.0, 2.0]), tau=0.01).round()
+        tensor([[0., 1., 0.],
+                [0., 0., 1.],
+                [1., 0., 0.]])
     """
     count = scores.shape[-1] if k is None else check_count("k", k)
     return soft_sort_rows(scores, tau, mask, power).probabilities(0, count).to(scores.dtype)
 
 
 def soft_sort_rows(scores: Tensor, tau: float | Tensor, mask: Tensor | None, power: int = 1) -> SoftRows:
-    """The rows of SoftSort before they are asked for."""
+    """Return the rows of SoftSort as lazily computed :class:`SoftRows`."""
     check_positive("tau", tau)
     if isinstance(power, bool) or power not in (1, 2):
         raise ValueError(f"power must be 1 or 2, got {power}")
@@ -50,7 +66,7 @@ def soft_sort_rows(scores: Tensor, tau: float | Tensor, mask: Tensor | None, pow
     ranked = scores.gather(-1, order)
 
     def logits(start: int, stop: int, mask: Tensor | None, ranked: Tensor, scores: Tensor) -> Tensor:
-        # Rows past the last item exist only where a mask makes them void; any score will do there.
+        # Rows past the last item exist only where the mask sets them to 0, so any score can be used there.
         heads = ranked[..., start:stop] if stop <= scores.shape[-1] else _extend(ranked, stop)[..., start:stop]
         distance = (heads.unsqueeze(-1) - scores.unsqueeze(-2)).abs()
         return -distance if power == 1 else -distance.square()

@@ -23,19 +23,38 @@ def sparse_topk(
 
     .. math:: \arg\max_{0 \le x \le 1,\ \sum x = k} \langle s / \tau, x \rangle - \tfrac1p \textstyle\sum_j x_j^p
 
-    The norm `p` is 2 (the Euclidean projection) or 4/3. The optimality conditions of this polytope have one threshold
-    b, :math:`x_j = \operatorname{clip}(s_j / \tau - b, 0, 1)^{1/(p-1)}`, found in O(n) without isotonic regression. For
-    k >= n every real item gets 1.
+    The optimality conditions on this polytope have a single threshold b,
+    :math:`x_j = \operatorname{clip}(s_j / \tau - b, 0, 1)^{1/(p-1)}`, which is found in O(n) without isotonic
+    regression. Use it if items far from the boundary should be excluded (or included) exactly; these items get no
+    gradient.
 
-    >>> import torch
-    >>> sparse_topk(torch.tensor([2.0, 1.5, 0.0]), 1)  # threshold 1.25: 0.75 + 0.25 + 0
-    tensor([0.7500, 0.2500, 0.0000])
+    Args:
+        scores: Floating tensor ``(..., n)``, one list of n items in the last dimension. Higher is better.
+        k: Number of items to select, at least 1.
+        tau: Positive temperature: a number, a scalar tensor, or one value per list ``(..., 1)``. The smaller it is,
+            the closer the result is to the hard one.
+        p: Norm of the regulariser: 2 (Euclidean projection) or 4/3 (smoother).
+        mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+
+    Returns:
+        Inclusion probabilities ``(..., n)``, in the dtype of `scores`. Masked items get 0. If a list has at most k real
+        items, each of them gets 1.
+
+    Raises:
+        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or +inf.
+
+    Examples:
+        The threshold is 1.25, so the values are 0.75 + 0.25 + 0:
+
+        >>> import torch
+        >>> sparse_topk(torch.tensor([2.0, 1.5, 0.0]), 1)
+        tensor([0.7500, 0.2500, 0.0000])
     """
     return threshold_topk(sparse_kind(p), scores, k, tau, mask)
 
 
 def sparse_kind(p: float) -> str:
-    """The member of the threshold family with this norm."""
+    """Return the name of the threshold function with the norm `p`."""
     if p == 2:
         return "clip"
     if isinstance(p, float) and abs(p - 4 / 3) < 1e-6:

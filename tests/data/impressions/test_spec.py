@@ -377,7 +377,7 @@ def test_every_mistake_is_said() -> None:
     [
         ("stages: [", "line 1"),
         ("- a\n- b\n", "expected keys and values"),
-        ("item: a\nitem: b\n", "line 2, column 1: the key 'item' stands twice"),
+        ("item: a\nitem: b\n", "line 2, column 1: duplicate key 'item'"),
         ("stage: [1\n", "line 2"),
     ],
 )
@@ -391,7 +391,7 @@ def test_files_that_are_no_description(tmp_path: Path, text: str, message: str) 
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"spec.yaml is not there"):
+    with pytest.raises(ConfigError, match=r"spec.yaml does not exist"):
         load_spec(tmp_path / "spec.yaml")
 
 

@@ -389,7 +389,7 @@ def test_all_stop_after_the_same_batch(config: Path, tmp_path: Path) -> None:
     assert newest(run) % 4 == step % 4
 
 
-@pytest.mark.parametrize(("rank", "said"), [("0", "torchrun: compare is the work of one process"), ("1", "")])
+@pytest.mark.parametrize(("rank", "said"), [("0", "torchrun: compare runs in one process"), ("1", "")])
 def test_other_commands_are_not_shared(
     rank: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.data.impressions.spec import Features
-    from rankfall.models.inputs import Batch
+    from rankfall.models.inputs import ImpressionFeatures
 
 _LARGEST_FILE = 2**30  # protocol buffers end at 2 GiB; weights beyond this go into a file of their own
 _BATCH, _CANDIDATES = 3, 5  # of the example; none may be 1, which would be taken as fixed,
@@ -82,7 +82,7 @@ class _Served(nn.Module):
         return _call(self.model, as_batch(dict(zip(self._names, values, strict=True))), self._of_users)
 
 
-def _call(model: Scorer, batch: Batch, of_users: bool) -> Tensor:
+def _call(model: Scorer, batch: ImpressionFeatures, of_users: bool) -> Tensor:
     if of_users:
         assert isinstance(model, TwoTower)  # nothing else has vectors of requests
         return model.user_vectors(batch)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rankfall._ray import DEATHS, enter
+from rankfall._ray import ATTEMPTS, enter
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.distributed.group import ElsewhereError, Group, LostError, Processes
 from rankfall.training.distributed.ray_channel import Ear
@@ -119,7 +119,7 @@ def _result(fit: _Fit, heard: _Heard) -> TrainResult:
     if heard.errors:
         raise ValueError(min(heard.errors)[1])  # who refuses it himself knows best
     # Ray Train does not try again if a process dies in the moment in which it is started.
-    times = "while they were started" if hasattr(fit.error, "controller_failure") else f"{DEATHS} times"
+    times = "while they were started" if hasattr(fit.error, "controller_failure") else f"{ATTEMPTS} times"
     raise SurroundingsError(
         f"processes of the training died {times}, by lack of memory or from outside; --resume continues it"
     ) from fit.error
@@ -155,7 +155,7 @@ def _trainer(task: dict[str, Any], workers: int, engine: Ray) -> Any:
     out: Path = task["out"]
     out.parent.mkdir(parents=True, exist_ok=True)
     notes = tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".ray", dir=out.parent.resolve())  # Ray's own
-    engine.later.callback(shutil.rmtree, notes, ignore_errors=True)
+    engine.cleanup.callback(shutil.rmtree, notes, ignore_errors=True)
     return train_torch.TorchTrainer(
         _work,
         train_loop_config=task,
@@ -165,7 +165,7 @@ def _trainer(task: dict[str, Any], workers: int, engine: Ray) -> Any:
         scaling_config=train.ScalingConfig(num_workers=workers, use_gpu=task["gpu"]),
         run_config=train.RunConfig(
             storage_path=notes,
-            failure_config=train.FailureConfig(max_failures=DEATHS - 1),
+            failure_config=train.FailureConfig(max_failures=ATTEMPTS - 1),
             logging_config=train.LoggingConfig(log_level="CRITICAL"),
         ),
     )

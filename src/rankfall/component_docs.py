@@ -1,0 +1,110 @@
+"""Titles, citations and option texts of operators, losses, objectives, metrics and models, from their doc strings.
+
+Doc strings follow the Google style, which ``docstring_parser`` reads. The first paragraph is the title and ends with
+the citation in parentheses; ``Args:`` describes every parameter of the signature.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from docstring_parser import DocstringStyle, parse
+
+from rankfall import registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True)
+class Documentation:
+    """The parts of a component's doc string, without reST markup.
+
+    Attributes:
+        title: First paragraph, without the citation and the full stop.
+        citation: The parts of the citation are separated by semicolons. Empty if there is none.
+        arguments: Description of each parameter.
+    """
+
+    title: str
+    citation: str
+    arguments: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class OptionDoc:
+    """An option of a component as a configuration writes it, with its description.
+
+    Attributes:
+        name: Name of the option.
+        default: Default as YAML writes it, or :data:`rankfall.registry.REQUIRED`.
+        meaning: Description from the doc string.
+    """
+
+    name: str
+    default: Any
+    meaning: str
+
+    @property
+    def required(self) -> bool:
+        """Whether a configuration must give this option."""
+        return self.default is registry.REQUIRED
+
+
+@cache
+def documentation(component: Callable[..., Any]) -> Documentation:
+    """Parse the doc string of a component.
+
+    A loss module that only holds the options of a loss function (its attribute `function`) has the descriptions of that
+    function's options.
+
+    >>> from rankfall import losses
+    >>> documentation(losses.relax_loss).citation
+    'ARF, eq. 11, L_Relax'
+    """
+    parsed = parse(component.__doc__ or "", style=DocstringStyle.GOOGLE)
+    title, citation = _split_title(plain(parsed.short_description or ""))
+    arguments = {one.arg_name: plain(one.description or "") for one in parsed.params if one.args[0] == "param"}
+    if function := getattr(component, "function", None):
+        described = documentation(function).arguments
+        arguments = {name: described[name] for name in inspect.signature(component).parameters if name in described}
+    return Documentation(title, citation, arguments)
+
+
+def option_docs(kind: registry.Kind, name: str) -> list[OptionDoc]:
+    """Return the options that a configuration can give to a component, in the order of its signature.
+
+    Args:
+        kind: ``"operator"``, ``"loss"``, ``"objective"`` or ``"model"``.
+        name: Name in configurations.
+    """
+    descriptions = documentation(registry.get(kind, name)).arguments
+    return [
+        OptionDoc(
+            one.name,
+            registry.REQUIRED if one.required else registry.config_value(one.default),
+            descriptions.get(one.name, "").removesuffix("."),
+        )
+        for one in registry.options(kind, name).values()
+    ]
+
+
+def plain(text: str) -> str:
+    """Return a doc string's text on one line and without reST markup.
+
+    >>> plain("See :func:`~rankfall.ops.topk`, called\\n  as ``topk(name)``.")
+    'See rankfall.ops.topk, called as topk(name).'
+    """
+    without_roles = re.sub(r":\w+:`~?([^`]*)`", r"\1", " ".join(text.split()))
+    return without_roles.replace("\\", "").replace("`", "")
+
+
+def _split_title(title: str) -> tuple[str, str]:
+    """Split a title from the citation in parentheses at its end."""
+    line = title.removesuffix(".")
+    head, separator, citation = line.rpartition(" (")
+    return (head, citation.removesuffix(")")) if separator and line.endswith(")") else (line, "")

@@ -1,0 +1,57 @@
+"""A configuration with every default of its models, loss or objective written out (``rankfall config show``)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rankfall.registry import config_value, explicit_operator, options
+from rankfall.training.build_cascade import make_objective, try_depths
+from rankfall.training.config.cascade_config import CascadeConfig
+
+if TYPE_CHECKING:
+    from rankfall.registry import Kind
+    from rankfall.training.config.ranker_config import RankerConfig
+
+
+def with_defaults(config: RankerConfig | CascadeConfig) -> dict[str, Any]:
+    """Return a configuration's content with every option of its models, loss or objective written out.
+
+    Args:
+        config: A validated configuration.
+
+    Returns:
+        A mapping that validates to an equivalent configuration.
+    """
+    content = config.model_dump(mode="json")
+    if not isinstance(config, CascadeConfig):
+        content["loss"] = _fill(content["loss"], _defaults("loss", config.loss.name))
+        return content
+    for stage in content["stages"]:
+        stage["model"] = _fill(stage["model"], _defaults("model", stage["model"]["kind"]))
+    content["objective"] = _fill(content["objective"], _objective_defaults(config))
+    return content
+
+
+def _fill(section: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    filled = section | {name: default for name, default in defaults.items() if name not in section}
+    return filled | ({"topk": explicit_operator(filled["topk"])} if filled.get("topk") else {})
+
+
+def _defaults(kind: Kind, name: str) -> dict[str, Any]:
+    return {one.name: config_value(one.default) for one in options(kind, name).values() if not one.required}
+
+
+def _objective_defaults(config: CascadeConfig) -> dict[str, Any]:
+    """Return the defaults, with the value that the objective derives from a default of None.
+
+    Options whose values the stages define are left out.
+    """
+    objective, _ = make_objective(try_depths(config))
+    defined_by_stages = {"quotas"} if config.objective.name != "lcron" else set()
+    if any(stage.min_depth is not None for stage in config.stages):
+        defined_by_stages.add("min_depth")
+    return {
+        name: config_value(getattr(objective, name, None)) if default is None else default
+        for name, default in _defaults("objective", config.objective.name).items()
+        if name not in defined_by_stages
+    }

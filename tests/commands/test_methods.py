@@ -1,0 +1,108 @@
+"""``rankfall methods``: what it lists, and the options of one method."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from rankfall import losses, metrics, objectives, ops
+from rankfall.commands.methods import PAPERS, Kind, Method, cited, default_text, find_methods, find_models
+from rankfall.component_docs import option_docs
+from rankfall.registry import names
+from support.command_line import run
+from support.paths import ROOT
+
+
+def test_methods_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("methods", "--json") == 0
+    listed = {method["name"]: method for method in json.loads(capsys.readouterr().out)}
+    public = {name for module in (ops, losses, metrics) for name in module.__all__ if name.islower()}
+    public |= set(objectives.__all__) - {"Objective"}
+    assert public - set(listed) == {"expected_grade", "log_inclusion", "log_rows", "topk"}  # tools, not methods
+    assert set(listed) - public == {"ARFLoss", "ARFv2Loss"}  # losses that have no function
+    assert all(method["line"] for method in listed.values())
+
+
+def test_methods_of_one_kind_with_their_papers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("methods", "--kind", "loss") == 0
+    text = capsys.readouterr().out
+    assert "relax_loss" in text
+    assert "dftopk" not in text.split("papers")[0]
+    assert "Adaptive Neural Ranking Framework" in text
+
+
+def everything() -> list[Method]:
+    return [method for kind in Kind for method in find_methods(kind)] + find_models()
+
+
+def test_every_citation_has_a_reference() -> None:
+    parts = [(method.name, part) for method in everything() for part in method.citation.split(";") if part]
+    assert [(name, part) for name, part in parts if not cited(part)] == []
+
+
+def test_every_operator_cites_a_paper() -> None:
+    assert [method.name for method in find_methods(Kind.OPERATOR) if not method.papers] == []
+
+
+def test_every_paper_is_cited() -> None:
+    used = {name for method in everything() for name in cited(method.citation)}
+    assert set(PAPERS) - used == set()
+
+
+@pytest.mark.parametrize("name", ["lcron", "LCRON"])
+def test_one_method_by_either_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("methods", name, "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["name"], found["config"], found["kind"]) == ("LCRON", "lcron", "objective")
+    assert {"topk", "quotas", "e2e_weight"} <= {option["name"] for option in found["options"]}
+    assert run("methods", name) == 0
+    printed = capsys.readouterr().out
+    assert "in configurations lcron" in printed
+    assert "Learning Cascade Ranking as One Network" in printed
+
+
+def test_a_name_of_two_things_shows_both(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("methods", "arf", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["kind"] for one in found] == ["loss", "objective"]
+    (m,) = (option for option in found[0]["options"] if option["name"] == "m")
+    assert m["needed"]
+    assert "default" not in m
+    assert run("methods", "arf", "--kind", "objective", "--json") == 0
+    assert [one["kind"] for one in json.loads(capsys.readouterr().out)] == ["objective"]
+
+
+def test_models_have_options_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("methods", "din", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert {"name": "attention", "default": 80}.items() <= next(
+        option for option in found["options"] if option["name"] == "attention"
+    ).items()
+
+
+def test_an_unknown_method_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("methods", "lcorn") == 2
+    assert "did you mean 'lcron'" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def tables(page: str) -> dict[str, dict[str, str]]:
+    """The defaults of the options by component; a table can belong to several components."""
+    found: dict[str, dict[str, str]] = {}
+    for components, body in re.findall(
+        r"^\*\*(`[^*]*`)\*\*.*\n\n\| option .*\n\|[-| ]*\n((?:\|.*\n)+)", page, re.MULTILINE
+    ):
+        rows = [line.split(" | ") for line in body.splitlines()]
+        options = {row[0].strip("| `"): row[1].strip("` ") for row in rows}
+        for name in re.findall(r"`([^`]*)`", components):
+            found.setdefault(name, {}).update(options)
+    return found
+
+
+def test_the_tables_in_the_docs_are_complete() -> None:
+    documented = tables((ROOT / "docs" / "cascades.md").read_text())
+    expected = {name: option_docs("objective", name) for name in names("objective")}
+    expected |= {name: option_docs("model", name) for name in names("model")}
+    for name, options in expected.items():
+        assert documented.get(name, {}) == {option.name: default_text(option) for option in options}, name
