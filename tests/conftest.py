@@ -1,8 +1,8 @@
-"""Settings every test shares, and the table of witnesses.
+"""Settings that all tests share, and the table of witnesses.
 
-A test that holds a function against something independent of it says so with ``@pytest.mark.witness(kind)``;
-the function is the test's parameter `name`, or the marker's second argument. ``pytest --collect-only
---correctness=FILE`` writes what has which witness (``make docs``).
+A test that compares a function with an independent reference is marked with ``@pytest.mark.witness(kind)``; the
+function is the test's parameter `name`, or the marker's second argument. ``pytest --collect-only --correctness=FILE``
+writes the table of functions and their witnesses (``make docs``).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from support.forks import Forks
 
 torch.set_num_threads(1)
-settings.register_profile("rankfall", deadline=None)  # a busy machine proves nothing wrong
+settings.register_profile("rankfall", deadline=None)  # a test may be slow on a busy machine
 settings.load_profile("rankfall")
 
-Witnesses = dict[str, Counter[str]]  # for each function, how many tests of each kind
+Witnesses = dict[str, Counter[str]]  # for each function, the number of tests of each kind
 
 _collected = pytest.StashKey[list[pytest.Item]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--correctness", metavar="FILE", help="write which function has which witnesses to FILE")
+    parser.addoption("--correctness", metavar="FILE", help="write the table of functions and their witnesses to FILE")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,7 +52,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def shared(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A directory for what all processes of a test run use and one of them makes."""
+    """A directory for files that one process of a test run creates and all of them use."""
     base = tmp_path_factory.getbasetemp()
     path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
     path.mkdir(exist_ok=True)
@@ -61,7 +61,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepared lists with a planted ranking, which nobody changes."""
+    """Prepared lists with a planted ranking. Tests must not change them."""
     from support.planted import plant
 
     return plant(tmp_path_factory.mktemp("planted"))
@@ -69,7 +69,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small log of random impressions, which nobody changes."""
+    """A small log of random impressions. Tests must not change it."""
     from support.logs import random_log
 
     return random_log(tmp_path_factory.mktemp("random") / "log", impressions=32).path
@@ -86,7 +86,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
 
 @pytest.fixture
 def witnesses(request: pytest.FixtureRequest) -> Witnesses:
-    """The witnesses of every function, whatever was selected to run; the whole suite must be collected."""
+    """The witnesses of every function, also of tests that are not run; the whole suite must be collected."""
     items = request.config.stash[_collected]
     missing = set(Path(__file__).parent.rglob("test_*.py")) - {item.path for item in items}
     if missing:
@@ -104,7 +104,7 @@ def _witnesses(items: list[pytest.Item]) -> Witnesses:
 
 
 def _function_of(item: pytest.Item) -> str:
-    """The function in the parameter `name`, which may go on to say which variant of it is tested."""
+    """The function in the parameter `name`, which may continue with the variant that is tested."""
     callspec = getattr(item, "callspec", None)
     name = str(callspec.params["name"]) if callspec is not None and "name" in callspec.params else ""
     match = re.match(r"\w+", name)
@@ -125,8 +125,8 @@ def _correctness(items: list[pytest.Item]) -> str:
         f"| {len(methods[Kind.OBJECTIVE])} | objectives of a cascade |",
         f"| {len(methods[Kind.METRIC])} | metrics and tests of significance |",
         f"| {len(items) - doctests} | test cases |",
-        f"| {sum(sum(of.values()) for of in found.values())} | of them held against an independent witness |",
-        f"| {doctests} | examples in doc strings that are run |",
+        f"| {sum(sum(of.values()) for of in found.values())} | of them compared with an independent witness |",
+        f"| {doctests} | examples in doc strings, which are run as tests |",
     ]
     sections = [_section(kind, [method.name for method in of], found) for kind, of in methods.items()]
     return "\n".join([_INTRODUCTION, "| count | of |", "|---:|---|", *counts, "", *sections])
@@ -145,14 +145,22 @@ def _section(kind: str, names: list[str], found: Witnesses) -> str:
 _INTRODUCTION = """\
 # Correctness
 
-Which function is held against which independent witness, and in how many test cases. Written by `make docs`
-from the tests themselves; `make test` fails if a public function has no witness.
+Each public function is compared with independent references, called witnesses. The tables show the number of test
+cases per function and witness. `make docs` generates this page from the tests; `make test` fails if a public function
+has no witness.
 
-The witnesses: the formula in Python loops (*brute force*), a value derived by hand (*hand*), finite
-differences (*gradcheck*), another library (*rax*, *scikit-learn*, *ir-measures*, *scipy*), another way to the
-same number (*bisection*, *quadratic program*, *derivation*), and properties that hold whatever the numbers
-are: the hard metric or mask as the temperature goes to 0 (*limit*), padding that changes nothing (*mask
-equivalence*), reordered items (*permutation*), scores of 1e4, ties, one item, empty lists, k >= n
-(*extremes*), `torch.compile` in one graph (*compile*), no assumption about the device (*meta device*), every
-number of dimensions and type (*shapes and types*).
+| witness | reference |
+|---|---|
+| *brute force* | the formula in Python loops |
+| *hand* | a value derived by hand |
+| *gradcheck* | finite differences |
+| *rax*, *scikit-learn*, *ir-measures*, *scipy* | another library |
+| *bisection*, *quadratic program*, *derivation* | another way to compute the same number |
+| *limit* | the hard metric or mask as the temperature tends to 0 |
+| *mask equivalence* | padding does not change the result |
+| *permutation* | reordered items |
+| *extremes* | scores of 1e4, ties, one item, empty lists, k >= n |
+| *compile* | `torch.compile` in one graph |
+| *meta device* | no assumption about the device |
+| *shapes and types* | all numbers of dimensions and dtypes |
 """

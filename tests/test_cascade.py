@@ -1,4 +1,4 @@
-"""The cascade: the hard funnel against loops, and files from which stages come back alone."""
+"""The cascade: the hard funnel against loops, and files from which single stages can be loaded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FEATURES = Features(
 
 
 class Ready(nn.Module):
-    """A model whose scores stand in the batch."""
+    """A model that returns scores of the batch."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The command line: what it prints where, and with which exit code it ends."""
+"""The command line: its output on both streams, and its exit codes."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ def test_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 @pytest.fixture(scope="module")
 def demonstration(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a quick demonstration leaves."""
+    """The output directory of a quick demo."""
     out: Path = tmp_path_factory.mktemp("demo") / "new"
     assert run("demo", "--quick", "--out", str(out)) == 0
     return out
 
 
-def test_demo_leaves_what_scripts_rely_on(demonstration: Path) -> None:
+def test_demo_writes_the_files_that_scripts_rely_on(demonstration: Path) -> None:
     names = {path.name for path in demonstration.iterdir()}
     assert names == {"log", "runs", "config.yaml", "comparison.json", "report.html"}
     assert {path.name for path in (demonstration / "runs").iterdir()} == {"bce", "lcron"}
@@ -117,11 +117,11 @@ def test_demo_leaves_what_scripts_rely_on(demonstration: Path) -> None:
     assert len(written["tests"]) == 2 * len(written["metrics"])
 
 
-def test_the_report_stands_alone(demonstration: Path) -> None:
+def test_the_report_is_self_contained(demonstration: Path) -> None:
     page = (demonstration / "report.html").read_text()
     written = json.loads((demonstration / "comparison.json").read_text())
     assert "<script" not in page
-    assert not re.search(r'(?:src|href)="', page)  # nothing is fetched
+    assert not re.search(r'(?:src|href)="', page)  # no external resources
     for method in written["methods"]:
         mean = method["metrics"]["joint_recall"]["mean"]
         assert f"{mean:.3f}".removeprefix("0") in page
@@ -134,7 +134,7 @@ def test_the_report_stands_alone(demonstration: Path) -> None:
     )  # every tag is closed
 
 
-def test_a_demo_takes_the_place_of_no_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_does_not_replace_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.yaml").write_text("mine")
     assert run("demo", "--quick", "--force", "--out", str(tmp_path)) == 1
     assert f"out: {tmp_path} has config.yaml and no log" in capsys.readouterr().err
@@ -152,7 +152,7 @@ def test_demo_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "[bold]" not in out
 
 
-def test_what_the_demo_leaves_can_be_trained_on(
+def test_the_output_of_the_demo_can_be_trained_on(
     demonstration: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = demonstration / "config.yaml"
@@ -195,20 +195,20 @@ def test_the_examples_in_the_readme_run(demonstration: Path, tmp_path: Path, mon
     assert names["loss"].isfinite()
 
 
-def test_links_in_the_documents_lead_somewhere() -> None:
+def test_links_in_the_documents_are_valid() -> None:
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         for link in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
-def test_parts_are_found_lazily_but_listed() -> None:
+def test_submodules_are_imported_lazily_but_listed() -> None:
     assert {"ops", "losses", "metrics"} <= set(dir(rankfall))
     assert rankfall.ops is ops
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         rankfall.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_a_wide_table_goes_on_below(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wide_table_is_folded(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table(title="title", caption="caption")
     table.add_column("name")
     columns = [f"column {i}".ljust(20, "x") for i in range(7)]

@@ -1,4 +1,4 @@
-"""Directories that are whole or not there, and never take the place of what somebody wants to keep."""
+"""Atomic directories: complete or absent, and never a replacement of other content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray gives what this process alone gives: the same files, the same results, the same errors."""
+"""The Ray engine: the same files, results and errors as in a single process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 if find_spec("ray") is None:
     pytest.skip("Ray is not installed (pip install 'rankfall[ray]')", allow_module_level=True)
-pytestmark = pytest.mark.xdist_group("ray")  # to be started once
+pytestmark = pytest.mark.xdist_group("ray")  # so that Ray is started once
 ray = _ray.import_ray()
 
 SPEC: dict[str, Any] = {
@@ -122,7 +122,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every file is a part of its own."""
+    """Make every file a separate part."""
     monkeypatch.setattr(raw, "_PART_BYTES", 1)
 
 
@@ -204,7 +204,7 @@ def test_a_log_is_prepared_to_the_same_bytes(engine: _ray.Ray, source: Path, tmp
     spread = prepare(source, tmp_path / "ray", engine=engine, on_progress=lambda *step: steps["ray"].append(step))
     assert spread == local
     assert sum("impressions.arrow" in name for name in local) == 3
-    # progress may be coarser, but comes to the same end
+    # progress may be coarser, but has the same total
     for name in dict.fromkeys(step for step, _, _ in steps["local"]):
         assert [last for last in steps["ray"] if last[0] == name][-1] == [
             last for last in steps["local"] if last[0] == name
@@ -251,14 +251,14 @@ def test_the_command_takes_an_engine(
     engine: _ray.Ray, source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.close()  # there is room for two workers
-    monkeypatch.chdir(source)  # paths are relative to where the command is given, not to where workers are
+    monkeypatch.chdir(source)  # paths are relative to the directory of the command, not of the workers
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(SPEC))
     tables = ["--items", "items.csv", "--users", "users.parquet", "--requests", "requests.parquet"]
     for name in ("local", "ray"):
         command = ["prepare", "rows", "log", *tables, "--spec", str(tmp_path / "spec.yaml"), "--engine", name]
         assert run(*command, "--out", str(tmp_path / name)) == 0
         printed = capfd.readouterr()
-        assert printed.err.lower().count("ray") == (name == "ray")  # that it starts, and no more
+        assert printed.err.lower().count("ray") == (name == "ray")  # only the message that it starts
         assert f"{name}: 150 impressions" in printed.out
     assert content(tmp_path / "ray") == content(tmp_path / "local")
 
@@ -360,9 +360,9 @@ def test_a_cluster_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ray, "shutdown", lambda: None)
 
     def refuse(*_: Any, **__: Any) -> None:
-        raise ConnectionError("nobody is there\nand more")
+        raise ConnectionError("connection refused\nand more")
 
     monkeypatch.setattr(ray, "init", refuse)
-    said = r"^RAY_ADDRESS: no cluster responds at 'nowhere' \(nobody is there\)$"
-    with pytest.raises(ValueError, match=said), open_engine("ray"):
+    message = r"^RAY_ADDRESS: no cluster responds at 'nowhere' \(connection refused\)$"
+    with pytest.raises(ValueError, match=message), open_engine("ray"):
         pass

@@ -1,4 +1,4 @@
-"""Every public function is held against something that is independent of it."""
+"""Every public function is compared with an independent reference (a witness)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def test_every_method_has_a_witness(kind: Kind, witnesses: dict[str, Counter[str
     assert without == []
 
 
-def test_every_witness_speaks_of_something_public(witnesses: dict[str, Counter[str]]) -> None:
+def test_every_witness_refers_to_a_public_name(witnesses: dict[str, Counter[str]]) -> None:
     public = {*ops.__all__, *losses.__all__, *objectives.__all__, *metrics.__all__, *data.__all__}
     assert set(witnesses) - public == set()

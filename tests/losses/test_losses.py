@@ -104,7 +104,7 @@ def bce(s: Numbers, y: Numbers, w: Numbers, threshold: float | None = 0.0) -> fl
     return sum(w[i] * cost[i] for i in range(len(s))) / len(s)
 
 
-SLOPES = [-1.0, 0.25, 0.5, 2.0]  # makes the logits of grade_softmax_loss out of one score an item
+SLOPES = [-1.0, 0.25, 0.5, 2.0]  # turns one score per item into the logits of grade_softmax_loss
 
 
 def grade_softmax(s: Numbers, y: Numbers, w: Numbers) -> float:
@@ -266,7 +266,7 @@ FORMULAS: dict[str, Callable[..., float]] = {
     "topk_bce_loss": no_positive_is_zero(topk_bce),
 }
 
-# The first entry of a loss is the one that the slower tests take.
+# The slower tests use the first entry of a loss only.
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "mse_loss": [{}],
     "bce_loss": [{}, {"threshold": 1.0}],
@@ -769,7 +769,7 @@ def test_a_pair_in_the_wrong_order_costs_its_gap(dtype: torch.dtype, gap: float)
 
 @pytest.mark.witness("hand", "ranknet_loss")
 def test_a_pair_in_the_right_order_keeps_its_digits() -> None:
-    # log(1 + e^-30) = 9.4e-14: lost at once where softplus is cut off or 1 + e^-30 is formed.
+    # log(1 + e^-30) = 9.4e-14 is lost if softplus is truncated or 1 + e^-30 is computed.
     value = losses.ranknet_loss(torch.tensor([30.0, 0.0]), torch.tensor([1.0, 0.0]))
     assert value.item() == pytest.approx(math.exp(-30), rel=1e-6, abs=0)
 
@@ -1278,6 +1278,6 @@ def test_adaptive_losses_mask_weigh_and_reduce(name: str, make: Any) -> None:
 def test_one_graph_serves_lists_of_many_lengths(name: str) -> None:
     torch._dynamo.reset()
     compiled: Callable[..., Tensor] = torch.compile(getattr(losses, name), fullgraph=True, backend="aot_eager")
-    for n in range(6, 18):  # more lengths than the compiler would make graphs for
+    for n in range(6, 18):  # more lengths than the compiler allows graphs
         scores, labels = random_lists(2, n, seed=n)
         torch.testing.assert_close(compiled(scores, labels), getattr(losses, name)(scores, labels))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 NAN, INF = float("nan"), float("inf")
-EXAMPLE = {"m": 3, "k": 2}  # values of the arguments that a metric cannot do without
+EXAMPLE = {"m": 3, "k": 2}  # values of the required arguments of metrics
 
 
 def is_ranking_metric(name: str) -> bool:
@@ -390,7 +390,7 @@ def test_long_lists(name: str, ties: str) -> None:
 
 @pytest.mark.witness("extremes", "ndcg")
 def test_labels_in_the_hundreds() -> None:
-    # 2^500 overflows float32; next to it a label of 400 is nothing.
+    # 2^500 overflows float32; compared to it a label of 400 is negligible.
     labels = torch.tensor([500.0, 400.0, 0.0])
     torch.testing.assert_close(metrics.ndcg(torch.tensor([1.0, 2.0, 0.0]), labels), torch.tensor(1 / math.log2(3)))
 

@@ -1,4 +1,4 @@
-"""Models that score impressions: against loops over single items, and what must not change a score."""
+"""Models that score impressions, against loops over single items; and changes that must not affect a score."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make(kind: str, *, seed: int = 0, features: Features = FEATURES, **options: 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several blocks of impressions and of items in the attention of batches as small as those here."""
+    """Make the attention use several blocks of impressions and items, even for the small batches of these tests."""
     monkeypatch.setattr(attention, "_BLOCK_ON_CPU", 200)
 
 
@@ -47,7 +47,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Naive:
-    """A model's scores from its weights, with nothing batched, nothing split and nothing shared."""
+    """A model's scores from its weights, without batching, splitting or sharing."""
 
     def __init__(self, model: Scorer) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""Scorers: shapes, layers, batch norm over rows, and the scaling that is part of them."""
+"""Models of rows: shapes, layers, batch norm over rows, and feature scaling."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_dropout_has_a_share_for_each_layer() -> None:
     ("options", "message"),
     [
         ({"activation": "rule"}, "activation must be one of relu, .*, got 'rule'"),
-        ({"dropout": [0.1]}, "dropout must be one number or 2"),
+        ({"dropout": [0.1]}, r"dropout must be one number, or one per hidden layer \(2\)"),
         ({"grades": 1}, "grades must be at least 2, got 1"),
     ],
 )

@@ -67,7 +67,7 @@ STOPPED = {
     "LCRON learned",
     *(f"LCRON {name}" for name in ("neural_sort", "soft_sort", "pirank_sort")),
 }
-POINTWISE = {"BCE", "RankFlow"}  # negatives are targets like any other here
+POINTWISE = {"BCE", "RankFlow"}  # here negatives have targets too
 
 
 def impressions(seed: int = 0, lists: int = 5, n: int = 7, stages: int = 2) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def test_padding_anywhere_changes_nothing(name: str) -> None:
 def test_gradients_are_those_of_the_value(name: str) -> None:
     objective = objectives()[name].double()
     batch = impressions(lists=2, n=6)
-    # RankFlow's second stage teaches without a gradient
+    # the second stage of RankFlow is a teacher without gradient
     free = batch["scores"][:1] if name == "RankFlow" else batch["scores"]
     scores = [stage.requires_grad_() for stage in free]
 
@@ -189,7 +189,7 @@ def test_training_finds_the_funnel(name: str) -> None:
         objective(scores, grades, relevance=relevance, depth=depth).backward()
         optimizer.step()
     result = rf.metrics.funnel([stage.detach() for stage in scores], relevance, quotas=[6, 4])
-    # BCE's second stage never saw the items of depth 0 and cannot be blamed for keeping some
+    # the second stage of BCE was not trained on items of depth 0, so it may keep some
     assert result.joint_recall.mean() > (0.9 if name != "BCE" else 0.85)
 
 
@@ -259,9 +259,9 @@ def test_identical_stages_give_powers(name: str) -> None:
 
 
 def test_a_stage_that_drops_everything_still_learns() -> None:
-    """Survival near 0: the product gives the good stage no say, L_single does, and neither gradient is lost."""
+    """Survival near 0: the product has no gradient for the good stage, L_single has one; neither gradient vanishes."""
     grades = torch.tensor([2.0, 1.0, 0.0, 0.0])
-    first = torch.tensor([-400.0, 0.0, 5.0, 5.0], requires_grad=True)  # the relevant one is as good as lost
+    first = torch.tensor([-400.0, 0.0, 5.0, 5.0], requires_grad=True)  # the relevant item is almost certainly dropped
     second = torch.tensor([0.0, 0.0, 0.0, 0.0], requires_grad=True)
     objective = LCRON(relevant=1, topk=rf.ops.topk("dftopk"))
     parts = objective.parts([first, second], grades)
@@ -392,7 +392,7 @@ def test_icc_of_three_stages_fuses_all() -> None:
     stages = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([5.0, 4.0, 9.0]), torch.tensor([7.0, 8.0, 6.0])]
     objective = ICC(relevant=1, quotas=[2, 1, 1], temperature=1e-4)
     fused = objective.fuse(objective._check(stages, torch.tensor([0.0, 0.0, 1.0]), None, None, None))
-    # item 0 is cut by the first stage, item 1 stands at its edge (half), then is cut by the second; item 2 is at
+    # item 0 is cut by the first stage, item 1 is at its edge (half) and then cut by the second; item 2 is at
     # the edge of the second: half of 9 and half of 6
     torch.testing.assert_close(fused, torch.tensor([1.0, 0.5 * 2 + 0.5 * 4, 0.5 * 9 + 0.5 * 6]))
 
@@ -405,7 +405,7 @@ def test_rankflow_by_hand() -> None:
     def bce(scores: list[float], among: list[int]) -> float:
         return sum(-math.log(sigmoid(scores[j] if truth[j] else -scores[j])) for j in among) / len(among)
 
-    kept = [0, 2, 3]  # the three best of the first stage; of them the second likes 3 best
+    kept = [0, 2, 3]  # the three best of the first stage; of them the second stage ranks 3 first
     squared = sum((first[j] - second[j]) ** 2 for j in kept) / 3
     ahead = first[3] - (first[0] + first[2]) / 2
     expected = bce(first, [0, 1, 2, 3]) + bce(second, kept) + (1 - alpha) * squared - alpha * math.log(sigmoid(ahead))
@@ -464,7 +464,7 @@ def test_any_loss_of_each_stage() -> None:
         [torch.tensor(FIRST), torch.tensor(SECOND)], torch.tensor(grades)
     )
     assert [value.item() for value in parts.values()] == pytest.approx(stages)
-    pairs = [(0, 1), (0, 2)]  # if it hears only that the first is relevant
+    pairs = [(0, 1), (0, 2)]  # if the labels only mark the first item as relevant
     stages = [sum(math.log(1 + math.exp(s[j] - s[i])) for i, j in pairs) / 2 for s in (FIRST, SECOND)]
     parts = PerStage(loss=rf.losses.RankNetLoss(), labels="relevance", relevant=1).parts(
         [torch.tensor(FIRST), torch.tensor(SECOND)], torch.tensor(grades)

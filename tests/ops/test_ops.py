@@ -52,7 +52,7 @@ INCLUSIONS: dict[str, dict[str, Any]] = {
 SOFT_TOPKS = {**TOPKS, **INCLUSIONS}
 ALL = {**SORTS, **SOFT_TOPKS, "hard_topk": {}}
 
-# These promise that probabilities sum to k.
+# The probabilities of these operators sum to k.
 EXACT = ["lapsum_topk", "sparse_topk", "sparse_topk/cube", "sigmoid_topk", "hard_topk"]
 
 
@@ -279,7 +279,7 @@ def test_solver_finds_the_threshold_that_bisection_finds(name: str, kind: str, t
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", ["lapsum_topk", "sparse_topk", "sparse_topk/cube", "sigmoid_topk"])
 def test_two_clusters_far_apart_still_sum_to_k(name: str, dtype: torch.dtype) -> None:
-    # Only part of the list is near the threshold: the mean of p says little about where to move it.
+    # Only part of the list is near the threshold: the mean of p carries little information about the direction.
     for high, low, gap in itertools.product((1, 10, 1000), (1, 10, 10_000), (1, 20, 50, 1000)):
         scores = torch.cat([torch.zeros(high), torch.full((low,), -float(gap))]).to(dtype)
         for k in {1, high - 1, high, high + 1, high + low - 1} - {0, high + low}:
@@ -674,7 +674,7 @@ def test_backward_can_run_twice_and_nothing_is_overwritten(name: str) -> None:
 @pytest.mark.witness("compile")
 @pytest.mark.parametrize("name", ALL)
 def test_compiles_without_a_break(name: str) -> None:
-    """Also backwards; without a mask, settings of an operator are only traced forwards, in a quarter of the time."""
+    """Forward and backward; without a mask only forward, which takes a quarter of the time."""
     scores, mask = lists(48, 3, 6, dtype=torch.float32), masks(49, 3, 6)
     for given, backend in ((None, "eager" if "/" in name else "aot_eager"), (mask, "aot_eager")):
         torch._dynamo.reset()
@@ -733,7 +733,7 @@ def test_neural_sort_of_a_long_list_needs_no_square_matrix() -> None:
 @pytest.mark.witness("brute force", "topk")
 @pytest.mark.parametrize("tau", [0.02, 0.5, 50.0])
 def test_inclusion_by_neural_sort_leaves_out_nothing_that_counts(tau: float) -> None:
-    # Long lists sum only a band of the matrix; here is the whole matrix.
+    # For long lists only a band of the matrix is summed; the reference sums the whole matrix.
     scores, mask = lists(56, 3, 400), masks(57, 3, 400)
     rows = ops.neural_sort(scores, tau=tau, mask=mask)
     expected = rows[..., :20, :].sum(-2) / rows.sum(-2).where(mask, 1.0)
@@ -940,8 +940,8 @@ def test_the_gradient_is_a_choice_for_soft_sorts() -> None:
 @pytest.mark.witness("extremes", "log_inclusion")
 @pytest.mark.parametrize("operator", ["diff_sort", "pirank_sort", "neural_sort", "soft_sort", "dftopk", "lapsum_topk"])
 def test_long_lists_of_scores_that_hardly_differ_have_a_finite_gradient(operator: str) -> None:
-    # What an untrained model gives. A network of n layers carries an item from one end of the list to the other with a
-    # probability that float32 hardly holds, and the slope of the logarithm there is beyond it.
+    # Scores of an untrained model. A network of n layers moves an item from one end of the list to the other with a
+    # probability that float32 can hardly represent, and the slope of its logarithm overflows.
     scores = torch.randn(4, 200, generator=torch.Generator().manual_seed(0)).mul(0.01).requires_grad_()
     for value in ops.log_inclusion(ops.topk(operator), scores, 10):
         (gradient,) = torch.autograd.grad(value.sum(), scores, retain_graph=True)
