@@ -87,7 +87,7 @@ def option_docs(kind: registry.Kind, name: str) -> list[OptionDoc]:
         OptionDoc(
             one.name,
             registry.REQUIRED if one.required else registry.config_value(one.default),
-            descriptions.get(one.name, "").removesuffix("."),
+            descriptions.get(one.name, ""),
         )
         for one in registry.options(kind, name).values()
     ]

@@ -147,11 +147,6 @@ def get(kind: Kind, name: str) -> Callable[..., Any]:
     return component
 
 
-def name_of(kind: Kind, component: object) -> str | None:
-    """Return the name of a component in configurations, or None if they cannot name it."""
-    return next((name for name in names(kind) if get(kind, name) is component), None)
-
-
 @cache
 def options(kind: Kind, name: str) -> Mapping[str, Option]:
     """Return the options that a configuration can give to a component, by name and in the order of the signature.
@@ -192,9 +187,9 @@ def check_options(kind: Kind, name: str, given: Iterable[str]) -> None:
         if option not in allowed:
             hint = did_you_mean(option, list(allowed))
             raise ValueError(f"{name} has no option {option!r}{hint}; its options are {', '.join(allowed) or 'none'}")
-    for option in allowed.values():
-        if option.required and option.name not in given:
-            raise ValueError(f"{name} needs the option {option.name!r}")
+    for required in (one.name for one in allowed.values() if one.required):
+        if required not in given:
+            raise ValueError(f"{name} needs the option {required!r}")
 
 
 def config_value(value: Any) -> Any:

@@ -6,7 +6,7 @@ import inspect
 import re
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.markup import escape
@@ -158,13 +158,13 @@ def find_methods(kind: Kind) -> list[Method]:
     """Return the public methods of one kind, in the order of their package's ``__all__``."""
     from rankfall import losses, metrics, objectives, ops, registry
 
-    if kind is Kind.METRIC:
-        members = {name: getattr(metrics, name) for name in metrics.__all__}
-        return [_describe(kind, name, one, "") for name, one in members.items() if inspect.isfunction(one)]
-    package = {Kind.OPERATOR: ops, Kind.LOSS: losses, Kind.OBJECTIVE: objectives}[kind]
+    package = {Kind.OPERATOR: ops, Kind.LOSS: losses, Kind.OBJECTIVE: objectives, Kind.METRIC: metrics}[kind]
     members = {name: getattr(package, name) for name in package.__all__}
-    config_names = {name: registry.name_of(kind.value, member) for name, member in members.items()}
-    return [_describe(kind, name, members[name], config) for name, config in config_names.items() if config]
+    if kind is Kind.METRIC:
+        return [_describe(kind, name, one, "") for name, one in members.items() if inspect.isfunction(one)]
+    registered = cast("registry.Kind", kind.value)
+    configs = {registry.get(registered, config): config for config in registry.names(registered)}
+    return [_describe(kind, name, one, configs[one]) for name, one in members.items() if one in configs]
 
 
 def find_models() -> list[Method]:

@@ -226,7 +226,7 @@ class ARFLoss(_AdaptiveLoss):
         k: Number of relevant items, at least 1: the k best labels. May exceed the length of a list.
         tau: Positive temperature of `sort` in both losses: a number, a scalar tensor, or one value per list ``(...,
             1)``. Default: the default of `sort`.
-        sort: A soft sort of :mod:`rankfall.ops`, called as ``sort(scores, k=k, mask=mask)``.
+        sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
         label_tau: None for the hard permutation of the labels, equal labels by position. Otherwise the positive
             temperature at which `sort` is applied to the labels: a number or a tensor ``(..., 1)``.
         positive_only: Whether only labels above 0 can be among the k best. Items tied at the k-th place share it.
@@ -267,10 +267,11 @@ class ARFv2Loss(_AdaptiveLoss):
 
     Args:
         k: Number of items that the scores keep, and of relevant items, at least 1.
-        topk: A soft top-k from :func:`rankfall.ops.topk`. Default: NeuralSort at `tau`, as published.
+        topk: A soft top-k from :func:`rankfall.ops.topk`; in configurations, the name of any operator or a mapping of
+            its name and options. Default: NeuralSort at `tau`, as published.
         tau: Positive temperature of `sort`, and of the default of `topk`: a number, a scalar tensor, or one value per
             list ``(..., 1)``. Default: the default of `sort`.
-        sort: A soft sort of :mod:`rankfall.ops`, called as ``sort(scores, k=k, mask=mask)``.
+        sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
         label_tau: None for the hard permutation of the labels, equal labels by position. Otherwise the positive
             temperature at which `sort` is applied to the labels: a number or a tensor ``(..., 1)``.
         positive_only: Whether only labels above 0 can be among the k best. Items tied at the k-th place share it.

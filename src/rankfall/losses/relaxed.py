@@ -58,7 +58,7 @@ def pirank_ndcg_loss(
         k: Number of ranks that count, at least 1. Default: all.
         tau: Positive temperature of `sort`: a number, a scalar tensor, or one value per list ``(..., 1)``. Default: the
             default of `sort`.
-        sort: A soft sort of :mod:`rankfall.ops`, called as ``sort(scores, k=k, mask=mask)``.
+        sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
     Returns:
@@ -106,7 +106,7 @@ def pirank_arp_loss(
         k: Number of ranks that count, at least 1. Default: all.
         tau: Positive temperature of `sort`: a number, a scalar tensor, or one value per list ``(..., 1)``. Default: the
             default of `sort`.
-        sort: A soft sort of :mod:`rankfall.ops`, called as ``sort(scores, k=k, mask=mask)``.
+        sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
     Returns:
@@ -153,7 +153,7 @@ def sort_cross_entropy_loss(
         weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
         tau: Positive temperature of `sort`: a number, a scalar tensor, or one value per list ``(..., 1)``. Default: the
             default of `sort`.
-        sort: A soft sort of :mod:`rankfall.ops`, called as ``sort(scores, k=k, mask=mask)``.
+        sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
         label_tau: None for the hard permutation of the labels, equal labels by position. Otherwise the positive
             temperature at which `sort` is applied to the labels: a number or a tensor ``(..., 1)``.
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
@@ -212,7 +212,7 @@ def relax_loss(
         k: Number of relevant items, at least 1: the k best labels. May exceed the length of a list.
         tau: Positive temperature of `sort`: a number, a scalar tensor, or one value per list ``(..., 1)``. Default: the
             default of `sort`.
-        sort: A soft sort of :mod:`rankfall.ops`, called as ``sort(scores, k=k, mask=mask)``.
+        sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
         positive_only: Whether only labels above 0 can be among the k best. Items tied at the k-th place share it.
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
@@ -261,7 +261,8 @@ def topk_bce_loss(
         mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
         weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
         k: Number of items that the scores keep, and of relevant items, at least 1.
-        topk: A soft top-k from :func:`rankfall.ops.topk`. Default: ``topk("dftopk")``.
+        topk: A soft top-k from :func:`rankfall.ops.topk`; in configurations, the name of any operator or a mapping of
+            its name and options. Default: ``topk("dftopk")``.
         positive_only: Whether only labels above 0 can be among the k best. Items tied at the k-th place share it.
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 

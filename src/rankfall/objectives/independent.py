@@ -137,7 +137,7 @@ class SortCE(Objective):
 
     Args:
         tau: Positive temperature of `sort`: a number or a scalar tensor. Default: the default of `sort`.
-        sort: A soft sort of :mod:`rankfall.ops`, called as ``sort(scores, k=k, mask=mask)``.
+        sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
         stages: Number of stages, at least 1.
     """
 
@@ -239,7 +239,7 @@ class ARF(_Adaptive):
         quotas: Number of items that each stage keeps; must not grow from stage to stage. The length is the number of
             stages.
         tau: Positive temperature of `sort`: a number or a scalar tensor. Default: the default of `sort`.
-        sort: A soft sort of :mod:`rankfall.ops`, called as ``sort(scores, k=k, mask=mask)``.
+        sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
     """
 
     def __init__(
@@ -280,7 +280,7 @@ class ARFv2(_Adaptive):
             its name and options. Default: NeuralSort at `tau`.
         tau: Positive temperature of `sort`, and of the default of `topk`: a number or a scalar tensor. Default: the
             default of `sort`.
-        sort: A soft sort of :mod:`rankfall.ops`, called as ``sort(scores, k=k, mask=mask)``.
+        sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
         stages: Number of stages, at least 1.
     """
 
