@@ -130,7 +130,7 @@ def _check_replaceable(out: Path, is_ours: Callable[[Path], bool], force: bool) 
         return
     if not is_ours(out):
         raise ValueError(
-            f"out: {out} exists but was not written by this command, or is incomplete; choose another directory"
+            f"out: {out} exists and is not what this command writes, or is incomplete; choose another directory"
         )
     if not force:
         raise ValueError(f"out: {out} exists already; --force replaces it")
