@@ -1,6 +1,6 @@
-"""Reproductions on lists: the data they find and make, what they publish beside what, and that all of them run.
+"""Reproductions on ranking lists: data, published tables, and a small run of each.
 
-Those on impressions are in test_reproduce_cascades.py.
+Those on impressions are in test_reproduce_cascades.py, the files of published numbers in test_papers.py.
 """
 
 from __future__ import annotations
@@ -15,32 +15,38 @@ import numpy as np
 import pytest
 import torch
 
+from rankfall._settings import leaves
 from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.data.lists.list_loader import Lists
 from rankfall.metrics.named import parse
 from rankfall.reporting.figures import Dots, MissingExtraError, save
-from rankfall.reproductions import pirank_figure5, pirank_figure6
-from rankfall.reproductions.datasets import Origin, find, prepare
-from rankfall.reproductions.planted import LONGEST, SHORTEST, plant, utility_of, write_letor
-from rankfall.reproductions.published import agreement, shown
-from rankfall.reproductions.registry import EXPERIMENTS, PAPERS, find_experiment
-from rankfall.reproductions.setup import ARF, LAMBDALOSS, MANY_LISTS, Method, oracle
+from rankfall.reproductions.catalogue import find_reproduction, papers, reproductions, run
+from rankfall.reproductions.drivers.length_transfer import ndcg_of_samples
+from rankfall.reproductions.drivers.sort_runtime import TEXTBOOK, TREE
+from rankfall.reproductions.drivers.training_curves import relaxed_and_hard_ndcg
+from rankfall.reproductions.generated_lists import LONGEST, SHORTEST, generate_lists, utility_of, write_letor
+from rankfall.reproductions.list_data import DataSource, find, prepare
+from rankfall.reproductions.protocols import LIST_RATES, MANY_LISTS, list_config, method_sections, oracle
+from rankfall.reproductions.published_table import agreement, format_value
+from rankfall.reproductions.schema import LossComparison, Method
 from rankfall.reproductions.task import FULL, QUICK, Report, Size, Task
 from rankfall.training.scoring import measure
 from support.command_line import run as cli
-from support.reproductions import check_pictures, check_report, module
+from support.reproductions import check_figures, check_report, load
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 TINY = Size(test_lists=1, generated_lists=12, epochs=1, patience=1, seeds=1, tune=False, points=2, longest=5**3)
-TABLES = ("arf_table2", "lambdaloss_table1", "lambdaloss_table2", "pirank_table1")
-GENERATED = Origin("generated", "generated", {})
-ON_LISTS = [name for name, experiment in EXPERIMENTS.items() if experiment.data == "lists"]
+TABLES = ("arf-table2", "lambdaloss-table1", "lambdaloss-table2", "pirank-table1")
+GENERATED = DataSource("generated", "generated", {})
+ON_LISTS = [name for name, reproduction in reproductions().items() if reproduction.data == "lists"]
+ARF = load(LossComparison, "arf-table2").protocol
+ARF_RECIPE = Recipe(**ARF.recipe)  # type: ignore[arg-type]
 
 
 def write_lists(path: Path, lists: int, *, first: int = 0, size: int = 3) -> None:
-    """Ranking text with so many lists, numbered from `first` on; packed if the name says so."""
+    """Write lists in LETOR format, numbered from `first` on, compressed if the name ends in gz."""
     lines = [f"{i % 2} qid:{q} 1:{i}.5 2:{q}" for q in range(first, first + lists) for i in range(size)]
     text = ("\n".join(lines) + "\n").encode()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,10 +58,11 @@ def write_lists(path: Path, lists: int, *, first: int = 0, size: int = 3) -> Non
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_published_method_is_run_on_every_published_metric(name: str) -> None:
-    published, methods = module(name).PUBLISHED, module(name).METHODS
-    for figures in published.figures.values():
-        assert list(figures) == list(methods)
-        assert all(len(row) == len(published.metrics) for row in figures.values())
+    table = load(LossComparison, name)
+    published, methods = table.published, [method.name for method in table.methods]
+    for rows in published.values.values():
+        assert list(rows) == methods
+        assert all(len(row) == len(published.metrics) for row in rows.values())
     for metric in published.metrics:
         parse(metric)
 
@@ -63,32 +70,32 @@ def test_every_published_method_is_run_on_every_published_metric(name: str) -> N
 @pytest.mark.parametrize(
     ("name", "source", "method", "metric", "printed"),
     [
-        ("arf_table2", "MSLR-WEB30K", "ARF", "recall@30@15", 0.446),
-        ("arf_table2", "Istella", "Softmax (n-class)", "ndcg@15", 0.069),
-        ("lambdaloss_table1", "Istella", "LambdaLoss@1", "ndcg@1", 71.72),
-        ("lambdaloss_table1", "Yahoo", "Pairwise (RankNet)", "ndcg", 82.66),
-        ("lambdaloss_table2", "MSLR-WEB30K", "LambdaLoss@5", "ndcg@5", 47.08),
-        ("pirank_table1", "MSLR-WEB30K", "PiRank-NDCG", "ndcg@15", 0.465),
-        ("pirank_table1", "Yahoo C14", "NeuralSort", "arp", 10.32),
+        ("arf-table2", "MSLR-WEB30K", "ARF", "recall@30@15", 0.446),
+        ("arf-table2", "Istella", "Softmax (n-class)", "ndcg@15", 0.069),
+        ("lambdaloss-table1", "Istella", "LambdaLoss@1", "ndcg@1", 71.72),
+        ("lambdaloss-table1", "Yahoo", "Pairwise (RankNet)", "ndcg", 82.66),
+        ("lambdaloss-table2", "MSLR-WEB30K", "LambdaLoss@5", "ndcg@5", 47.08),
+        ("pirank-table1", "MSLR-WEB30K", "PiRank-NDCG", "ndcg@15", 0.465),
+        ("pirank-table1", "Yahoo C14", "NeuralSort", "arp", 10.32),
     ],
 )
 def test_published_figures_are_as_printed(name: str, source: str, method: str, metric: str, printed: float) -> None:
-    published = module(name).PUBLISHED
-    assert published.as_data()["figures"][source][method][metric] == printed
-    assert published.values(source)[method][metric] == pytest.approx(printed / published.unit)
+    published = load(LossComparison, name).published
+    assert published.values[source][method][published.metrics.index(metric)] == printed
+    assert published.figures(source)[method][metric] == pytest.approx(printed / published.unit)
 
 
 @pytest.mark.parametrize(
     ("name", "source", "winners"),
     [
-        ("arf_table2", "MSLR-WEB30K", ["ARF", "ARF", "ARF"]),
-        ("lambdaloss_table1", "MSLR-WEB30K", ["LambdaLoss@1"] * 3),
-        ("pirank_table1", "MSLR-WEB30K", ["NeuralSort", "NeuralSort", "ApproxNDCG", *["PiRank-NDCG"] * 5]),
+        ("arf-table2", "MSLR-WEB30K", ["ARF", "ARF", "ARF"]),
+        ("lambdaloss-table1", "MSLR-WEB30K", ["LambdaLoss@1"] * 3),
+        ("pirank-table1", "MSLR-WEB30K", ["NeuralSort", "NeuralSort", "ApproxNDCG", *["PiRank-NDCG"] * 5]),
     ],
 )
 def test_published_winners(name: str, source: str, winners: list[str]) -> None:
-    published = module(name).PUBLISHED
-    values = published.values(source)
+    published = load(LossComparison, name).published
+    values = published.figures(source)
     found = []
     for metric in published.metrics:
         sign = 1 if parse(metric).higher_is_better else -1
@@ -103,22 +110,22 @@ def test_agreement_counts_pairs_that_are_apart_in_the_paper() -> None:
 
 
 def test_figures_are_shown_as_papers_print_them() -> None:
-    assert [shown(value) for value in (0.44, 46.75, 1.0, -0.25)] == [".440", "46.75", "1.00", "-0.250"]
-    assert shown(0.4531, 4) == ".4531"
+    assert [format_value(value) for value in (0.44, 46.75, 1.0, -0.25)] == [".440", "46.75", "1.00", "-0.250"]
+    assert format_value(0.4531, 4) == ".4531"
 
 
 # --- generated data -------------------------------------------------------------------------------------------
 
 
-def test_planted_lists_repeat_and_differ_by_seed() -> None:
-    one, again, other = plant(5, 1), plant(5, 1), plant(5, 2)
+def test_generated_lists_repeat_and_differ_by_seed() -> None:
+    one, again, other = generate_lists(5, 1), generate_lists(5, 1), generate_lists(5, 2)
     assert (one.features == again.features).all()
     assert (one.labels == again.labels).all()
     assert one.features.shape != other.features.shape or (one.features != other.features).any()
 
 
-def test_planted_grades_follow_the_utility() -> None:
-    data = plant(200, 0)
+def test_generated_grades_follow_the_utility() -> None:
+    data = generate_lists(200, 0)
     sizes = np.diff(data.offsets)
     assert sizes.min() >= SHORTEST
     assert sizes.max() <= LONGEST
@@ -128,17 +135,17 @@ def test_planted_grades_follow_the_utility() -> None:
     assert np.bincount(data.labels) / len(data.labels) == pytest.approx([0.5, 0.3, 0.13, 0.05, 0.02], abs=0.002)
 
 
-def test_generated_data_survive_the_road_through_text(tmp_path: Path) -> None:
+def test_generated_lists_are_unchanged_by_writing_and_preparing(tmp_path: Path) -> None:
     data = prepare(GENERATED, Recipe(), tmp_path, size=TINY, seed=3)
     test = RankingData.load(data.path)["test"]
-    assert data.planted is not None
-    assert (test.features == data.planted.features).all()
-    assert (test.labels == data.planted.labels).all()
-    assert (test.offsets == data.planted.offsets).all()
+    assert data.generated is not None
+    assert (test.features == data.generated.features).all()
+    assert (test.labels == data.generated.labels).all()
+    assert (test.offsets == data.generated.offsets).all()
 
 
 def test_oracle_beats_chance_and_every_single_feature(tmp_path: Path) -> None:
-    data = prepare(GENERATED, ARF.recipe, tmp_path, size=replace(TINY, generated_lists=100), seed=0)
+    data = prepare(GENERATED, ARF_RECIPE, tmp_path, size=replace(TINY, generated_lists=100), seed=0)
     lists = Lists([RankingData.load(data.path)["test"]])
     known = oracle(data, ["ndcg@10"])
     assert known is not None
@@ -213,7 +220,7 @@ def test_prepared_data_are_taken_as_they_are(tmp_path: Path) -> None:
     prepare_letor({"train": [tmp_path / "a.txt"], "test": [tmp_path / "b.txt"]}, tmp_path / "prepared", Recipe())
     origin = find(str(tmp_path / "prepared"))
     assert origin.kind == "prepared"
-    assert prepare(origin, ARF.recipe, tmp_path / "cache", size=FULL, seed=0).path == tmp_path / "prepared"
+    assert prepare(origin, ARF_RECIPE, tmp_path / "cache", size=FULL, seed=0).path == tmp_path / "prepared"
 
 
 def test_what_was_prepared_is_not_prepared_again_unless_something_changed(tmp_path: Path) -> None:
@@ -235,7 +242,7 @@ def test_what_was_prepared_is_not_prepared_again_unless_something_changed(tmp_pa
 def test_sets_at_hand_come_before_generated_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANKFALL_DATA", raising=False)
     assert find(None).kind == "generated"
-    with pytest.raises(ValueError, match="RANKFALL_DATA must name a directory that holds it, and is not set"):
+    with pytest.raises(ValueError, match="RANKFALL_DATA must name a directory that contains it, and is not set"):
         find("mq2007")
     write_lists(tmp_path / "mslr_sample" / "mslr_sample.txt.gz", 10)
     monkeypatch.setenv("RANKFALL_DATA", str(tmp_path))
@@ -245,7 +252,7 @@ def test_sets_at_hand_come_before_generated_data(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("wanted", "message"),
-    [("nowhere/mslr", "nowhere/mslr is not there"), ("mq2008", "did you mean 'mq2007'"), (".", "published layout")],
+    [("nowhere/mslr", "nowhere/mslr does not exist"), ("mq2008", "did you mean 'mq2007'"), (".", "published layout")],
 )
 def test_data_that_cannot_be_found(wanted: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -258,39 +265,49 @@ def test_data_that_cannot_be_found(wanted: str, message: str, tmp_path: Path, mo
 
 def test_all_methods_of_a_table_get_the_same_number_of_trials() -> None:
     for name in TABLES:
-        grids = [method.section(tune=True)["tune"] for method in module(name).METHODS.values()]
+        sections = method_sections(load(LossComparison, name).methods, LIST_RATES, tune=True)
+        grids = [section["tune"] for section in sections.values()]
         assert {int(np.prod([len(values) for values in grid.values()])) for grid in grids} == {4}
 
 
 def test_without_tuning_the_first_temperature_is_taken() -> None:
-    section = Method("relax_loss", {"m": 2, "k": 1}, (20.0, 100.0)).section(tune=False)
-    assert section == {"loss": {"name": "relax_loss", "m": 2, "k": 1, "tau": 20.0}}
+    loss = {"name": "relax_loss", "m": 2, "k": 1, "tau": 20.0}
+    method = Method(name="L_Relax", config={"loss": loss}, tune={"loss.tau": [20.0, 100.0]})
+    assert method_sections([method], LIST_RATES, tune=False) == {"L_Relax": {"loss": loss}}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_without_tuning_the_first_value_is_used(name: str) -> None:
+    for method in load(LossComparison, name).methods:
+        for key, values in method.tune.items():
+            assert leaves(method.config)[key] == values[0]
 
 
 def test_large_data_get_the_network_of_the_paper(tmp_path: Path) -> None:
-    task = Task(out=tmp_path, origin=GENERATED, size=TINY)
-    small = task.data(LAMBDALOSS.recipe)
+    task = Task(out=tmp_path, source=GENERATED, size=TINY)
+    protocol = load(LossComparison, "lambdaloss-table1").protocol
+    small = task.lists(protocol)
     large = replace(small, train_lists=MANY_LISTS)
     methods: dict[str, Any] = {"softmax": {"loss": {"name": "softmax_loss"}}}
-    assert LAMBDALOSS.config(task, small, methods=methods).model == {"hidden": [128, 64]}
-    assert LAMBDALOSS.config(task, large, methods=methods).model["dropout"] == [0.5, 0.5, 0.8]
+    assert list_config(protocol, task, small, methods).model == {"hidden": [128, 64]}
+    assert list_config(protocol, task, large, methods).model["dropout"] == [0.5, 0.5, 0.8]
 
 
-# --- every experiment -----------------------------------------------------------------------------------------
+# --- every reproduction -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
-    """Every experiment on lists, as small as it gets."""
+    """Reports of every reproduction on lists, as small as possible."""
     found = {}
     for name in ON_LISTS:
         out = tmp_path_factory.mktemp(name)
-        found[name] = EXPERIMENTS[name].load()(Task(out=out, origin=GENERATED, size=TINY, jobs=1))
+        found[name] = run(find_reproduction(name), Task(out=out, source=GENERATED, size=TINY, jobs=1))
     return found
 
 
 @pytest.mark.parametrize("name", ON_LISTS)
-def test_every_experiment_runs(name: str, reports: dict[str, Report]) -> None:
+def test_every_reproduction_runs(name: str, reports: dict[str, Report]) -> None:
     report = reports[name]
     assert not report.results.get("comparison", {}).get("failed")
     check_report(report, name)
@@ -301,28 +318,27 @@ def test_every_experiment_runs(name: str, reports: dict[str, Report]) -> None:
 
 @pytest.mark.parametrize("name", ["arf-table2", "arf-table7", "arf-figure2", "pirank-figure7"])
 def test_plots_are_drawn(name: str, reports: dict[str, Report], tmp_path: Path) -> None:
-    check_pictures(reports[name], tmp_path)
+    check_figures(reports[name], tmp_path)
 
 
 @pytest.mark.parametrize("name", ["arf-table2", "lambdaloss-table1", "lambdaloss-table2", "pirank-table1"])
-def test_tables_stand_beside_the_published_ones(name: str, reports: dict[str, Report]) -> None:
-    report, published = reports[name], module(name).PUBLISHED
+def test_tables_are_shown_beside_the_published_ones(name: str, reports: dict[str, Report]) -> None:
+    report, published = reports[name], load(LossComparison, name).published
     (_, result), *_ = report.comparisons
     titles = [sheet.title for sheet in report.sheets]
-    assert [method["name"] for method in result["methods"]] == list(next(iter(published.figures.values())))
-    assert all(any(source in title for title in titles) for source in published.figures)
+    assert [method["name"] for method in result["methods"]] == list(next(iter(published.values.values())))
+    assert all(any(source in title for title in titles) for source in published.values)
     assert set(report.results["oracle"]) == set(published.metrics)
     sources = {row["source"] for row in report.plots[name].rows}
-    assert sources == {"generated", *(f"published, {source}" for source in published.figures)}
+    assert sources == {"generated", *(f"published, {source}" for source in published.values)}
 
 
 def test_the_tree_saves_what_the_matrix_costs(tmp_path: Path) -> None:
-    from rankfall.reproductions import pirank_figure7
-
-    report = pirank_figure7.run(Task(out=tmp_path, origin=GENERATED, size=replace(TINY, longest=10**3)))
+    task = Task(out=tmp_path, source=GENERATED, size=replace(TINY, longest=10**3))
+    report = run(find_reproduction("pirank-figure7"), task)
     seconds = report.results["seconds_a_list"]
     # some 80 times on an idle machine: a margin for a busy one
-    assert seconds[pirank_figure7.TEXTBOOK][-1] > 5 * seconds[pirank_figure7.TREE][-1]
+    assert seconds[TEXTBOOK][-1] > 5 * seconds[TREE][-1]
 
 
 def test_the_relaxed_metric_is_the_hard_one_at_low_temperature(tmp_path: Path) -> None:
@@ -334,7 +350,7 @@ def test_the_relaxed_metric_is_the_hard_one_at_low_temperature(tmp_path: Path) -
             return features[:, 0]
 
     model: Any = FirstFeature()
-    values = [pirank_figure5._both(model, lists, tau) for tau in (1e-4, 1e3)]
+    values = [relaxed_and_hard_ndcg(model, lists, k=10, tau=tau) for tau in (1e-4, 1e3)]
     assert values[0]["relaxed"] == pytest.approx(values[0]["hard"], abs=1e-3)
     assert abs(values[1]["relaxed"] - values[1]["hard"]) > 0.02
 
@@ -344,39 +360,39 @@ def test_samples_as_long_as_the_lists_are_the_lists(tmp_path: Path) -> None:
     lists = Lists([RankingData.load(data.path)["test"]])
     scores = lists.gather(np.arange(lists.rows))[:, 0]
     whole = measure(scores, lists, [parse("ndcg@10")])["ndcg@10"]
-    torch.testing.assert_close(pirank_figure6._ndcg_of_samples(scores, lists, LONGEST, 0).float(), whole)
-    short = pirank_figure6._ndcg_of_samples(scores, lists, 10, 0)
+    torch.testing.assert_close(ndcg_of_samples(scores, lists, LONGEST, 10, 0).float(), whole)
+    short = ndcg_of_samples(scores, lists, 10, 10, 0)
     assert short.nanmean() > whole.nanmean()  # ten documents have their best among the first ten
 
 
 # --- the command ----------------------------------------------------------------------------------------------
 
 
-def test_list_says_what_each_shows_and_takes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_the_contents_and_duration_of_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli("reproduce", "--list") == 0
     text = capsys.readouterr().out
-    assert all(name in text for name in EXPERIMENTS)
+    assert all(name in text for name in reproductions())
     assert cli("reproduce", "--list", "--json") == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [one["name"] for one in listed] == list(EXPERIMENTS)
+    assert [one["name"] for one in listed] == list(reproductions())
     assert all(any(unit in one[key] for unit in (" s", " min")) for one in listed for key in ("quick", "full"))
-    assert {one["paper"] for one in listed} == set(PAPERS)
+    assert {one["paper"] for one in listed} == {paper.name for paper in papers()}
 
 
 def test_unknown_names_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="did you mean arf-table2"):
-        find_experiment("arf-tabel2")
+        find_reproduction("arf-tabel2")
     assert cli("reproduce", "arf-tabel2") == 2
     assert "did you mean" in capsys.readouterr().err
     assert cli("reproduce") == 2
     assert "--list" in capsys.readouterr().err
 
 
-def test_data_that_are_not_there_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_that_do_not_exist_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli("reproduce", "arf-table2", "--data", "no/such/place") == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "is not there" in err
+    assert "does not exist" in err
     assert "Traceback" not in err
 
 
@@ -417,7 +433,7 @@ def test_without_the_libraries_that_draw_tables_still_print(
 
 
 def test_generated_text_is_ranking_text(tmp_path: Path) -> None:
-    write_letor(plant(2, 0), tmp_path / "lists.txt")
+    write_letor(generate_lists(2, 0), tmp_path / "lists.txt")
     first = (tmp_path / "lists.txt").read_text().split("\n")[0].split()
     assert first[1] == "qid:0"
     assert [word.partition(":")[0] for word in first[2:]] == [str(i) for i in range(1, 21)]
@@ -437,4 +453,4 @@ def test_the_panels_of_a_source_have_the_same_lines() -> None:
     drawn = [panel["layer"][0]["encoding"]["y"]["scale"]["domain"] for panel in chart["concat"]]
     assert drawn == [["a", "b", "c"], ["a", "b", "c"], ["c"]]
     best = [{row["method"] for row in panel["data"]["values"] if row["best"]} for panel in chart["concat"]]
-    assert best == [{"b"}, set(), set()]  # nobody is the best of one
+    assert best == [{"b"}, set(), set()]  # a single method is not marked

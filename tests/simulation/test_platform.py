@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from rankfall.reproductions.platform_study import Study, funnel_recalls, variance_shares
+from rankfall.benchmarks.platform_study import Study, funnel_recalls, variance_shares
 from rankfall.simulation.feedback import ATTENTION
 from rankfall.simulation.matching import NOBODY, Catalogue
 from rankfall.simulation.platform import Platform

@@ -1,26 +1,31 @@
-"""What all reproductions have, whatever they run on."""
+"""Checks and data that the tests of all reproductions share."""
 
 from __future__ import annotations
 
-import importlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from rankfall.reporting.figures import save
+from rankfall.reproductions.catalogue import find_reproduction
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rankfall.reproductions.schema import Reproduction
     from rankfall.reproductions.task import Report
 
+Model = TypeVar("Model", bound="Reproduction")
 
-def module(name: str) -> Any:
-    """The module of an experiment by its name, or the name of its file."""
-    return importlib.import_module(f"rankfall.reproductions.{name.replace('-', '_')}")
+
+def load(model: type[Model], name: str) -> Model:
+    """Load a reproduction of a known driver."""
+    found = find_reproduction(name)
+    assert isinstance(found, model)
+    return found
 
 
 def check_report(report: Report, name: str) -> None:
-    """A report has tables with rows as long as their heads, and pictures that are named after it and hold something."""
+    """Check that tables are rectangular, and that figures are named after the reproduction and not empty."""
     assert report.sheets
     for sheet in report.sheets:
         assert all(len(row) in (0, len(sheet.columns)) for row in sheet.rows)
@@ -29,8 +34,8 @@ def check_report(report: Report, name: str) -> None:
     assert json.dumps(report.results)
 
 
-def check_pictures(report: Report, directory: Path) -> None:
-    """The first picture can be drawn."""
+def check_figures(report: Report, directory: Path) -> None:
+    """Check that the first figure can be drawn."""
     png, svg, *_ = save(report.plots, directory)
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "<svg" in svg.read_text()

@@ -1,4 +1,4 @@
-"""``rankfall reproduce``: a published table or figure, run on the data at hand, beside its figures."""
+"""``rankfall reproduce``: run a published table or figure, and show the result beside the published numbers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from rankfall.commands.terminal import (
 )
 
 if TYPE_CHECKING:
-    from rankfall.reproductions.datasets import Origin
-    from rankfall.reproductions.registry import Experiment
+    from rankfall.reproductions.list_data import DataSource
+    from rankfall.reproductions.schema import Reproduction
     from rankfall.reproductions.task import Report, Sheet
 
 EXAMPLES = examples(
@@ -43,88 +43,97 @@ DEFAULT_OUT = Path("reproduced")
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="Which table or figure (see --list).", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of a table or figure (see --list).", show_default=False)
+    ] = None,
     listing: Annotated[
-        bool, typer.Option("--list", help="Say what each experiment shows and how long it takes.")
+        bool, typer.Option("--list", help="List all reproductions, what they show and how long they take.")
     ] = False,
     data: Annotated[
         str | None,
         typer.Option(
-            help="Lists: a benchmark in its published layout, a prepared directory, a file, or one of mslr_sample, "
-            "mq2007, clueweb09 (under $RANKFALL_DATA), generated. Impressions: a prepared log, or RecFlow's directory.",
-            show_default="lists: mslr_sample if it is there, else generated; impressions: a simulated platform",
+            help="Lists: a benchmark in its published layout, a prepared directory, a file, generated, or one of "
+            "mslr_sample, mq2007, clueweb09 (in $RANKFALL_DATA). Impressions: a prepared log, or RecFlow's directory.",
+            show_default="lists: mslr_sample if available, else generated; impressions: a simulated platform",
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A minute or two: few data, epochs and settings, one seed, no tuning.")
+        bool,
+        typer.Option("--quick", help="Run in a minute or two: less data, fewer epochs and settings, one seed."),
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Directory of results.", show_default="reproduced/NAME")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the data's samples and of the first training.")] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Trainings at the same time.")] = 2,
+    out: Annotated[Path | None, typer.Option(help="Output directory.", show_default="reproduced/NAME")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the data and of the first training run.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of training runs at the same time.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print the content of results.json.")] = False,
 ) -> None:
-    """Run a published table or figure and print what comes out beside what was published.
+    """Run a published table or figure, and print the result beside the published numbers.
 
-    The published numbers are from data that cannot be passed on: compare the order of methods and the gaps, not the
-    numbers. DIR gets results.json, plots as PNG and SVG, and all runs; what is in DIR already is not run again.
+    The published numbers were measured on data that cannot be redistributed: compare the order of methods and the gaps
+    between them, not the numbers. The output directory gets results.json, figures as PNG and SVG, and all runs. Runs
+    that exist are not repeated.
     """
     if listing:
         _list(as_json)
         return
-    experiment = _experiment(name)
-    origin = _origin(experiment, data)
-    out = out or DEFAULT_OUT / experiment.name
+    reproduction = _reproduction(name)
+    source = _source(reproduction, data)
+    out = out or DEFAULT_OUT / reproduction.id
     out.mkdir(parents=True, exist_ok=True)
-    say(f"{experiment.name} on {origin.name}{', quick' * quick}: {experiment.shows}")
-    with interruptible(lambda: f"finished runs are kept in {out}; the same command goes on from there"):
-        report = _run(experiment, origin, quick=quick, out=out, seed=seed, jobs=jobs)
-    content = {"experiment": experiment.name, "paper": experiment.paper, "quick": quick, "seed": seed, **report.results}
+    say(f"{reproduction.id} on {source.name}{', quick' * quick}: {reproduction.shows}")
+    with interruptible(lambda: f"finished runs are kept in {out}; the same command continues from there"):
+        report = _run(reproduction, source, quick=quick, out=out, seed=seed, jobs=jobs)
+    content = {
+        "experiment": reproduction.id,
+        "paper": reproduction.paper,
+        "quick": quick,
+        "seed": seed,
+        **report.results,
+    }
     write_file(out / "results.json", json_text(content) + "\n")
     if as_json:
         show_json(content)
     else:
         _show(report)
     _save_plots(report, out)
-    _end(report)
+    _fail_for_failed_runs(report)
 
 
-def _experiment(name: str | None) -> Experiment:
-    from rankfall.reproductions.registry import find_experiment
+def _reproduction(name: str | None) -> Reproduction:
+    from rankfall.reproductions.catalogue import find_reproduction
 
     if name is None:
-        raise typer.BadParameter("name an experiment, or give --list", param_hint="NAME")
+        raise typer.BadParameter("expected the name of a reproduction, or --list", param_hint="NAME")
     try:
-        return find_experiment(name)
+        return find_reproduction(name)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="NAME") from None
 
 
-def _origin(experiment: Experiment, data: str | None) -> Origin:
-    from rankfall.reproductions import datasets, logs
+def _source(reproduction: Reproduction, data: str | None) -> DataSource:
+    from rankfall.reproductions import list_data, log_data
 
     try:
-        return logs.find(data) if experiment.data == "impressions" else datasets.find(data)
+        return log_data.find(data) if reproduction.data == "impressions" else list_data.find(data)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--data") from None
 
 
-def _run(experiment: Experiment, origin: Origin, *, quick: bool, out: Path, seed: int, jobs: int) -> Report:
+def _run(reproduction: Reproduction, source: DataSource, *, quick: bool, out: Path, seed: int, jobs: int) -> Report:
+    from rankfall.reproductions.catalogue import run
     from rankfall.reproductions.task import FULL, QUICK, Task
 
-    run = experiment.load()
     with progress() as bar:
         line = bar.add_task("preparing", total=None)
-        return run(
-            Task(
-                out=out,
-                origin=origin,
-                size=QUICK if quick else FULL,
-                seed=seed,
-                jobs=jobs,
-                progress=lambda what, done, total: bar.update(line, description=what, completed=done, total=total),
-                on_notice=lambda text: note(bar, text),
-            )
+        task = Task(
+            out=out,
+            source=source,
+            size=QUICK if quick else FULL,
+            seed=seed,
+            jobs=jobs,
+            progress=lambda step, done, total: bar.update(line, description=step, completed=done, total=total),
+            on_notice=lambda text: note(bar, text),
         )
+        return run(reproduction, task)
 
 
 def _show(report: Report) -> None:
@@ -135,37 +144,37 @@ def _show(report: Report) -> None:
         show(terminal_table(result))
     for sheet in report.sheets:
         _show_sheet(sheet)
-    for words in (*_about_data(report), *report.notes):
-        show(Text(f"\n{words}"))
+    for text in (*_data_descriptions(report), *report.notes):
+        show(Text(f"\n{text}"))
 
 
-def _about_data(report: Report) -> list[str]:
-    return list(dict.fromkeys(one["data"]["about"] for one in _outcomes(report) if "data" in one))
+def _data_descriptions(report: Report) -> list[str]:
+    return list(dict.fromkeys(one["data"]["about"] for one in _results(report) if "data" in one))
 
 
-def _outcomes(report: Report) -> list[dict[str, Any]]:
-    """What came out, of each comparison if there are several."""
+def _results(report: Report) -> list[dict[str, Any]]:
+    """The results of each comparison, if there are several."""
     return list(report.results.get("parts", {"all": report.results}).values())
 
 
 def _show_title(title: str) -> None:
-    """A table's own title would be folded to the width of the table."""
+    """Print a title; Rich would wrap that of a table to the width of the table."""
     show(Text(f"\n{title}", style="bold"))
 
 
-def _show_sheet(sheet: Sheet, words: str = "") -> None:
-    """A table; the column that is named in `words` may have several lines."""
+def _show_sheet(sheet: Sheet, wrapped: str = "") -> None:
+    """Print a table; the text of the column `wrapped` may have several lines."""
     _show_title(sheet.title)
     table = Table(box=box.SIMPLE_HEAD)
     table.show_edge, table.pad_edge, table.padding = False, False, (0, 2, 0, 0)
     for number, column in enumerate(sheet.columns):
-        table.add_column(column, style="cyan" if number == 0 else None, no_wrap=column != words)
+        table.add_column(column, style="cyan" if number == 0 else None, no_wrap=column != wrapped)
     for row in sheet.rows:
         if row:
             table.add_row(*row)
         else:
             table.add_section()
-    show(table if words else Folded(table))
+    show(table if wrapped else Folded(table))
 
 
 def _save_plots(report: Report, out: Path) -> None:
@@ -173,22 +182,31 @@ def _save_plots(report: Report, out: Path) -> None:
     say(f"wrote {', '.join(file.name for file in (out / 'results.json', *files))} to {out}")
 
 
-def _end(report: Report) -> None:
-    fail_for([failure for one in _outcomes(report) for failure in one.get("comparison", {}).get("failed", [])])
+def _fail_for_failed_runs(report: Report) -> None:
+    fail_for([failure for one in _results(report) for failure in one.get("comparison", {}).get("failed", [])])
 
 
 def _list(as_json: bool) -> None:
-    from dataclasses import asdict
+    from rankfall.reproductions.catalogue import papers, reproductions
 
-    from rankfall.reproductions.registry import EXPERIMENTS, PAPERS
-
+    listed = [
+        {
+            "name": one.id,
+            "paper": one.paper,
+            "shows": one.shows,
+            "quick": one.time.quick,
+            "full": one.time.full,
+            "data": one.data,
+        }
+        for one in reproductions().values()
+    ]
     if as_json:
-        show_json([asdict(experiment) for experiment in EXPERIMENTS.values()])
+        show_json(listed)
         return
     from rankfall.reproductions.task import Sheet
 
     for kind, example in (("lists", "the MSLR sample"), ("impressions", "a simulated platform")):
-        rows = [[one.name, one.shows, one.quick, one.full] for one in EXPERIMENTS.values() if one.data == kind]
-        title = f"on {kind}, and about how long it takes on two cores with {example}"
-        _show_sheet(Sheet(title, ["name", "shows", "--quick", "full"], rows), words="shows")
-    show(Text("\n" + "\n".join(f"{paper}: {reference}" for paper, reference in PAPERS.items())))
+        rows = [[one[key] for key in ("name", "shows", "quick", "full")] for one in listed if one["data"] == kind]
+        title = f"on {kind}, with approximate times on two cores and {example}"
+        _show_sheet(Sheet(title, ["name", "shows", "--quick", "full"], rows), wrapped="shows")
+    show(Text("\n" + "\n".join(f"{paper.name}: {paper.reference}" for paper in papers())))

@@ -1,6 +1,7 @@
-"""Published tables and figures, one module each, run on whatever ranking lists or impressions are at hand.
+"""Published tables and figures, reproduced on the data at hand.
 
-A module has a function ``run(task) -> Report`` and the published figures as data beside it. `registry` lists them,
-`datasets` finds lists and `planted` makes some, `logs` finds impressions or simulates them, `setup` and
-`cascade_setup` say how the papers trained, `published`, `sweep` and `plots` show what came out.
+``papers/`` has the published numbers and the settings of every reproduction as data, which `schema` defines and
+`catalogue` loads. ``drivers/`` has the few programs that run them. `list_data` and `log_data` find, generate or
+simulate the data; `protocols` turns what a paper states about training into configurations; `published_table` and
+`published_sweep` compare our values with the published ones.
 """

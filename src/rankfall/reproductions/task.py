@@ -1,4 +1,4 @@
-"""What an experiment is given, and what it gives back."""
+"""What a reproduction receives (`Task`) and returns (`Report`)."""
 
 from __future__ import annotations
 
@@ -9,27 +9,42 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from rankfall.data import Recipe
     from rankfall.reporting.figures import Plot
-    from rankfall.reproductions.datasets import DataSet, Origin
-    from rankfall.reproductions.logs import LogSet
+    from rankfall.reproductions.list_data import DataSource, ListData
+    from rankfall.reproductions.log_data import LogData
+    from rankfall.reproductions.schema import ListProtocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much of an experiment is run; what a paper ran is more than any of these."""
+    """How much of a reproduction is run. The papers used more data and runs than any of these.
 
-    lists: int | None = None  # about so many for training, validation and test of a fold, None for all
-    test_lists: int = 300  # tested on at least, as far as there are so many: folds are added until then
-    generated_lists: int = 400  # of the training split, if data are generated
+    Attributes:
+        lists: Approximate number of lists for training, validation and test of a fold. None: all.
+        test_lists: Folds are added until this number of lists is tested.
+        generated_lists: Training lists, if data are generated.
+        epochs: Largest number of epochs on ranking lists.
+        patience: Epochs without improvement after which training stops.
+        seeds: Training runs per method on ranking lists.
+        tune: Whether learning rates and temperatures are tuned on validation data.
+        points: Largest number of points of a sweep. None: those of the paper.
+        longest: Length of the longest list that is timed.
+        days: Last days of a log that are used, with those for validation and test. None: all.
+        requests: Requests per day of a simulated platform. None: those of its preset.
+        cascade_seeds: Training runs per method on impressions.
+    """
+
+    lists: int | None = None
+    test_lists: int = 300
+    generated_lists: int = 400
     epochs: int = 30
     patience: int = 6
     seeds: int = 2
-    tune: bool = True  # whether learning rates and temperatures are chosen on validation
-    points: int | None = None  # of a sweep at most, None for those of the paper
-    longest: int = 15**3  # list that is timed
-    days: int | None = None  # of a log, the last ones, with those for validation and test; None for all
-    requests: int | None = None  # of a day, if a platform is simulated; None for those of its preset
+    tune: bool = True
+    points: int | None = None
+    longest: int = 15**3
+    days: int | None = None
+    requests: int | None = None
     cascade_seeds: int = 3
 
 
@@ -51,42 +66,55 @@ FULL = Size()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One reproduction that a user asked for."""
+    """A request to run a reproduction.
+
+    Attributes:
+        out: Directory of prepared data, runs and results.
+        source: Where the data come from.
+        size: How much is run.
+        seed: Seed of the data and of the first training run.
+        jobs: Training runs at the same time.
+        progress: Receives a description of the current step, the steps done and their number.
+        on_notice: Receives messages of training runs.
+    """
 
     out: Path
-    origin: Origin
+    source: DataSource
     size: Size = FULL
     seed: int = 0
     jobs: int = 2
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None
-    on_notice: Callable[[str], None] = lambda text: None  # what trainings have to say
+    progress: Callable[[str, int, int], None] = lambda step, done, total: None
+    on_notice: Callable[[str], None] = lambda text: None
 
-    def data(self, recipe: Recipe) -> DataSet:
-        """The data, prepared by the recipe of the paper."""
-        from rankfall.reproductions.datasets import prepare
+    def lists(self, protocol: ListProtocol) -> ListData:
+        """Prepare ranking lists as the paper did."""
+        from rankfall.data import Recipe
+        from rankfall.reproductions import list_data
 
-        return prepare(self.origin, recipe, self.out / "data", size=self.size, seed=self.seed)
+        recipe = Recipe(**protocol.recipe)  # type: ignore[arg-type]  # keys and values are those of the paper's file
+        return list_data.prepare(self.source, recipe, self.out / "data", size=self.size, seed=self.seed)
 
-    def log(self, platform: str) -> LogSet:
-        """The impressions; of this simulated platform, if the user named no others."""
-        from rankfall.reproductions.logs import prepare
+    def log(self, platform: str) -> LogData:
+        """Prepare impressions; those of the simulated `platform`, unless the user named a log."""
+        from rankfall.reproductions import log_data
 
-        return prepare(self.origin, platform, self.out / "data", size=self.size, seed=self.seed, progress=self.progress)
+        cache = self.out / "data"
+        return log_data.prepare(self.source, platform, cache, size=self.size, seed=self.seed, progress=self.progress)
 
     @property
     def seeds(self) -> list[int]:
-        """Of the trainings of rankers."""
+        """Seeds of training runs on ranking lists."""
         return list(range(self.seed, self.seed + self.size.seeds))
 
     @property
     def cascade_seeds(self) -> list[int]:
-        """Of the trainings of cascades."""
+        """Seeds of training runs on impressions."""
         return list(range(self.seed, self.seed + self.size.cascade_seeds))
 
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A table of words and numbers; an empty row separates sections."""
+    """A table of text. An empty row separates sections."""
 
     title: str
     columns: Sequence[str]
@@ -95,9 +123,17 @@ class Sheet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What came out: tables to print, pictures to draw, notes in words, and everything as plain data."""
+    """Outcome of a reproduction.
 
-    comparisons: Sequence[tuple[str, dict[str, Any]]] = ()  # titles and results of comparisons
+    Attributes:
+        comparisons: Titles and results of comparisons, printed as tables.
+        sheets: Further tables to print.
+        plots: Figures by file name.
+        results: Content of ``results.json``.
+        notes: Remarks that are printed below the tables.
+    """
+
+    comparisons: Sequence[tuple[str, dict[str, Any]]] = ()
     sheets: Sequence[Sheet]
     plots: Mapping[str, Plot]
     results: dict[str, Any]

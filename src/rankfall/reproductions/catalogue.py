@@ -1,0 +1,126 @@
+"""Reproductions by name, loaded from the files in ``papers/``. Drivers are imported when they run."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
+
+from rankfall._settings import ConfigError, Section, explain, read_yaml
+from rankfall._suggest import did_you_mean
+from rankfall.reproductions.schema import DRIVERS, PaperFile, Reproduction
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rankfall.reproductions.task import Report, Task
+
+DIRECTORY = Path(__file__).parent / "papers"
+FILES = ("arf.yaml", "lambdaloss.yaml", "pirank.yaml", "lcron.yaml", "dftopk.yaml")  # in the order of ``--list``
+
+Model = TypeVar("Model", bound=Section)
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """A paper with its reproductions."""
+
+    name: str
+    reference: str
+    reproductions: tuple[Reproduction, ...]
+
+
+@cache
+def papers() -> tuple[Paper, ...]:
+    """Load all papers."""
+    return tuple(load_paper(DIRECTORY / file) for file in FILES)
+
+
+@cache
+def reproductions() -> dict[str, Reproduction]:
+    """Return every reproduction by name: first those on ranking lists, then those on impressions."""
+    found = [one for paper in papers() for one in paper.reproductions]
+    return {one.id: one for one in sorted(found, key=lambda one: one.data != "lists")}
+
+
+def find_reproduction(name: str) -> Reproduction:
+    """Return the reproduction of that name.
+
+    Raises:
+        ValueError: There is none; the message names similar ones.
+    """
+    known = reproductions()
+    if name in known:
+        return known[name]
+    close = get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"allowed are {', '.join(known)}"
+    raise ValueError(f"unknown reproduction {name!r}; {hint}")
+
+
+def run(reproduction: Reproduction, task: Task) -> Report:
+    """Run a reproduction with its driver."""
+    driver = importlib.import_module(f"rankfall.reproductions.drivers.{reproduction.driver}")
+    report: Report = driver.run(reproduction, task)
+    return report
+
+
+# --- loading ------------------------------------------------------------------------------------------------------
+
+
+def load_paper(path: Path) -> Paper:
+    """Load a paper.
+
+    Raises:
+        ConfigError: The file is not valid; the message names the reproduction and the key.
+    """
+    content = _validated(PaperFile, read_yaml(path), str(path))
+    loaded = tuple(_reproduction(one, content, path) for one in content.reproductions)
+    return Paper(content.paper, content.reference, loaded)
+
+
+def _reproduction(content: dict[str, Any], paper: PaperFile, path: Path) -> Reproduction:
+    where = f"{path}: {content.get('id', 'a reproduction without id')}"
+    driver = content.get("driver")
+    if driver not in DRIVERS:
+        hint = did_you_mean(driver, DRIVERS)
+        raise ConfigError(f"{where}: driver: found {driver!r}{hint}; allowed are {', '.join(DRIVERS)}")
+    return _validated(DRIVERS[driver], _with_definitions(content, paper, where), where)
+
+
+def _with_definitions(content: dict[str, Any], paper: PaperFile, where: str) -> dict[str, Any]:
+    """Replace the names of shared protocols and methods by their definitions."""
+    shared = {str(method.get("name")): method for method in paper.methods}
+    content = {"paper": paper.paper, **content}
+    if "protocol" in content:
+        content["protocol"] = _defined(content["protocol"], paper.protocols, f"{where}: protocol")
+    if isinstance(content.get("protocols"), dict):
+        content["protocols"] = {
+            data: _defined(name, paper.protocols, f"{where}: protocols.{data}")
+            for data, name in content["protocols"].items()
+        }
+    if isinstance(content.get("methods"), list):
+        content["methods"] = [
+            _defined(one, shared, f"{where}: methods.{position}") for position, one in enumerate(content["methods"])
+        ]
+    return content
+
+
+def _defined(value: object, definitions: Mapping[str, dict[str, Any]], where: str) -> object:
+    if not isinstance(value, str):
+        return value
+    if value not in definitions:
+        hint = did_you_mean(value, definitions)
+        raise ConfigError(f"{where}: found {value!r}{hint}; defined are {', '.join(definitions) or 'none'}")
+    return definitions[value]
+
+
+def _validated(model: type[Model], content: dict[str, Any], where: str) -> Model:
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(explain(error, where)) from None

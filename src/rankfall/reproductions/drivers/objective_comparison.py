@@ -1,0 +1,48 @@
+"""Objectives of a cascade compared on impressions, beside a published table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rankfall.reproductions.protocols import batch_for, compare_cascades
+from rankfall.reproductions.published_table import TableResult, table_report
+
+if TYPE_CHECKING:
+    from rankfall.reproductions.log_data import LogData
+    from rankfall.reproductions.schema import CascadeProtocol, ObjectiveComparison
+    from rankfall.reproductions.task import Report, Task
+
+
+def run(reproduction: ObjectiveComparison, task: Task) -> Report:
+    """Train and test every objective, each tuned with the same number of trials."""
+    protocol, published = reproduction.protocol, reproduction.published
+    data = task.log(protocol.platform)
+    comparison = compare_cascades(
+        task, data, protocol, reproduction.methods, tune=reproduction.tune, lists=reproduction.lists
+    )
+    notes = list(reproduction.notes)
+    if not reproduction.tune:
+        notes.append(_untuned_note(protocol, data))
+    result = TableResult(title=reproduction.title, published=published, comparison=comparison, data=data)
+    report = table_report(reproduction.id, result, notes)
+    return report if reproduction.leader is None else _with_rivals(report, reproduction, result)
+
+
+def _untuned_note(protocol: CascadeProtocol, data: LogData) -> str:
+    return (
+        f"Learning rate {protocol.lr:g}, batches of {batch_for(protocol, data)} impressions where the paper has "
+        f"{protocol.batch}, nothing tuned."
+    )
+
+
+def _with_rivals(report: Report, reproduction: ObjectiveComparison, result: TableResult) -> Report:
+    """Add the rivals that the leader is ahead of."""
+    leader, rivals, metric = reproduction.leader, reproduction.rivals, reproduction.published.metrics[0]
+    means = {method["name"]: method["metrics"][metric]["mean"] for method in result.comparison["methods"]}
+    behind = [name for name in rivals if name in means and leader in means and means[name] < means[leader]]
+    note = (
+        f"In the paper LCRON is first of eight, the figures of the others are not in our notes. Here {len(behind)} of "
+        f"the {len(rivals)} others are behind it."
+    )
+    return replace(report, results={**report.results, "behind_lcron": behind}, notes=[*report.notes, note])

@@ -1,0 +1,101 @@
+"""Losses of a single ranking stage compared on impressions, beside published tables.
+
+The metrics are those of rankings by grade, not those of cascades.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rankfall.data.impressions.log import ImpressionLog
+from rankfall.metrics.named import parse
+from rankfall.reproductions.protocols import compare_cascades
+from rankfall.reproductions.published_table import TableResult, join_reports, table_report
+from rankfall.studies.compare import higher_is_better
+from rankfall.studies.comparison_summary import Outcome, summarise
+from rankfall.training.train_cascade import load_run, make_loader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from rankfall.reproductions.log_data import LogData
+    from rankfall.reproductions.schema import CascadeProtocol, StageLossComparison
+    from rankfall.reproductions.task import Report, Task
+
+
+def run(reproduction: StageLossComparison, task: Task) -> Report:
+    """Compare the losses on every published data set, or on the user's log with the cut-offs of the nearest one."""
+    reports = {}
+    for name, protocol in protocols_for(reproduction, task).items():
+        variables = cutoffs(protocol)
+        published = reproduction.published.for_data(name, variables)
+        data = task.log(protocol.platform)
+        directory = f"comparison-{name}"
+        trained = compare_cascades(task, data, protocol, reproduction.methods, variables=variables, directory=directory)
+        comparison = by_grades(trained, task.out / directory, data, published.metrics)
+        result = TableResult(title=reproduction.title, published=published, comparison=comparison, data=data)
+        reports[data.name] = table_report(f"{reproduction.id}-{name}", result, reproduction.notes)
+    return join_reports(reports)
+
+
+def cutoffs(protocol: CascadeProtocol) -> dict[str, int]:
+    """Return the variables of methods and metrics: the best `k` items shall be among the `m` that are kept."""
+    return {"m": protocol.stages[0].quota, "k": protocol.relevant}
+
+
+def protocols_for(reproduction: StageLossComparison, task: Task) -> dict[str, CascadeProtocol]:
+    """Return all protocols for simulated data, else the one with lists about as long as those of the log."""
+    protocols = reproduction.protocols
+    if task.source.kind == "simulated":
+        return protocols
+    items = task.log(next(iter(protocols.values())).platform).items
+    nearest = min(protocols, key=lambda name: abs((protocols[name].items or 0) - items))
+    return {nearest: protocols[nearest]}
+
+
+# --- metrics ------------------------------------------------------------------------------------------------------
+
+
+def by_grades(comparison: dict[str, Any], out: Path, data: LogData, metrics: Sequence[str]) -> dict[str, Any]:
+    """Return a comparison of cascades of one stage with metrics of rankings instead of those of cascades."""
+    if not comparison["methods"]:
+        return {**comparison, "metrics": list(metrics)}
+    log = ImpressionLog.load(data.path)
+    values, chance = {}, {}
+    for method in comparison["methods"]:
+        measured = [_measure(log, out / run["directory"], metrics) for run in method["runs"]]
+        values[method["name"]] = {metric: torch.stack([found[metric] for found, _ in measured]) for metric in metrics}
+        chance = measured[0][1]
+    outcome = Outcome(
+        values=values,
+        chance=chance,
+        higher_is_better={metric: higher_is_better(metric) for metric in metrics},
+        folds=[len(next(iter(chance.values())))],
+    )
+    summary = summarise(outcome)
+    methods = [old | new for old, new in zip(comparison["methods"], summary["methods"], strict=True)]
+    return {**comparison, **summary, "metrics": list(metrics), "methods": methods}
+
+
+def _measure(log: ImpressionLog, run: Path, metrics: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Value and chance level of each metric for every test impression."""
+    config, cascade = load_run(run)
+    values: dict[str, list[Tensor]] = {metric: [] for metric in metrics}
+    chance: dict[str, list[Tensor]] = {metric: [] for metric in metrics}
+    with torch.no_grad():
+        for batch in make_loader(log, config, "test"):
+            (scores,) = cascade(batch)
+            labels = torch.log2(1 + batch.grade.float())  # so that the gain 2^y - 1 is the grade
+            for metric in metrics:
+                values[metric].append(parse(metric)(scores, labels, batch.mask))
+                chance[metric].append(parse(metric)(torch.zeros_like(scores), labels, batch.mask))
+    return _concatenated(values), _concatenated(chance)
+
+
+def _concatenated(parts: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
+    return {metric: torch.cat(part).double() for metric, part in parts.items()}

@@ -1,0 +1,290 @@
+"""Ranking lists of a reproduction: a benchmark in its published layout, prepared data, a known set, or generated lists.
+
+All of them become prepared data with folds for training, validation and test. Reproductions on impressions use
+`log_data`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rankfall._suggest import did_you_mean
+from rankfall.data import RankingData, Recipe, prepare_letor
+from rankfall.data.impressions.log import is_log
+from rankfall.data.lists.ranking_data import is_prepared
+from rankfall.reproductions.generated_lists import GeneratedLists, generate_lists, write_letor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankfall.reproductions.task import Size
+
+VARIABLE = "RANKFALL_DATA"
+GENERATED = "generated"
+PARTS = 5  # of a set without splits
+VALIDATION, TEST = 0.4, 0.6  # generated lists per training list
+
+_TEXT = r"(?:\.txt)?(?:\.gz|\.xz|\.zst)?"
+_ROLES = {"train": "train", "valid": "vali(?:d|dation)?|val|dev", "test": "test"}
+_KNOWN_SETS = {
+    "mslr_sample": "MSLR sample",
+    "mq2007": "MQ2007",
+    "clueweb09": "ClueWeb09",
+}  # directories in $RANKFALL_DATA
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """Where the data of a reproduction come from.
+
+    Attributes:
+        name: Name of the data in reports.
+        kind: Files in LETOR format, prepared lists, generated lists, a log, RecFlow's directory, a simulated platform.
+        files: Files in LETOR format by split.
+        path: Directory of prepared lists, of a log, or of RecFlow.
+    """
+
+    name: str
+    kind: Literal["text", "prepared", "generated", "log", "recflow", "simulated"]
+    files: dict[str, Path]
+    path: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListData:
+    """Prepared lists with their folds.
+
+    Attributes:
+        name: Name in reports.
+        path: Directory of the prepared data.
+        folds: For each fold, the splits for train, valid and test.
+        features: Number of features.
+        train_lists: Training lists of the first fold.
+        test_lists: Test lists of all folds.
+        generated: The test split with its utilities, if the lists are generated.
+    """
+
+    name: str
+    path: Path
+    folds: dict[str, dict[str, list[str]]]
+    features: int
+    train_lists: int
+    test_lists: int
+    generated: GeneratedLists | None = None
+
+    @property
+    def description(self) -> str:
+        """The data in a sentence."""
+        folds = f"{len(self.folds)} fold{'s' * (len(self.folds) > 1)}"
+        return f"{self.name}: {self.train_lists:,} lists to train on, {self.test_lists:,} tested, in {folds}."
+
+    def summary(self) -> dict[str, Any]:
+        """Description of the data in ``results.json``."""
+        return {
+            "name": self.name,
+            "about": self.description,
+            "features": self.features,
+            "folds": self.folds,
+            "train_lists": self.train_lists,
+            "test_lists": self.test_lists,
+        }
+
+
+# --- finding ------------------------------------------------------------------------------------------------------
+
+
+def find(wanted: str | None) -> DataSource:
+    """Find the lists of a path or name. None: the MSLR sample in ``$RANKFALL_DATA``, or generated lists without it.
+
+    Raises:
+        ValueError: There are no such lists; the message states what was expected.
+    """
+    if wanted is None:
+        sample = _known_directory("mslr_sample")
+        if sample is not None:
+            return _from_directory(sample, _KNOWN_SETS["mslr_sample"])
+        wanted = GENERATED
+    if wanted == GENERATED:
+        return DataSource(GENERATED, "generated", {})
+    path = Path(wanted).expanduser()
+    if path.exists():
+        return _from_directory(path, path.resolve().name) if path.is_dir() else _from_file(path)
+    if wanted not in _KNOWN_SETS:
+        hint = did_you_mean(wanted, [*_KNOWN_SETS, GENERATED])
+        raise ValueError(f"{wanted} does not exist{hint}; expected a path, {', '.join(_KNOWN_SETS)} or {GENERATED}")
+    known = _known_directory(wanted)
+    if known is None:
+        raise ValueError(
+            f"{wanted} is not available: {VARIABLE} must name a directory that contains it, and is {_shown_variable()}"
+        )
+    return _from_directory(known, _KNOWN_SETS[wanted])
+
+
+def _known_directory(name: str) -> Path | None:
+    root = os.environ.get(VARIABLE)
+    path = Path(root) / name if root else None
+    return path if path is not None and path.is_dir() else None
+
+
+def _shown_variable() -> str:
+    return repr(os.environ[VARIABLE]) if VARIABLE in os.environ else "not set"
+
+
+def _from_file(path: Path) -> DataSource:
+    return DataSource(path.name, "text", {"all": path})
+
+
+def _from_directory(path: Path, name: str) -> DataSource:
+    if is_prepared(path):
+        return DataSource(name, "prepared", {}, path)
+    if is_log(path):
+        raise ValueError(f"{path} is an impression log, but this reproduction takes ranking lists (see --list)")
+    for directory in (path, path / "Fold1", path / "full", path / "sample"):
+        for before in ("", r"set1\."):
+            files = _matching(directory, {role: f"{before}(?:{words})" for role, words in _ROLES.items()})
+            if {"train", "test"} <= files.keys():
+                return DataSource(name, "text", files)
+    parts = _matching(path, {f"S{i}": rf"(?:features46_)?(?:S|fold){i}" for i in range(1, PARTS + 1)})
+    if len(parts) == PARTS:
+        return DataSource(name, "text", parts)
+    single = _matching(path, {"all": re.escape(path.name)})
+    if single:
+        return DataSource(name, "text", single)
+    raise ValueError(
+        f"{path} is neither prepared data nor a benchmark in its published layout; looked for Fold1/train.txt "
+        "(MSLR-WEB), set1.train.txt (Yahoo), full/train.txt or sample/train.txt (Istella), train.txt, S1.txt to S5.txt"
+    )
+
+
+def _matching(directory: Path, patterns: dict[str, str]) -> dict[str, Path]:
+    """The files whose names match, in any case, compressed or not."""
+    if not directory.is_dir():
+        return {}
+    entries = sorted(entry for entry in directory.iterdir() if entry.is_file())
+    found = {}
+    for role, pattern in patterns.items():
+        whole = re.compile(pattern + _TEXT, re.IGNORECASE)
+        if matches := [entry for entry in entries if whole.fullmatch(entry.name)]:
+            found[role] = matches[0]
+    return found
+
+
+# --- preparing ----------------------------------------------------------------------------------------------------
+
+
+def prepare(source: DataSource, recipe: Recipe, cache: Path, *, size: Size, seed: int) -> ListData:
+    """Prepare the data in `cache`, unless they are already, and assign their folds."""
+    recipe = replace(recipe, seed=seed)
+    generated = None
+    if source.kind == "prepared":
+        assert source.path is not None
+        data = RankingData.load(source.path)
+    elif source.kind == "generated":
+        data, generated = _generate(recipe, cache, size.generated_lists, seed)
+    else:
+        data = _prepared(source.files, cache / _directory_name(source.name), recipe)
+    folds = _folds(data, size)
+    first = next(iter(folds.values()))
+    return ListData(
+        name=source.name,
+        path=data.path,
+        folds=folds,
+        features=data.features,
+        train_lists=sum(len(data[split]) for split in first["train"]),
+        test_lists=sum(len(data[split]) for fold in folds.values() for split in fold["test"]),
+        generated=generated,
+    )
+
+
+def _generate(recipe: Recipe, cache: Path, lists: int, seed: int) -> tuple[RankingData, GeneratedLists]:
+    name = f"{GENERATED}-{lists}-{seed}"
+    shares = {"train": 1.0, "valid": VALIDATION, "test": TEST}
+    split_seeds = {"train": 3 * seed, "valid": 3 * seed + 1, "test": 3 * seed + 2}
+    split = {role: generate_lists(max(2, round(lists * share)), split_seeds[role]) for role, share in shares.items()}
+    files = {role: cache / f"{name}.{role}.txt" for role in shares}
+    # no list is dropped or cut, so that rows correspond to utilities
+    recipe = replace(recipe, min_list=1, max_list=None)
+    data = _cached(files, cache / name, recipe)
+    if data is None:
+        cache.mkdir(parents=True, exist_ok=True)
+        for role, file in files.items():
+            write_letor(split[role], file)
+        data = _prepared(files, cache / name, recipe)
+    return data, split["test"]
+
+
+def _prepared(files: dict[str, Path], out: Path, recipe: Recipe) -> RankingData:
+    cached = _cached(files, out, recipe)
+    if cached is not None:
+        return cached
+    return prepare_letor({name: [path] for name, path in files.items()}, out, recipe, threads=2, force=True)
+
+
+def _cached(files: dict[str, Path], out: Path, recipe: Recipe) -> RankingData | None:
+    """The data in `out`, if they were prepared from the same files by the same recipe."""
+    if not is_prepared(out):
+        return None
+    data = RankingData.load(out)
+    stored = {name: split["sources"][0] for name, split in data.manifest["splits"].items()}
+    found = {name: (source["path"], source["bytes"]) for name, source in stored.items()}
+    expected = {name: (str(path), path.stat().st_size if path.exists() else -1) for name, path in files.items()}
+    return data if found == expected and data.manifest["recipe"] == _as_stored(recipe) else None
+
+
+def _as_stored(recipe: Recipe) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(recipe).items()}
+
+
+def _directory_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+
+
+# --- folds --------------------------------------------------------------------------------------------------------
+
+
+def _folds(data: RankingData, size: Size) -> dict[str, dict[str, list[str]]]:
+    """Folds until enough lists are tested: a single one if the data have splits, else those of cross-validation."""
+    found: dict[str, dict[str, list[str]]] = {}
+    tested = 0
+    for name, fold in _all_folds(data):
+        fold = {role: _first_lists(data, splits, size.lists) for role, splits in fold.items()}
+        found[name] = fold
+        tested += sum(len(data[split]) for split in fold["test"])
+        if tested >= size.test_lists:
+            break
+    return found
+
+
+def _all_folds(data: RankingData) -> list[tuple[str, dict[str, list[str]]]]:
+    names = list(data)
+    by_role = {role: [name for name in names if re.fullmatch(words, name)] for role, words in _ROLES.items()}
+    if by_role["train"] and by_role["test"]:
+        if by_role["valid"]:
+            return [("given", by_role)]
+        parts = [f"{name}:{i}/{PARTS}" for name in by_role["train"] for i in range(1, PARTS + 1)]
+        held_out = parts[PARTS - 1 :: PARTS]
+        return [("given", by_role | {"train": [part for part in parts if part not in held_out], "valid": held_out})]
+    parts = names if len(names) >= 3 else [f"{name}:{i}/{PARTS}" for name in names for i in range(1, PARTS + 1)]
+    return [(f"fold{i + 1}", _cyclic(parts, i)) for i in range(len(parts))]
+
+
+def _cyclic(parts: Sequence[str], start: int) -> dict[str, list[str]]:
+    """A fold as in LETOR: the last part is the test, the one before it validation; the next fold is shifted by one."""
+    rotated = [*parts[start:], *parts[:start]]
+    return {"train": rotated[:-2], "valid": [rotated[-2]], "test": [rotated[-1]]}
+
+
+def _first_lists(data: RankingData, splits: list[str], limit: int | None) -> list[str]:
+    """The first splits that together have `limit` lists, or a part of the first one if that is larger."""
+    if limit is None:
+        return splits
+    first = splits[0]
+    if ":" not in first and len(data[first]) > limit:
+        return [f"{first}:1/{len(data[first]) // limit}"]
+    counts = list(itertools.accumulate(len(data[split]) for split in splits))
+    return splits[: sum(count < limit for count in counts) + 1]

@@ -1,0 +1,227 @@
+"""Comparisons that train as a paper did, as far as its text says and the size of the data allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rankfall.data import RankingData
+from rankfall.data.lists.list_loader import Lists
+from rankfall.metrics.named import parse
+from rankfall.reproductions.schema import fill
+from rankfall.studies.compare import compare_methods
+from rankfall.studies.comparison_plan import ComparisonConfig
+from rankfall.training.scoring import measure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from rankfall.reproductions.list_data import ListData
+    from rankfall.reproductions.log_data import LogData
+    from rankfall.reproductions.schema import CascadeProtocol, ListProtocol, Method, StageProtocol
+    from rankfall.reproductions.task import Task
+    from rankfall.studies.compare import Step
+
+    Sections = Mapping[str, Mapping[str, Any]]  # what each method changes in a configuration
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Learning rates that are tuned; every method gets four trials.
+
+    Attributes:
+        alone: For methods without another setting.
+        combined: For methods with two values of another setting.
+    """
+
+    alone: list[float]
+    combined: list[float]
+
+
+LIST_RATES = Rates([3e-4, 1e-3, 3e-3, 1e-2], [1e-3, 3e-3])
+CASCADE_RATES = Rates([0.003, 0.005, 0.01, 0.02], [0.005, 0.01])
+
+
+def method_sections(
+    methods: Iterable[Method], rates: Rates, *, tune: bool, variables: Mapping[str, Any] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return the section of each method in a comparison, with its variables replaced."""
+    sections = {}
+    for method in methods:
+        section = fill(method.config, variables or {})
+        if tune:
+            section["tune"] = {"optimizer.lr": rates.combined if method.tune else rates.alone, **method.tune}
+        sections[method.name] = section
+    return sections
+
+
+# --- ranking lists ------------------------------------------------------------------------------------------------
+
+MANY_LISTS = 5000  # training lists from which on the network of the paper is used; it would overfit smaller sets
+SMALL_NETWORK = {"hidden": [128, 64]}
+LIST_BATCH = 16  # lists per batch
+LIST_RATE = 3e-3  # of methods for which no learning rate is tuned
+
+
+def list_config(
+    protocol: ListProtocol, task: Task, data: ListData, methods: Sections, **sections: Any
+) -> ComparisonConfig:
+    """Return a comparison of methods on ranking lists; `sections` replace those of the protocol."""
+    large = data.train_lists >= MANY_LISTS
+    epochs = min(task.size.epochs, protocol.epochs) if large and protocol.epochs else task.size.epochs
+    content = {
+        "data": {"path": str(data.path)},
+        "model": protocol.network if large else SMALL_NETWORK,
+        "optimizer": {"lr": LIST_RATE},
+        "training": {
+            "epochs": epochs,
+            "patience": task.size.patience,
+            "batch": LIST_BATCH,
+            "metric": protocol.metric,
+        },
+        "seeds": task.seeds,
+        "folds": data.folds,
+        "methods": methods,
+        **sections,
+    }
+    return ComparisonConfig.model_validate(content)
+
+
+def oracle(data: ListData, metrics: Sequence[str]) -> dict[str, float] | None:
+    """Return the metrics of the order by true utility on the test lists, or None if the data are not generated."""
+    if data.generated is None:
+        return None
+    lists = Lists([RankingData.load(data.path)["test"]])
+    values = measure(torch.from_numpy(data.generated.utility).float(), lists, [parse(name) for name in metrics])
+    return {name: float(value.double().nanmean()) for name, value in values.items()}
+
+
+# --- impressions --------------------------------------------------------------------------------------------------
+
+MANY_IMPRESSIONS = 1_000_000  # from which on models and batches are those of the paper
+
+# Published batches are divided by the first of these numbers whose key the log reaches. The published logs have
+# millions of impressions; one pass over fewer in batches as large would have too few steps to learn from.
+BATCH_DIVISORS = {MANY_IMPRESSIONS: 1, 20_000: 8, 0: 32}
+
+
+def cascade_config(
+    protocol: CascadeProtocol,
+    data: LogData,
+    methods: Sections,
+    *,
+    seeds: Sequence[int],
+    lists: Mapping[str, Any] | None = None,
+) -> ComparisonConfig:
+    """Return a comparison of methods on impressions.
+
+    Args:
+        protocol: Stages and training of the paper.
+        data: The log.
+        methods: Section of each method.
+        seeds: Seeds of the training runs.
+        lists: Options of the ``data`` section: length of test lists, random negatives.
+
+    Raises:
+        ValueError: Lists are too short for the first stage.
+    """
+    lists = lists or {}
+    _check_length(protocol, data, lists.get("length"))
+    content = {
+        "data": {"path": str(data.path), **data.roles, **lists},
+        "relevant": protocol.relevant,
+        "stages": [_stage_section(stage, data) for stage in protocol.stages],
+        "optimizer": {"lr": protocol.lr},
+        "training": {"epochs": 1, "batch": batch_for(protocol, data)},
+        "methods": methods,
+        "seeds": seeds,
+    }
+    return ComparisonConfig.model_validate(content)
+
+
+def batch_for(protocol: CascadeProtocol, data: LogData) -> int:
+    """Return the number of impressions per batch for a log of this size."""
+    divisor = next(divisor for least, divisor in BATCH_DIVISORS.items() if data.train_impressions >= least)
+    return max(1, protocol.batch // divisor)
+
+
+def _stage_section(stage: StageProtocol, data: LogData) -> dict[str, Any]:
+    section: dict[str, Any] = {"name": stage.name, "quota": stage.quota, "model": _stage_model(stage, data)}
+    if stage.min_depth is not None:
+        section["min_depth"] = min(stage.min_depth, data.depths - 1)
+    return section
+
+
+def _stage_model(stage: StageProtocol, data: LogData) -> dict[str, Any]:
+    if stage.small_model is not None and data.train_impressions < MANY_IMPRESSIONS:
+        return stage.small_model
+    if stage.model["kind"] == "din" and not data.sequences:
+        return {"kind": "mlp"}  # DIN needs a behaviour sequence
+    return stage.model
+
+
+def _check_length(protocol: CascadeProtocol, data: LogData, length: int | None) -> None:
+    first = protocol.stages[0]
+    if (length or data.items) <= first.quota:
+        raise ValueError(
+            f"{data.path} has lists of {data.items:.4g} items, of which {first.name} would keep {first.quota}; "
+            f"expected lists of more than {first.quota} (such as those of the platform {protocol.platform})"
+        )
+
+
+def compare_cascades(
+    task: Task,
+    data: LogData,
+    protocol: CascadeProtocol,
+    methods: Iterable[Method],
+    *,
+    tune: bool = True,
+    seeds: int | None = None,
+    variables: Mapping[str, Any] | None = None,
+    lists: Mapping[str, Any] | None = None,
+    directory: str = "comparison",
+) -> dict[str, Any]:
+    """Train and test methods on impressions.
+
+    Args:
+        task: The task.
+        data: The log.
+        protocol: Stages and training of the paper.
+        methods: What is compared.
+        tune: Whether settings are tuned, if the size of the task allows it.
+        seeds: Largest number of seeds.
+        variables: Values of the variables in the methods.
+        lists: Options of the ``data`` section.
+        directory: Directory of the comparison in that of the task.
+    """
+    sections = method_sections(methods, CASCADE_RATES, tune=tune and task.size.tune, variables=variables)
+    config = cascade_config(protocol, data, sections, seeds=task.cascade_seeds[:seeds], lists=lists)
+    return run_comparison(task, config, directory)
+
+
+# --- running ------------------------------------------------------------------------------------------------------
+
+
+def run_comparison(task: Task, config: ComparisonConfig, directory: str = "comparison") -> dict[str, Any]:
+    """Train and test the missing runs in a directory of the task, and return the result of the comparison."""
+    total = done = 0
+
+    def on_plan(steps: int) -> None:
+        nonlocal total
+        total = steps
+
+    def on_step(step: Step) -> None:
+        nonlocal done
+        done += 1
+        task.progress(f"{step.method}, {step.title}", done, total)
+
+    return compare_methods(
+        config,
+        task.out / directory,
+        jobs=task.jobs,
+        on_plan=on_plan,
+        on_step=on_step,
+        on_notice=lambda step, text: task.on_notice(f"{step.method}, {step.title}: {text}"),
+    )

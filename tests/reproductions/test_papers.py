@@ -1,0 +1,130 @@
+"""Files of published numbers: they load quickly, errors name the place, and every table has all its cells."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from rankfall._settings import ConfigError
+from rankfall.reproductions.catalogue import DIRECTORY, FILES, load_paper, papers, reproductions
+from rankfall.reproductions.schema import (
+    Measured,
+    ObjectiveSweep,
+    PublishedSweep,
+    PublishedTable,
+    Reproduction,
+    fill,
+    mean_of,
+    variables_in,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# numbers and cells that are not transcribed; tables without values are not listed
+CELLS = {
+    "arf-table2": (54, 0),
+    "arf-table3": (54, 0),
+    "arf-table5": (18, 0),
+    "lambdaloss-table1": (54, 0),
+    "lambdaloss-table2": (21, 0),
+    "pirank-table1": (96, 0),
+    "lcron-table2": (40, 0),
+    "lcron-table3": (9, 0),
+    "lcron-table4": (8, 0),
+    "lcron-table6": (8, 24),
+    "lcron-table7": (9, 6),
+    "lcron-table8": (6, 0),
+    "lcron-table9": (1, 2),
+    "lcron-table10": (1, 2),
+    "lcron-table11": (1, 2),
+    "lcron-table12": (1, 2),
+    "dftopk-table1": (18, 0),
+    "dftopk-table5": (9, 0),
+    "dftopk-table6": (36, 0),
+}
+
+
+def published(reproduction: Reproduction) -> PublishedTable | PublishedSweep | None:
+    found = getattr(reproduction, "published", None)
+    assert found is None or isinstance(found, PublishedTable | PublishedSweep)
+    return found
+
+
+def test_every_file_is_loaded() -> None:
+    assert sorted(FILES) == sorted(path.name for path in DIRECTORY.glob("*.yaml"))
+    names = [one.id for paper in papers() for one in paper.reproductions]
+    assert len(names) == len(set(names)) == len(reproductions())
+
+
+def test_tables_have_as_many_cells_as_were_transcribed() -> None:
+    found = {}
+    for name, reproduction in reproductions().items():
+        table = published(reproduction)
+        cells = [] if table is None else [mean_of(cell.printed) for cell in table.cells()]
+        if cells:
+            unknown = cells.count(None)
+            found[name] = (len(cells) - unknown, unknown)
+    assert found == CELLS
+
+
+def test_loading_does_not_import_torch() -> None:
+    code = (
+        "import sys; from rankfall.reproductions.catalogue import reproductions; reproductions(); "
+        "assert 'torch' not in sys.modules and 'polars' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"driver": "objective_swep"}, "lcron-table8: driver: found 'objective_swep', did you mean 'objective_sweep'"),
+        ({"protocol": "two_stage"}, "lcron-table8: protocol: found 'two_stage', did you mean 'two_stages'"),
+        ({"methods": ["LCRON"]}, "lcron-table8: methods.0: found 'LCRON'.*; defined are BCE"),
+        ({"variable": "weight"}, r"found the variables \['tau'\], expected \$weight"),
+        ({"digits": 3}, "lcron-table8: unknown key 'digits'"),
+        (
+            {"published": {"along": "tau", "points": [1, 2], "values": {"RecFlow": {"m": {"joint_recall": [0.5]}}}}},
+            "lcron-table8: published: values.RecFlow.m.joint_recall: found 1 values, expected 2",
+        ),
+        ({"published": {"along": "tau", "points": ["high"]}}, "lcron-table8: published.points.0"),
+    ],
+)
+def test_errors_name_file_reproduction_and_key(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    content = yaml.safe_load((DIRECTORY / "lcron.yaml").read_text())
+    (sweep,) = (one for one in content["reproductions"] if one["id"] == "lcron-table8")
+    content["reproductions"] = [{**sweep, **change}]
+    file = tmp_path / "lcron.yaml"
+    file.write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_paper(file)
+    assert str(caught.value).startswith(str(file))
+
+
+def test_rows_of_a_table_have_one_value_per_column() -> None:
+    with pytest.raises(ValueError, match=r"values.data.m: found 2 values, expected 1, one for each of the columns"):
+        PublishedTable.model_validate({"columns": ["ndcg"], "values": {"data": {"m": [0.5, 0.6]}}})
+
+
+def test_columns_have_their_own_unit_and_cells_a_deviation() -> None:
+    content = {
+        "columns": ["ndcg", {"name": "seconds", "unit": 1, "direction": "lower"}],
+        "unit": 100,
+        "values": {"data": {"a": [50, {"value": 3.5, "std": 0.1}], "b": [None, 4]}},
+    }
+    table = PublishedTable.model_validate(content)
+    assert table.figures("data") == {"a": {"ndcg": 0.5, "seconds": 3.5}, "b": {"seconds": 4}}
+    assert table.values["data"]["a"][1] == Measured(value=3.5, std=0.1)
+
+
+def test_all_points_of_a_sweep_are_used() -> None:
+    for reproduction in reproductions().values():
+        if isinstance(reproduction, ObjectiveSweep):
+            sections = [method.config for method in reproduction.methods]
+            filled = fill([reproduction.lists, *sections], {reproduction.variable: reproduction.published.points[0]})
+            assert not variables_in(filled)
