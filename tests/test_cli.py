@@ -137,7 +137,7 @@ def test_the_report_is_self_contained(demonstration: Path) -> None:
 def test_demo_does_not_replace_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.yaml").write_text("mine")
     assert run("demo", "--quick", "--force", "--out", str(tmp_path)) == 1
-    assert f"out: {tmp_path} has config.yaml and no log" in capsys.readouterr().err
+    assert f"out: {tmp_path} contains config.yaml but no log" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 

@@ -1,4 +1,4 @@
-"""What ``rankfall demo`` shows: a simulated platform, and its cascade trained stage by stage and as one network."""
+"""``rankfall demo``: a simulated platform whose cascade is trained stage by stage and as one network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.log import ImpressionLog
     from rankfall.training.config.cascade_config import CascadeConfig
 
-    # what is being done, how much of it is done, and of how much
+    # receives the current step, the amount done and the total, which may be unknown
     Progress = Callable[[str, float, float | None], None]
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -35,18 +35,18 @@ STAGES: list[dict[str, Any]] = [
 ]
 ABOUT = (
     "A simulated platform of 500 users logged which items its production cascade kept at each stage. A two-tower model "
-    "keeps 30 of 40 items, a deep interest network 20 of those 30; joint recall is the share of the 10 best that "
-    "survive both. BCE trains each stage by itself on all 40 items, LCRON trains both as one network. One seed and one "
-    "setting, tuned for neither, and tests that know nothing of other seeds: this shows the tool at work and decides "
-    "nothing."
+    "keeps 30 of 40 items, a deep interest network 20 of those 30; joint recall is the share of the 10 best items that "
+    "survive both stages. BCE trains each stage separately on all 40 items, LCRON trains both as one network. There is "
+    "one seed and one untuned setting per method, and the tests do not account for other seeds: this shows how the "
+    "tool works, not which method is better."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a demonstration is."""
+    """Size of a demonstration."""
 
-    days: int  # of which the last two are for validation and test
+    days: int  # the last two are for validation and test
     requests_per_day: int
     epochs: int
     batch: int
@@ -57,13 +57,23 @@ QUICK = Size(days=3, requests_per_day=100, epochs=1, batch=32)
 
 
 def run(out: Path, *, size: Size, seed: int, progress: Progress = lambda *step: None) -> dict[str, Any]:
-    """Simulate, train, compare and report; `out` gets everything a user may want to look at."""
+    """Simulate a log, train both methods, compare them and write the report.
+
+    Args:
+        out: Directory that gets ``log/``, ``runs/``, ``config.yaml`` and ``report.html``.
+        size: Size of the log and of the training runs.
+        seed: Seed of the log and of the training runs.
+        progress: Receives the current step, the amount done and the total.
+
+    Returns:
+        The content of ``comparison.json``.
+    """
     log = _simulate(out / "log", size, seed, progress)
     evaluations: dict[str, Evaluation] = {}
     for name, objective in OBJECTIVES.items():
         config = _config(log, objective, size, seed)
-        steps = _report(progress, f"training with {name}")
-        train(config, out / "runs" / name, force=True, progress=steps)
+        on_step = _progress_of(progress, f"training with {name}")
+        train(config, out / "runs" / name, force=True, progress=on_step)
         evaluations[name] = evaluate_run(out / "runs" / name)
     result = _summary(evaluations, log, seed)
     config = _config(log, OBJECTIVES["lcron"], size, seed)
@@ -86,8 +96,8 @@ def _simulate(path: Path, size: Size, seed: int, progress: Progress) -> Impressi
     return simulate_log(simulation, path, force=True, on_requests=on_requests)
 
 
-def _report(progress: Progress, what: str) -> Callable[[Any], None]:
-    return lambda step: progress(what, (step.epoch - 1) * step.batches + step.batch, step.epochs * step.batches)
+def _progress_of(progress: Progress, description: str) -> Callable[[Any], None]:
+    return lambda step: progress(description, (step.epoch - 1) * step.batches + step.batch, step.epochs * step.batches)
 
 
 def _config(log: ImpressionLog, objective: Mapping[str, Any], size: Size, seed: int) -> CascadeConfig:
@@ -110,7 +120,7 @@ def _config(log: ImpressionLog, objective: Mapping[str, Any], size: Size, seed: 
 
 
 def _summary(evaluations: Mapping[str, Evaluation], log: ImpressionLog, seed: int) -> dict[str, Any]:
-    """The content of ``comparison.json``: one seed, one fold."""
+    """Return the content of ``comparison.json``: one seed, one fold."""
     first = next(iter(evaluations.values()))
     outcome = Outcome(
         values={
@@ -121,5 +131,5 @@ def _summary(evaluations: Mapping[str, Evaluation], log: ImpressionLog, seed: in
         higher_is_better={name: higher_is_better(name) for name in first.values},
         folds=[len(first.qids)],
     )
-    about = {"metrics": list(first.values), "seeds": [seed], "folds": {"all": {}}}
-    return {**about, "unit": "impressions", **summarise(outcome), "incomplete": [], "failed": []}
+    setup = {"metrics": list(first.values), "seeds": [seed], "folds": {"all": {}}}
+    return {**setup, "unit": "impressions", **summarise(outcome), "incomplete": [], "failed": []}

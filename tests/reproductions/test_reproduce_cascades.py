@@ -263,6 +263,7 @@ def test_three_stages_are_those_in_experiments() -> None:
 
 
 def test_all_methods_of_a_table_get_the_same_number_of_trials() -> None:
+    tables: list[tuple[list[Method], dict[str, int]]]
     tables = [(load(ObjectiveComparison, name).methods, {}) for name in TABLES]
     tables += [
         (table.methods, cutoffs(protocol))

@@ -1,4 +1,4 @@
-"""``rankfall demo``: the first thing a new user runs."""
+"""``rankfall demo``: simulate, train two methods, compare and report."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def demo(
             help="Directory for log, runs, config.yaml, comparison.json, report.html.", show_default="not kept"
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the platform and of the trainings.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Write over what an earlier demo left there.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A few hundred impressions: seconds.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the platform and of the training runs.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output of an earlier demo.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Use a few hundred impressions; takes seconds.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
     """Simulate a platform, train its cascade stage by stage (BCE) and as one network (LCRON), and compare.
 
     The platform logs which items each stage of its production cascade kept. A retrieval and a ranking model learn from
-    that log; the table says how many of the relevant items survive them, and where the others are lost.
+    that log; the table shows how many of the relevant items survive them, and where the others are lost.
     """
     if out is None:
         with tempfile.TemporaryDirectory(prefix="rankfall-demo-") as directory:
             result = _run(Path(directory), seed, quick)
     else:
         if out.exists() and any(out.iterdir()) and not force:
-            raise ValueError(f"out: {out} is not empty; name another directory, or write over it with --force")
+            raise ValueError(f"out: {out} is not empty; name another directory, or overwrite it with --force")
         _check_demo(out)
         out.mkdir(parents=True, exist_ok=True)
         result = _run(out, seed, quick)
@@ -53,10 +53,12 @@ def demo(
 
 
 def _check_demo(out: Path) -> None:
-    """Refuse a directory with files of something else; an earlier demo has left a log there before all others."""
-    there = sorted(path.name for path in out.glob("[!.]*"))
-    if there and not (out / "log" / MANIFEST).is_file():
-        raise ValueError(f"out: {out} has {there[0]} and no log, so that is from no demo; name another directory")
+    """Raise an error for a directory with other files; an earlier demo wrote its log first."""
+    names = sorted(path.name for path in out.glob("[!.]*"))
+    if names and not (out / "log" / MANIFEST).is_file():
+        raise ValueError(
+            f"out: {out} contains {names[0]} but no log, so it was not written by a demo; name another directory"
+        )
 
 
 def _run(out: Path, seed: int, quick: bool) -> dict[str, Any]:
@@ -72,5 +74,5 @@ def _run(out: Path, seed: int, quick: bool) -> dict[str, Any]:
             out,
             size=size,
             seed=seed,
-            progress=lambda what, done, total: bar.update(line, description=what, completed=done, total=total),
+            progress=lambda step, done, total: bar.update(line, description=step, completed=done, total=total),
         )

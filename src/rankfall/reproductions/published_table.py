@@ -158,7 +158,7 @@ def _sheet(title: str, data: str, published: PublishedTable, agreements: Mapping
 
 
 def _oracle_sheet(oracle: Mapping[str, float]) -> Sheet:
-    title = "oracle: the order by the planted utility, which nothing beats but by luck"
+    title = "oracle: the order by true utility, an upper bound up to chance"
     return Sheet(title, ["", *oracle], [["oracle", *(format_value(value) for value in oracle.values())]])
 
 

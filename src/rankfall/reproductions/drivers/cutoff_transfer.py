@@ -42,7 +42,7 @@ def run(reproduction: CutoffTransfer, task: Task) -> Report:
     ]
     figure = HeatMaps(
         cells,
-        title="Recall@m@k, trained for one cut and evaluated on another",
+        title="Recall@m@k, trained for one pair of cut-offs and evaluated on another",
         subtitle=f"{data.name}; framed: the best training for each evaluation",
         row="trained for m'@k'",
         column="evaluated at m@k",
@@ -62,7 +62,7 @@ def run(reproduction: CutoffTransfer, task: Task) -> Report:
         },
         notes=[
             *(
-                f"{loss}: trained for the same cut is best in {count} of {len(cutoffs)} columns."
+                f"{loss}: training for the evaluated cut-offs is best in {count} of {len(cutoffs)} columns."
                 for loss, count in best_on_diagonal.items()
             ),
             *reproduction.notes,

@@ -46,13 +46,13 @@ def run(reproduction: LengthTransfer, task: Task) -> Report:
     ]
     figure = HeatMaps(
         cells,
-        title=f"{reproduction.method.name}: size of training lists against size of test lists",
+        title=f"{reproduction.method.name}: length of training lists by length of test lists",
         subtitle=f"{metric.upper()}; framed: the best training for each test",
         row="training",
         column="documents in a test list",
     )
     rows = [[name, *(format_value(value) for value in by_length.values())] for name, by_length in values.items()]
-    title = f"{metric.upper()} by size of training lists (rows) and of test lists"
+    title = f"{metric.upper()} by length of training lists (rows) and of test lists"
     wins = _wins_of_longest(values, lengths)
     return Report(
         sheets=[Sheet(title, ["", *map(str, lengths)], rows)],

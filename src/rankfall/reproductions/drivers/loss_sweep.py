@@ -92,7 +92,7 @@ def _report_of_one(
             for point, values in curve.items()
         ],
         title=reproduction.heading,
-        subtitle="shaded: where the paper finds the best tau; band: 95 % confidence interval over queries",
+        subtitle=f"shaded: best {variable} in the paper; band: 95 % confidence interval over queries",
         x=reproduction.along,
         y=metric,
         series="data",
@@ -118,7 +118,7 @@ def _published_at(published: PublishedSweep | None, point: Number) -> str:
     if published is None:
         return ""
     if published.best and published.best[0] <= point <= published.best[1]:
-        return "best between these"
+        return "in the range of the best"
     return "" if point in published.points else "not swept"
 
 
@@ -153,7 +153,7 @@ def _report_of_several(
     return Report(
         sheets=[
             Sheet(
-                f"{metric} on {data.name} by learning rate",
+                f"{metric} on {data.name} by {reproduction.along}",
                 ["loss", *(f"{point:g}" for point in points), "best - worst"],
                 rows,
             )

@@ -31,8 +31,8 @@ def run(reproduction: ObjectiveComparison, task: Task) -> Report:
 
 def _untuned_note(protocol: CascadeProtocol, data: LogData) -> str:
     return (
-        f"Learning rate {protocol.lr:g}, batches of {batch_for(protocol, data)} impressions where the paper has "
-        f"{protocol.batch}, nothing tuned."
+        f"Learning rate {protocol.lr:g}, batches of {batch_for(protocol, data)} impressions ({protocol.batch} in the "
+        "paper), without tuning."
     )
 
 
@@ -42,7 +42,7 @@ def _with_rivals(report: Report, reproduction: ObjectiveComparison, result: Tabl
     means = {method["name"]: method["metrics"][metric]["mean"] for method in result.comparison["methods"]}
     behind = [name for name in rivals if name in means and leader in means and means[name] < means[leader]]
     note = (
-        f"In the paper LCRON is first of eight, the figures of the others are not in our notes. Here {len(behind)} of "
-        f"the {len(rivals)} others are behind it."
+        f"In the paper {leader} is better than all {len(rivals)} others, whose values are not transcribed. Here it is "
+        f"better than {len(behind)} of them."
     )
     return replace(report, results={**report.results, "behind_lcron": behind}, notes=[*report.notes, note])

@@ -51,7 +51,7 @@ def run(reproduction: SortRuntime, task: Task) -> Report:
         ["grows like", *(f"L^{growth[name]:.2f}" for name in PUBLISHED_AS)],
         ["published", *(f"L^{reproduction.growth[name]:.2f}" for name in PUBLISHED_AS.values())],
     ]
-    title = "milliseconds a list, forward + backward, k = 1, one thread (CPU time)"
+    title = "milliseconds per list, forward + backward, k = 1, one thread (CPU time)"
     points = [
         {"series": name, "x": length, "y": 1000 * value}
         for name, values in seconds.items()
@@ -59,10 +59,10 @@ def run(reproduction: SortRuntime, task: Task) -> Report:
     ]
     figure = Lines(
         points,
-        title="One row of a soft sort, in one piece or in a tree",
+        title="One row of a soft sort, computed at once or in a tree",
         subtitle=title,
         x="list size L",
-        y="milliseconds a list",
+        y="milliseconds per list",
         series="operator",
         log_x=True,
         log_y=True,
@@ -107,8 +107,8 @@ def _forward_backward(sort: Callable[[Tensor], Tensor], scores: Tensor) -> None:
 def _notes(seconds: dict[str, list[float]], growth: dict[str, float]) -> list[str]:
     last = {name: values[-1] for name, values in seconds.items()}
     return [
-        f"Against the n x n form, which grows like L^{growth[TEXTBOOK]:.2f}, depth 3 is "
-        f"{last[TEXTBOOK] / last[TREE]:.0f} times as fast on the longest lists. That is the figure of the paper.",
-        f"Against our depth 1 it takes {last[TREE] / last[ONE]:.1f} times as long there. Our depth 1 makes its one row "
-        "from a sort and prefix sums, so there is no matrix that a tree could save.",
+        f"On the longest lists, depth 3 is {last[TEXTBOOK] / last[TREE]:.0f} times as fast as the n x n form, which "
+        f"grows like L^{growth[TEXTBOOK]:.2f}. This is what the figure of the paper shows.",
+        f"It takes {last[TREE] / last[ONE]:.1f} times as long as our depth 1, which computes its one row from a sort "
+        "and prefix sums, without the matrix that a tree avoids.",
     ]
