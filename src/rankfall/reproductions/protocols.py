@@ -1,4 +1,4 @@
-"""Comparisons that train as a paper did, as far as its text says and the size of the data allows."""
+"""Comparisons that follow the training protocol of a paper, adapted to the size of the data."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def compare_cascades(
         task: The task.
         data: The log.
         protocol: Stages and training of the paper.
-        methods: What is compared.
+        methods: The methods to compare.
         tune: Whether settings are tuned, if the size of the task allows it.
         seeds: Largest number of seeds.
         variables: Values of the variables in the methods.

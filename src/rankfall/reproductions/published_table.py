@@ -120,7 +120,7 @@ def with_metrics(comparison: dict[str, Any], metrics: Sequence[str]) -> dict[str
 
 
 def join_reports(parts: Mapping[str, Report]) -> Report:
-    """Return one report of several comparisons; their results are the ``parts`` of its own."""
+    """Return one report of several comparisons; their results become its ``parts``."""
     reports = list(parts.values())
     return Report(
         comparisons=[one for report in reports for one in report.comparisons],

@@ -19,7 +19,7 @@ from rankfall._settings import Section
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-Number = int | float  # as it is printed: an integer stays one
+Number = int | float  # as printed; integers stay integers
 Positive = Annotated[int, Field(ge=1)]
 Options = dict[str, Any]  # part of a training configuration, which checks it
 Kind = Literal["lists", "impressions"]
@@ -66,7 +66,7 @@ class PublishedTable(Section):
     """A published table of methods (rows) by metrics (columns), for each data set.
 
     Attributes:
-        columns: Metrics, or columns with a unit and a direction of their own.
+        columns: Metrics, or columns with their unit and direction.
         values: For each data set and row, one number per column as printed; null where it is not transcribed.
         unit: What 1 is printed as: 100 in tables of percent.
         digits: Decimal places in which values below 1 are shown.
@@ -301,7 +301,7 @@ class Reproduction(Section):
         shows: What it shows, for ``--list``.
         time: How long it takes.
         driver: The module in ``drivers/`` that runs it.
-        notes: What a reader of the report has to know: where our data or methods differ from the paper's.
+        notes: Where our data or methods differ from those of the paper.
     """
 
     data: ClassVar[Kind] = "lists"
@@ -397,7 +397,7 @@ class LengthTransfer(Reproduction):
     Attributes:
         lengths: Documents per list.
         k: Cut-off of the NDCG of the tests.
-        claim: What the paper concludes.
+        claim: Conclusion of the paper.
     """
 
     driver: Literal["length_transfer"]
@@ -492,7 +492,7 @@ class ObjectiveSweep(Reproduction):
 
 
 class StageLossComparison(_TableOfMethods):
-    """Losses of a single ranking stage, on several logs that have cut-offs of their own.
+    """Losses of a single ranking stage, on several logs with different cut-offs.
 
     Methods and columns use the variables ``$m``, the quota of the stage, and ``$k``, the number of relevant items.
 

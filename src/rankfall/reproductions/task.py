@@ -1,4 +1,4 @@
-"""What a reproduction receives (`Task`) and returns (`Report`)."""
+"""Input (`Task`) and output (`Report`) of a reproduction."""
 
 from __future__ import annotations
 
