@@ -27,7 +27,7 @@ from rankfall.serving.bundle_files import seal
 from rankfall.serving.service.app import Service
 from rankfall.serving.service.run_service import listen, server_config
 from rankfall.serving.service.settings import Settings
-from rankfall.serving.service.shared_state import Board, load_first
+from rankfall.serving.service.shared_state import SharedState, load_initial_bundles
 from support.bundles import exported, made_once, platform_bundle, platform_run
 
 if TYPE_CHECKING:
@@ -154,8 +154,8 @@ class Running:
 def running(bundle: Path, **changes: Any) -> Iterator[Running]:
     """A service of a bundle."""
     settings = Settings(bundle, **{"token": TOKEN, "deadline": 30_000, **changes})
-    board = Board(None)
-    with serving(Service(settings, board, load_first(settings, board))) as service:
+    shared = SharedState(None)
+    with serving(Service(settings, shared, load_initial_bundles(settings, shared))) as service:
         yield service
 
 
@@ -163,7 +163,7 @@ def running(bundle: Path, **changes: Any) -> Iterator[Running]:
 def serving(service: Service) -> Iterator[Running]:
     """A service on a free port, by uvicorn in a thread."""
     listening = listen("127.0.0.1", 0)
-    server = Server(server_config(service, service.settings))
+    server = Server(server_config(service.app, service.settings))
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     try:

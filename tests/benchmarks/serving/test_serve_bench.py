@@ -30,7 +30,7 @@ from rankfall.benchmarks.serving.bench_bundles import bad_bundles, requests_like
 from rankfall.benchmarks.serving.load_generator import LOST, Job, distances, drive, write_bodies
 from rankfall.serving import Bundle
 from rankfall.serving.bundle_files import EXAMPLES
-from rankfall.serving.service.settings import share_of_cores
+from rankfall.serving.service.settings import default_threads
 from support.bundles import platform_bundle
 from support.command_line import run
 
@@ -318,7 +318,7 @@ def measured(bundle: Bundle) -> serve.Report:
 
 
 def test_a_service_is_measured_beside_its_calls(bundle: Bundle, measured: serve.Report) -> None:
-    threads = sorted({1, share_of_cores(workers=1)})
+    threads = sorted({1, default_threads(workers=1)})
     settings = [(row.threads, row.clients, row.requests_in_call) for row in measured.rows]
     assert settings == [(count, *setting) for count in threads for setting in serve.SETTINGS]
     for row in measured.rows:

@@ -24,7 +24,7 @@ from rankfall.benchmarks.serving.bench_bundles import requests_like_examples
 from rankfall.benchmarks.serving.load_generator import Job, distances, drive, write_bodies
 from rankfall.benchmarks.serving.service_process import running
 from rankfall.serving import Bundle
-from rankfall.serving.service.settings import share_of_cores
+from rankfall.serving.service.settings import default_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -177,7 +177,7 @@ def steps(turns: int = TURNS) -> int:
 
 def _threads() -> list[int]:
     """The threads of the services: one, as the bare calls have, and what users get."""
-    return sorted({1, share_of_cores(workers=1)})
+    return sorted({1, default_threads(workers=1)})
 
 
 def measure(path: Path, *, seconds: float, report: Callable[[str], None], turns: int = TURNS) -> Report:
