@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import resource
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +129,6 @@ def test_an_unexpected_error_is_500_counted_and_logged_once(
 
 
 def test_few_file_descriptors_allow_few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    for files, expected in ((limits.resource.RLIM_INFINITY, 4096), (1024, 896), (100, 1), (10**6, 4096)):
-        monkeypatch.setattr(limits.resource, "getrlimit", lambda kind, files=files: (files, files))
+    for files, expected in ((resource.RLIM_INFINITY, 4096), (1024, 896), (100, 1), (10**6, 4096)):
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, files=files: (files, files))
         assert limits.max_connections() == expected

@@ -35,7 +35,7 @@ class ApiError(HTTPException):
 
     Args:
         status: HTTP status code.
-        message: What is wrong, for the client.
+        message: Description of the error for the client.
         field: Path of the request field that is wrong.
         headers: Further response headers.
         reason: Label of the metric of refused requests, if the service had no time or no capacity for the request.
