@@ -1,4 +1,4 @@
-"""Services for tests: in a thread of this process, where everything can be looked at, or by the command line."""
+"""Services for tests: in a thread of this process, where tests can inspect them, or as a program."""
 
 from __future__ import annotations
 
@@ -27,42 +27,42 @@ from rankfall.serving.bundle_files import seal
 from rankfall.serving.service.app import Service
 from rankfall.serving.service.run_service import listen, server_config
 from rankfall.serving.service.settings import Settings
-from rankfall.serving.service.shared_state import Board, load_first
+from rankfall.serving.service.shared_state import SharedState, load_initial_bundles
 from support.bundles import exported, made_once, platform_bundle, platform_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 TOKEN = "a-token-of-tests"
-# of a request whose body is still to come
+# of a request whose body is not sent yet
 HEADERS = b"POST /rank HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
-PATIENCE = 60.0  # seconds, for what has to happen on a busy machine
+PATIENCE = 60.0  # seconds, enough for a busy machine
 
 
 @cache
 def ranking_bundle() -> Path:
-    """The second stage of the platform alone, which answers otherwise."""
+    """The bundle of the second stage alone, whose answers differ."""
     return made_once("ranking", lambda out: exported(platform_run(), out, "--stage", "ranking"))
 
 
 @cache
 def loaded(path: Path) -> Bundle:
-    """A bundle, to hold answers against."""
+    """The loaded bundle, to compare answers with."""
     return Bundle.load(path)
 
 
 def model_of(path: Path) -> str:
-    """What the service calls the model of a bundle."""
+    """Return the name of a bundle's model in the service."""
     return str(json.loads((path / "manifest.json").read_text())["sha256"])[:12]
 
 
 def requests() -> list[dict[str, Any]]:
-    """The examples of the platform."""
+    """Return the example requests of the platform bundle."""
     return [example["request"] for example in loaded(platform_bundle()).examples()]
 
 
 def spoiled(path: Path, out: Path) -> Path:
-    """A bundle whose checksums are right but that answers its examples otherwise than it says."""
+    """Copy a bundle and change an expected score; the checksums match."""
     shutil.copytree(path, out)
     examples = json.loads((out / "examples.json").read_text())
     examples[0]["scores"][0] += 1
@@ -87,7 +87,7 @@ class Answer:
 
 
 class Client:
-    """A connection that is kept, to a service."""
+    """A persistent connection to a service."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -116,13 +116,13 @@ class Client:
         return self.post("/reload", {"path": str(path), "bundle": bundle}, authorization=f"Bearer {TOKEN}")
 
     def metric(self, name: str) -> float:
-        """A number of /metrics, 0 if it is not there yet."""
+        """Return a value of /metrics, 0 if it does not exist yet."""
         found = re.findall(rf"^{re.escape(name)} (\S+)$", self.get("/metrics").body.decode(), re.MULTILINE)
         return float(found[0]) if found else 0.0
 
 
 def eventually(holds: Callable[[], object]) -> None:
-    """Wait for something, which must happen."""
+    """Wait until a condition holds; fail if it never does."""
     end = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < end, "it did not happen"
@@ -130,7 +130,7 @@ def eventually(holds: Callable[[], object]) -> None:
 
 
 def is_listening(port: int) -> bool:
-    """Whether somebody can connect."""
+    """Whether the port accepts connections."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=PATIENCE).close()
     except ConnectionError:
@@ -154,8 +154,8 @@ class Running:
 def running(bundle: Path, **changes: Any) -> Iterator[Running]:
     """A service of a bundle."""
     settings = Settings(bundle, **{"token": TOKEN, "deadline": 30_000, **changes})
-    board = Board(None)
-    with serving(Service(settings, board, load_first(settings, board))) as service:
+    shared = SharedState(None)
+    with serving(Service(settings, shared, load_initial_bundles(settings, shared))) as service:
         yield service
 
 
@@ -163,7 +163,7 @@ def running(bundle: Path, **changes: Any) -> Iterator[Running]:
 def serving(service: Service) -> Iterator[Running]:
     """A service on a free port, by uvicorn in a thread."""
     listening = listen("127.0.0.1", 0)
-    server = Server(server_config(service, service.settings))
+    server = Server(server_config(service.app, service.settings))
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     try:
@@ -201,12 +201,12 @@ class Program:
         return Client(self.port)
 
     def workers(self) -> set[int]:
-        """The processes that answer: those that were started by this one, without Python's own helper."""
+        """Return the ids of the worker processes, without Python's resource tracker."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return {int(child) for child in children if b"resource_tracker" not in _command(child)}
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """The exit code after a signal, and what was said on standard error."""
+        """Send a signal; return the exit code and the standard error."""
         self.process.send_signal(number)
         _, said = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, said

@@ -1,4 +1,4 @@
-"""``rankfall bench serve`` and ``rankfall bench soak``: what a service costs, and whether it stays right under load."""
+"""``rankfall bench serve`` and ``rankfall bench soak``: the overhead of a service, and its correctness under load."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ SERVE_EXAMPLES = examples("rankfall bench serve --keep bundles", "rankfall bench
 SOAK_EXAMPLES = examples("rankfall bench soak --keep bundles", "rankfall bench soak bundle newer-bundle --minutes 2")
 
 ITEMS = 1_000_000
-Items = Annotated[int, typer.Option(min=1000, help="Items of a simulated bundle.")]
+Items = Annotated[int, typer.Option(min=1000, help="Number of items of a simulated bundle.")]
 Keep = Annotated[
     Path | None,
-    typer.Option(help="Directory for simulated bundles, which are made once.", show_default="made anew, then deleted"),
+    typer.Option(help="Directory that keeps simulated bundles for reuse.", show_default="temporary"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 
@@ -39,23 +39,23 @@ def serve(
         Path | None, typer.Argument(metavar="BUNDLE", help="A bundle.", show_default="a simulated one")
     ] = None,
     items: Items = ITEMS,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of each turn.")] = 3.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Duration of each turn in seconds.")] = 3.0,
     keep: Keep = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a service beside the bare calls of faiss and onnxruntime that it makes.
+    """Measure the overhead of a service over the bare calls of faiss and onnxruntime that it makes.
 
-    `rankfall serve` runs as a process of its own and is asked by another: by 1, 8 and 32 clients that wait for their
-    answers, with one request or 32 of them in a call, in turns with the bare calls on the same requests; once with one
-    thread, as these have, and once with as many as it has by default. Then requests arrive at half of the largest
-    rate, at equal distances and at random times. The simulated bundle has two stages, which keep 200 and 20 items, and
-    sequences of up to 50 events; making it takes a minute.
+    `rankfall serve` runs in one process, a load generator in another: 1, 8 and 32 clients that wait for their answers,
+    with 1 or 32 requests per call. Turns of the service alternate with the bare calls on the same requests. The service
+    runs with one compute thread, as the bare calls do, and with its default. Then requests arrive at half the largest
+    rate, at equal intervals and at random times. The simulated bundle has two stages, which keep 200 and 20 items, and
+    sequences of up to 50 events; creating it takes a minute.
     """
     _need_serving()
     from rankfall.benchmarks.serving.serve_bench import measure, promises, steps
 
     with _bundles([bundle], items, keep) as (path,):
-        say(f"measuring a service of {path}")
+        say(f"measuring a service with {path}")
         with progress() as bar:
             task = bar.add_task("loading", total=steps())
             found = measure(path, seconds=seconds, report=lambda done: bar.update(task, advance=1, description=done))
@@ -78,20 +78,20 @@ def soak(
         Path | None, typer.Argument(metavar="BUNDLE", help="A bundle.", show_default="a simulated one")
     ] = None,
     other: Annotated[
-        Path | None, typer.Argument(metavar="OTHER", help="The one to swap it with.", show_default="a simulated one")
+        Path | None, typer.Argument(metavar="OTHER", help="The bundle to swap it with.", show_default="a simulated one")
     ] = None,
-    minutes: Annotated[float, typer.Option(min=0.01, help="Minutes under load.")] = 10.0,
+    minutes: Annotated[float, typer.Option(min=0.01, help="Duration of the load in minutes.")] = 10.0,
     every: Annotated[float, typer.Option(min=0.5, help="Seconds between two swaps.")] = 20.0,
     rate: Annotated[float, typer.Option(min=0.01, max=1.0, help="Share of the largest rate.")] = 0.8,
     items: Items = ITEMS,
     keep: Keep = None,
     as_json: AsJson = False,
 ) -> None:
-    """Keep a service under load while bundles are swapped and bad ones offered; then ask three times too much.
+    """Keep a service under load while bundles are swapped and invalid ones offered; then overload it threefold.
 
     Every answer is compared with that of the bundle it names. The exit code is 1 if a request failed or was refused, an
-    answer was wrong, a good bundle was refused or a bad one taken, memory grew, or if under overload a request was
-    neither answered nor refused by its deadline, or if as many requests as that could not be sent.
+    answer was wrong, a valid bundle was refused or an invalid one taken, memory grew, a request under overload was
+    neither answered nor refused by its deadline, or the load generator could not send all requests.
     """
     if (bundle is None) != (other is None):
         raise typer.BadParameter("expected two bundles, or none", param_hint="OTHER")
@@ -126,7 +126,7 @@ def _need_serving() -> None:
 
 @contextmanager
 def _bundles(given: list[Path | None], items: int, keep: Path | None) -> Iterator[list[Path]]:
-    """The bundles that were named, or as many simulated ones, which are gone afterwards unless they are kept."""
+    """Yield the given bundles, or as many simulated ones, which are removed afterwards unless `keep` is set."""
     if all(path is not None for path in given):
         yield [path for path in given if path is not None]
         return
@@ -158,18 +158,18 @@ def _table(first: str, *headings: str) -> Table:
 def _show_serve(report: Report) -> None:
     funnel = " -> ".join(f"{stage['name']} {stage['quota']}" for stage in report.stages)
     show(f"{report.bundle}: {report.items:,} items -> {funnel}; times in ms, p50 / p99\n")
-    rows = _table("threads, clients x requests", "requests/s", "a call", "over bare", "CPU a request", "over bare")
+    rows = _table("threads, clients x requests", "requests/s", "per call", "over bare", "CPU per request", "over bare")
     for row in report.rows:
         wall = f"{row.requests_per_second:,.0f}", _spread(row.call_ms), _share(row.overhead)
         rows.add_row(_setting(row), *wall, _number(row.cpu_ms), _share(row.cpu_overhead))
     show(rows)
     names = list(report.rows[0].parts_ms)
-    parts = _table("\nas the service says", *(f"\n{name}" for name in names))
+    parts = _table("\nreported by the service", *(f"\n{name}" for name in names))
     for row in report.rows:
         parts.add_row(_setting(row), *(_spread(row.parts_ms[name]) for name in names))
     show(parts)
     parts_of_bare = list(report.bare[0].parts_ms)
-    headings = "requests/s", "a call", "CPU a request", "CPU", *parts_of_bare
+    headings = "requests/s", "per call", "CPU per request", "CPU", *parts_of_bare
     bare = _table("\nbare calls of", *(f"\n{heading}" for heading in headings))
     for one in report.bare:
         cells = f"{one.requests_per_second:,.0f}", _spread(one.call_ms), _number(one.cpu_ms), f"{one.cpu:.0%}"
@@ -178,13 +178,13 @@ def _show_serve(report: Report) -> None:
     show("")
     for half in report.half_rates:
         whose = "the bare calls" if half.threads is None else _count(half.threads)
-        times = "equal distances" if half.even else "random times"
-        rate = f"{half.requests_per_second:,.0f} requests/s at {times}, half of the most of {whose}"
-        show(f"at {rate}: {_spread(half.call_ms)}, {half.tail:.1f} times as much; {_late(half.late_ms)}")
+        times = "equal intervals" if half.even else "random times"
+        rate = f"{half.requests_per_second:,.0f} requests/s at {times}, half the largest rate of {whose}"
+        show(f"at {rate}: {_spread(half.call_ms)}, p99 / p50 {half.tail:.1f}; {_late(half.late_ms)}")
     if report.score_all is not None:
         whole = report.score_all
-        took = f"{whole.seconds:,.2f} s, {whole.cpu_seconds:,.2f} of the CPU"
-        show(f"the ranker on all {whole.items:,} items: {took}, for one request")
+        took = f"{whole.seconds:,.2f} s, {whole.cpu_seconds:,.2f} s of CPU time"
+        show(f"the ranker on all {whole.items:,} items, for one request: {took}")
 
 
 def _setting(row: Row) -> str:
@@ -210,11 +210,11 @@ def _soak_lines(report: SoakReport) -> dict[str, str]:
         "largest rate": f"{report.largest_rate:,.0f} requests/s",
         "load": f"{_sent(report)} for {report.minutes:g} minutes",
         "requests": f"{report.answered:,} answered, {report.refused:,} refused, {report.failed:,} failed",
-        "answers": f"{same} the same, {tied} with other items of equal scores, {wrong} wrong",
-        "a call": f"{_spread(report.call_ms)} ms, at most {report.slowest_ms:,.0f}; {_late(report.late_ms)}",
+        "answers": f"{same} identical, {tied} with different items of equal scores, {wrong} wrong",
+        "per call": f"{_spread(report.call_ms)} ms, at most {report.slowest_ms:,.0f}; {_late(report.late_ms)}",
         "swaps": f"{swaps.taken}, each in at most {max(swaps.seconds, default=0.0):.1f} s",
-        "bad bundles refused": bad or "none was offered",
-        "memory": "not known, or too short to tell",
+        "invalid bundles refused": bad or "none was offered",
+        "memory": "not available, or the test was too short",
     }
     if memory is not None:
         flat = "flat" if memory.flat else "not flat"
@@ -222,22 +222,22 @@ def _soak_lines(report: SoakReport) -> dict[str, str]:
     codes = ", ".join(f"{code}: {count:,}" for code, count in overload.codes.items())
     took = f"at most {overload.slowest_ms:,.0f} ms; {_late(overload.late_ms)}"
     lines["overload"] = f"{_sent(overload)}: {codes}; {took}"
-    lines["after it"] = "well" if overload.well_after else "not well"
+    lines["after the overload"] = "works normally" if overload.well_after else "does not work normally"
     return lines
 
 
 def _sent(load: SoakReport | Overload) -> str:
-    """What was sent, and of how much."""
+    """Return the rate that was sent and the rate that was due."""
     sent = f"{load.sent_per_second:,.0f} of {load.requests_per_second:,.0f} requests/s sent in time"
-    return f"{sent}, {load.unsent:,} never" if load.unsent else sent
+    return f"{sent}, {load.unsent:,} never sent" if load.unsent else sent
 
 
 def _growth(memory: Growth) -> str:
-    return f"{memory.megabytes:,.0f} MB, {memory.per_minute:+.2f} ± {memory.error:.2f} a minute"
+    return f"{memory.megabytes:,.0f} MB, {memory.per_minute:+.2f} ± {memory.error:.2f} per minute"
 
 
 def _late(milliseconds: float) -> str:
-    """How far the load itself was behind, which is nothing that the service does."""
+    """Return the delay of the load generator, which the service does not cause."""
     return f"sent up to {_number(milliseconds)} ms late"
 
 
@@ -246,7 +246,7 @@ def _spread(times: Spread) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Three digits, never an exponent."""
+    """Format a number with three digits and without an exponent."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""``rankfall serve``: a bundle as an HTTP service."""
+"""``rankfall serve``: serve a bundle over HTTP."""
 
 from __future__ import annotations
 
@@ -24,60 +24,70 @@ def serve(
         Path,
         typer.Argument(
             metavar="BUNDLE",
-            help="A bundle, or a directory of bundles, of which the newest is served.",
+            help="A bundle, or a directory of bundles, whose newest one is served.",
             show_default=False,
         ),
     ],
     host: Annotated[
-        str, typer.Option(help="Address to listen at; 0.0.0.0 is every one of this machine.")
+        str, typer.Option(help="Address to listen on; 0.0.0.0 for all addresses of this machine.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 is any that is free.")] = 8080,
-    workers: Annotated[int, typer.Option(min=1, max=256, help="Processes.")] = 1,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free port.")] = 8080,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Number of processes.")] = 1,
     threads: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=256,
-            help="Batches that a process computes at the same time.",
+            help="Number of batches that a process computes in parallel.",
             show_default="a share of the cores, at most 4",
         ),
     ] = None,
     other: Annotated[
-        Path | None, typer.Option(metavar="BUNDLE2", help="A second bundle, to compare with.", show_default=False)
+        Path | None, typer.Option(metavar="BUNDLE2", help="A second bundle for comparison.", show_default=False)
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Take bundles that are replaced, or newer.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Load bundles that are replaced or newer.")] = False,
     token_file: Annotated[
         Path | None,
-        typer.Option(help="File with the token of administrators.", show_default=f"the variable {TOKEN}"),
+        typer.Option(help="File with the token that POST /reload requires.", show_default=f"the variable {TOKEN}"),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, max=4096, help="Requests that are computed together, at most.")] = 32,
-    queue: Annotated[int, typer.Option(min=1, max=10_000, help="Requests that may wait; others are refused.")] = 256,
-    deadline: Annotated[int, typer.Option(min=1, max=60_000, help="Milliseconds that a request may take.")] = 1000,
+    batch: Annotated[int, typer.Option(min=1, max=4096, help="Maximum number of requests per batch.")] = 32,
+    queue: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Maximum number of requests that wait; further ones are refused.")
+    ] = 256,
+    deadline: Annotated[
+        int, typer.Option(min=1, max=60_000, help="Milliseconds after which a request fails, by default.")
+    ] = 1000,
     drain: Annotated[
-        int, typer.Option(min=0, max=3600, help="Seconds after SIGTERM in which /ready is 503 but requests are taken.")
+        int,
+        typer.Option(
+            min=0, max=3600, help="Seconds after SIGTERM in which /ready returns 503 and requests are still accepted."
+        ),
     ] = 0,
-    keep_alive: Annotated[int, typer.Option(min=1, max=3600, help="Seconds that a connection may be idle.")] = 75,
+    keep_alive: Annotated[
+        int, typer.Option(min=1, max=3600, help="Seconds after which an idle connection is closed.")
+    ] = 75,
     max_body: Annotated[
-        int, typer.Option(min=100, max=1_000_000_000, help="Bytes that a request may have.")
+        int, typer.Option(min=100, max=1_000_000_000, help="Maximum size of a request body in bytes.")
     ] = 1_000_000,
-    no_page: Annotated[bool, typer.Option("--no-page", help="Leave out the page, /score and /examples.")] = False,
+    no_page: Annotated[bool, typer.Option("--no-page", help="Do not serve the page, /score and /examples.")] = False,
 ) -> None:
-    """Answer requests over HTTP with a bundle: POST /rank, and a page at / that shows the funnel of a request.
+    """Serve a bundle over HTTP: POST /rank ranks items, the page at / shows the funnel of a request.
 
-    Requests that come at the same time are computed together. When too many wait, others are refused at once with 503;
-    none waits longer than its deadline. POST /reload, or --watch, replaces the bundle while requests go on.
+    Requests that arrive at the same time are computed in one batch. If too many requests wait, further ones are refused
+    with 503 at once. No request waits longer than its deadline. POST /reload and --watch replace the bundle without
+    interrupting requests.
     """
     with needing("serve", "serve"):
-        import rankfall.serving.service.app  # noqa: F401 (what it needs must be there, too, before anything begins)
+        import rankfall.serving.service.app  # noqa: F401 (report a missing package before loading the bundle)
         from rankfall.serving.service.run_service import serve as run
-        from rankfall.serving.service.settings import Settings, share_of_cores
+        from rankfall.serving.service.settings import Settings, default_threads
 
     token = _token(token_file)
     say("loading the bundle")
     settings = Settings(
         bundle,
         other=other,
-        threads=threads or share_of_cores(workers),
+        threads=threads or default_threads(workers),
         watch=watch,
         token=token,
         batch=batch,
@@ -90,7 +100,7 @@ def serve(
         local=_is_loopback(host),
     )
     if not _is_loopback(host):
-        _warn_of_open_doors(host, token, not no_page)
+        _warn_of_exposure(host, token, not no_page)
     run(
         settings,
         host=host,
@@ -101,7 +111,7 @@ def serve(
 
 
 def _token(file: Path | None) -> str | None:
-    """The token of administrators, if there is one."""
+    """Return the token for POST /reload, or None."""
     if file is None:
         text, where = os.environ.get(TOKEN), TOKEN
     else:
@@ -110,7 +120,7 @@ def _token(file: Path | None) -> str | None:
         return None
     token = text.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise ValueError(f"{where}: found nothing that can be a token, expected printable ASCII without spaces")
+        raise ValueError(f"{where}: found no valid token, expected printable ASCII without spaces")
     return token
 
 
@@ -120,7 +130,7 @@ def _read(file: Path) -> str:
     except OSError as error:
         raise OSError(f"token-file: {file} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"token-file: {file} is no text") from None
+        raise ValueError(f"token-file: {file} is not a text file") from None
 
 
 def _is_loopback(host: str) -> bool:
@@ -130,9 +140,9 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _warn_of_open_doors(host: str, token: str | None, has_page: bool) -> None:
-    say(f"note: everybody who reaches {host} may ask; put it behind something that knows its callers")
+def _warn_of_exposure(host: str, token: str | None, has_page: bool) -> None:
+    say(f"note: anyone who can reach {host} can send requests; put a proxy with authentication in front of the service")
     if has_page:
-        say("note: /examples and /docs show requests of the bundle, which are real users'; --no-page hides them")
+        say("note: /examples and /docs show requests of real users from the bundle; --no-page hides them")
     if token is None:
-        say("note: there is no token, so that nobody may POST /reload")
+        say("note: POST /reload is disabled, because there is no token")

@@ -1,4 +1,4 @@
-"""The load generator against a service whose delays are known, the judge, the bare calls, and both commands small."""
+"""The load generator against a service whose delays are known, the checker, the bare calls, and both commands small."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from rankfall._manifest import MANIFEST
 from rankfall.benchmarks.serving import load_generator as load
 from rankfall.benchmarks.serving import serve_bench as serve
 from rankfall.benchmarks.serving import soak_bench as soak
-from rankfall.benchmarks.serving.answer_check import Judge, expected_answers, model_name, wrong_strangers
+from rankfall.benchmarks.serving.answer_check import AnswerChecker, expected_answers, model_name, wrong_unexpected_items
 from rankfall.benchmarks.serving.bare_calls import BareCalls
 from rankfall.benchmarks.serving.bench_bundles import bad_bundles, requests_like_examples, seal_again
-from rankfall.benchmarks.serving.load_generator import LOST, Job, distances, drive, write_bodies
+from rankfall.benchmarks.serving.load_generator import LOST, Job, drive, intervals, write_bodies
 from rankfall.serving import Bundle
 from rankfall.serving.bundle_files import EXAMPLES
-from rankfall.serving.service.settings import share_of_cores
+from rankfall.serving.service.settings import default_threads
 from support.bundles import platform_bundle
 from support.command_line import run
 
@@ -198,7 +198,7 @@ def test_who_asks_too_late_says_so(bodies: str) -> None:
     assert max(outcome.latency[200]) >= 300  # from when requests were due
 
 
-# --- the judge ----------------------------------------------------------------------------------------------------
+# --- the checker ----------------------------------------------------------------------------------------------------
 
 RIGHT = {"ids": [1, 2, 3], "scores": [3.0, 2.0, 2.0000005]}
 
@@ -219,13 +219,13 @@ RIGHT = {"ids": [1, 2, 3], "scores": [3.0, 2.0, 2.0000005]}
     ],
 )
 def test_items_may_differ_only_where_scores_are_equal(ids: list[int], scores: list[float], verdict: str) -> None:
-    judge = Judge({"a": [RIGHT], "b": [{"ids": [], "scores": []}]})
-    found, why = judge(0, {"model": "a", "ids": ids, "scores": scores})
+    checker = AnswerChecker({"a": [RIGHT], "b": [{"ids": [], "scores": []}]})
+    found, why = checker(0, {"model": "a", "ids": ids, "scores": scores})
     assert found == verdict
     assert bool(why) == (verdict == "wrong")
-    assert judge.strangers == ([("a", 0, [9], [2.0])] if ids == [1, 2, 9] else [])
-    assert judge(0, {"model": "b", "ids": ids, "scores": scores})[0] == ("wrong" if ids else "same")
-    assert judge(0, {"model": "c", "ids": ids, "scores": scores})[0] == "wrong"
+    assert checker.unexpected == ([("a", 0, [9], [2.0])] if ids == [1, 2, 9] else [])
+    assert checker(0, {"model": "b", "ids": ids, "scores": scores})[0] == ("wrong" if ids else "same")
+    assert checker(0, {"model": "c", "ids": ids, "scores": scores})[0] == "wrong"
 
 
 def test_who_is_not_expected_has_to_have_its_own_score(bundle: Bundle) -> None:
@@ -236,17 +236,17 @@ def test_who_is_not_expected_has_to_have_its_own_score(bundle: Bundle) -> None:
     good = ("m", 2, expected[2]["ids"][-2:], scores[-2:])
     other = ("m", 2, expected[2]["ids"][-2:], [scores[-2], scores[-1] + 1e-4])
     nobody = ("m", 0, [10**12], [expected[0]["scores"][-1]])
-    assert list(wrong_strangers({"m": bundle}, requests, [good])) == []
-    assert len(list(wrong_strangers({"m": bundle}, requests, [good, other, nobody]))) == 2
+    assert list(wrong_unexpected_items({"m": bundle}, requests, [good])) == []
+    assert len(list(wrong_unexpected_items({"m": bundle}, requests, [good, other, nobody]))) == 2
 
 
 def test_batches_of_any_size_have_the_same_scores(bundle: Bundle) -> None:
     """So closely that an answer may be held against one of another batch."""
     requests = requests_like_examples(bundle, 48)
-    judge = Judge({"m": expected_answers(bundle, requests, lambda count: None)})
+    checker = AnswerChecker({"m": expected_answers(bundle, requests, lambda count: None)})
     for place, request in enumerate(requests):
         ranking = bundle.rank(request)
-        assert judge(place, {"model": "m", "ids": ranking.ids, "scores": ranking.scores})[0] == "same"
+        assert checker(place, {"model": "m", "ids": ranking.ids, "scores": ranking.scores})[0] == "same"
 
 
 # --- bundles ------------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def measured(bundle: Bundle) -> serve.Report:
 
 
 def test_a_service_is_measured_beside_its_calls(bundle: Bundle, measured: serve.Report) -> None:
-    threads = sorted({1, share_of_cores(workers=1)})
+    threads = sorted({1, default_threads(workers=1)})
     settings = [(row.threads, row.clients, row.requests_in_call) for row in measured.rows]
     assert settings == [(count, *setting) for count in threads for setting in serve.SETTINGS]
     for row in measured.rows:
@@ -341,9 +341,9 @@ def test_a_service_is_measured_beside_its_calls(bundle: Bundle, measured: serve.
     assert measured.score_all.items == len(bundle.items)
 
 
-def test_requests_come_at_random_times_or_at_equal_distances() -> None:
-    assert set(islice(distances(50.0, even=True, seed=0), 100)) == {1 / 50}
-    found = np.array(list(islice(distances(50.0, even=False, seed=0), 10_000)))
+def test_requests_come_at_random_times_or_at_equal_intervals() -> None:
+    assert set(islice(intervals(50.0, even=True, seed=0), 100)) == {1 / 50}
+    found = np.array(list(islice(intervals(50.0, even=False, seed=0), 10_000)))
     assert found.mean() == pytest.approx(1 / 50, rel=0.05)
     assert (found > 1 / 50).mean() == pytest.approx(np.exp(-1), rel=0.05)  # those of a Poisson process are exponential
     assert np.corrcoef(found[1:], found[:-1])[0, 1] == pytest.approx(0, abs=0.05)
@@ -433,7 +433,7 @@ def test_a_wrong_answer_is_noticed(
     assert run("bench", "soak", bundle.path, narrower, "--minutes", "0.05", "--every", "1", "--rate", "0.05") == 1
     out, err = capsys.readouterr()
     assert "answers were wrong" in err
-    assert "such as wrong, request" in err
+    assert "for example wrong, request" in err
     assert "…" not in out
 
 
@@ -447,16 +447,16 @@ def test_a_stranger_is_looked_up(bundle: Bundle, narrower: Path, monkeypatch: py
     monkeypatch.setattr(soak, "expected_answers", last_is_another)
     reasons: list[str] = []
 
-    def all_are_wrong(bundles: Any, requests: Any, strangers: list[Any]) -> list[str]:
-        reasons.extend(wrong_strangers(bundles, requests, strangers))
-        return ["why"] * len(strangers)
+    def all_are_wrong(bundles: Any, requests: Any, unexpected: list[Any]) -> list[str]:
+        reasons.extend(wrong_unexpected_items(bundles, requests, unexpected))
+        return ["why"] * len(unexpected)
 
-    monkeypatch.setattr(soak, "wrong_strangers", all_are_wrong)
+    monkeypatch.setattr(soak, "wrong_unexpected_items", all_are_wrong)
     settings = soak.Settings(minutes=0.02, every=10.0)
     found = soak.soak(bundle.path, narrower, settings, on_step=lambda *step: None)
     assert reasons == []
     assert found.verdicts == {"tied": 0, "wrong": found.answered}
-    assert "such as wrong, why" in found.problems
+    assert "for example wrong, why" in found.problems
 
 
 def report_of(**overload: Any) -> soak.Report:
@@ -502,7 +502,7 @@ def test_a_generator_that_falls_behind_is_blamed_before_the_service() -> None:
     assert soak._problems(report_of()) == []
     assert "could not send 7 requests" in soak._problems(report_of(unsent=7, slowest_ms=9000.0))[0]
     generator, service = soak._problems(report_of(sent_share=0.7, sent_per_second=210.0, slowest_ms=9000.0))
-    assert generator == "the generator could send only 210 of 300 requests/s, so that overload was not shown"
+    assert generator == "the generator could send only 210 of 300 requests/s, so that the overload was not reached"
     assert "an answer took 9,000 ms" in service
 
 

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 
-pytest.importorskip("fastapi")
+pytest.importorskip("starlette")
 
 from rankfall.serving.request_encoder import Batch
 from rankfall.serving.results import Answers, Ranking
 from rankfall.serving.service import settings
-from rankfall.serving.service.batching import Batcher, Pending
+from rankfall.serving.service.batching import Batcher, PendingCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from rankfall.serving.service.bundle_slots import Served
+    from rankfall.serving.service.bundle_slots import ServedBundle
 
 WAIT = 20.0  # seconds, after which something is stuck
 
@@ -51,10 +51,10 @@ def numbers(*given: int) -> Batch:
     )
 
 
-def ask(bundle: Doubling, *given: int) -> Pending:
-    served = cast("Served", SimpleNamespace(model="m", bundle=bundle))
+def ask(bundle: Doubling, *given: int) -> PendingCall:
+    served = cast("ServedBundle", SimpleNamespace(model="m", bundle=bundle))
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    return Pending(served, len(given), monotonic() + WAIT, future, batch=numbers(*given))
+    return PendingCall(served, len(given), monotonic() + WAIT, future, batch=numbers(*given))
 
 
 def answers(bundle: Doubling, calls: list[tuple[int, ...]], *, threads: int, batch: int = 32) -> list[list[Any]]:
@@ -64,7 +64,7 @@ def answers(bundle: Doubling, calls: list[tuple[int, ...]], *, threads: int, bat
         batcher = Batcher(threads=threads, batch=batch, queue=10_000, on_batch=lambda *of: None)
         batcher.start()
         try:
-            found = await asyncio.gather(*(batcher.answer(ask(bundle, *call)) for call in calls))
+            found = await asyncio.gather(*(batcher.compute(ask(bundle, *call)) for call in calls))
         finally:
             batcher.stop()
         assert not any(thread.name.startswith("rankfall-batches") for thread in threading.enumerate())
@@ -102,12 +102,12 @@ def test_threads_keep_to_the_cores_and_to_the_quota_of_a_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quota = tmp_path / "cpu.max"
-    monkeypatch.setattr(settings, "_quota", partial(settings._quota, quota))
+    monkeypatch.setattr(settings, "_container_cores", partial(settings._container_cores, quota))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)), raising=False)
     found = {}
     for text in ("", "max 100000", "150000 100000", "800000 100000"):
         quota.write_text(text)
-        found[text] = [settings.share_of_cores(workers) for workers in (1, 2, 8, 99)]
+        found[text] = [settings.default_threads(workers) for workers in (1, 2, 8, 99)]
     assert found[""] == found["max 100000"] == [4, 4, 2, 1]  # of 16 cores
     assert found["150000 100000"] == [1, 1, 1, 1]
     assert found["800000 100000"] == [4, 4, 1, 1]
@@ -118,11 +118,11 @@ def test_a_line_that_several_threads_work_on_is_shorter() -> None:
 
     async def refused(threads: int) -> bool:
         batcher = Batcher(threads=threads, batch=1, queue=1000, on_batch=lambda *of: None)
-        batcher._waiting, batcher._usual = 20, 0.1  # two seconds for one thread
+        batcher._waiting, batcher._batch_seconds = 20, 0.1  # two seconds for one thread
         try:
-            batcher.check_line(1.0)
+            batcher.check_queue(1.0)
         except Exception as error:
-            return "before the deadline" in str(error)
+            return "longer than the deadline" in str(error)
         return False
 
     assert asyncio.run(refused(1))

@@ -126,7 +126,7 @@ def test_the_page_loads_and_takes_nothing_from_elsewhere(
 def test_the_funnel_of_a_user_is_that_of_the_bundle(page: Page, address: str, bundle: Bundle) -> None:
     page.goto(address)
     page.wait_for_selector(".idle")
-    page.get_by_label("User of the log").select_option("2")
+    page.get_by_label("Example user").select_option("2")
     page.wait_for_selector(".card")
     ranking, stages = funnel(bundle, 2)
     assert_shows(page, stages)
@@ -158,7 +158,7 @@ def test_an_address_brings_back_what_was_shown(page: Page, address: str, bundle:
     again.wait_for_selector(".path")
     assert rows(card(again, "ranking")) == shown
     assert again.locator(".path .id").text_content() == dropped
-    expect(again.locator(".asked")).to_have_text("answered: the first 4")
+    expect(again.locator(".asked")).to_have_text("returned: the first 4")
     again.context.close()
 
 
@@ -177,7 +177,7 @@ def test_form_and_json_stay_in_step_to_the_last_digit(page: Page, address: str) 
     expect(page.get_by_label("age")).to_have_value("4")
     expect(page.get_by_label("user_id")).to_have_value("")
     editor.fill('{"user": {"age": ')
-    expect(page.locator("#json-error")).to_contain_text("no JSON")
+    expect(page.locator("#json-error")).to_contain_text("not valid JSON")
     expect(page.get_by_label("age")).to_be_disabled()  # it would write over what is typed
     page.get_by_role("button", name="Rank").click()
     expect(editor).to_be_focused()
@@ -220,26 +220,26 @@ def test_an_item_that_is_kept_or_kept_out_or_unknown(page: Page, address: str, b
     explain(page, str(ranking.ids[0]))
     state, text = step(page, "retrieval")
     assert (state, "The request excludes it" in text) == ("out", True)
-    expect(page.locator(".path .badge").first).to_have_text("kept out by the request")
-    assert_blames_the_request(page, bundle, ranking.ids[0], "as the request excludes it")
+    expect(page.locator(".path .badge").first).to_have_text("left out by the request")
+    assert_blames_the_request(page, bundle, ranking.ids[0], "because the request excludes it")
     explain(page, str(ranking.ids[1]))
     assert step(page, "ranking")[0] == "kept"
     assert "rank 1 of 25" in step(page, "ranking")[1]
     explain(page, str(ranking.ids[5]))
     state, text = step(page, "ranking")
-    assert (state, "only the first 3 were asked for" in text) == ("cut", True)
+    assert (state, "the request asked for 3 items" in text) == ("cut", True)
     explain(page, "123456789")
     expect(page.locator(".path")).to_contain_text("not an item of this bundle")
     explain(page, "seven")
-    expect(page.locator("#item-error")).to_have_text("found seven, expected an id of an item, a whole number")
+    expect(page.locator("#item-error")).to_have_text("found seven, expected an item id, which is an integer")
 
 
 def assert_blames_the_request(page: Page, bundle: Bundle, item: int | str, why: str) -> None:
     """That a later stage does not say that the one before dropped it, nor what would have been."""
     state, text = step(page, "ranking")
     assert state == "never"
-    assert f"Never came here, {why}." in text
-    assert "did not keep it" not in text
+    assert f"Not received, {why}." in text
+    assert "dropped it" not in text
     assert "would have been" not in text
     assert_says(text, bundle.score(bundle.examples()[0]["request"], [item])["ranking"][0])
 
@@ -250,8 +250,8 @@ def test_an_item_that_is_no_candidate(page: Page, address: str, bundle: Bundle) 
     show(page, f"{address}/#request={quote(json.dumps(request))}")
     explain(page, str(ranking.ids[0]))
     state, text = step(page, "retrieval")
-    assert (state, "It is not among the request's candidates" in text) == ("out", True)
-    assert_blames_the_request(page, bundle, ranking.ids[0], "as it is not among the request's candidates")
+    assert (state, "It is not a candidate of the request" in text) == ("out", True)
+    assert_blames_the_request(page, bundle, ranking.ids[0], "because it is not a candidate of the request")
 
 
 def test_ids_are_text_whatever_they_hold_and_the_index_may_miss_some(
@@ -314,7 +314,7 @@ def test_a_wrong_value_is_told_at_its_field(page: Page, address: str) -> None:
     expect(page.locator("[id='field-user.age-error']")).to_have_text("found 'old', expected a whole number from 0 on")
     expect(age).to_have_attribute("aria-invalid", "true")
     expect(age).to_be_focused()
-    expect(page.get_by_role("alert").filter(has_text="wrong value")).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="invalid value")).to_be_visible()
     assert page.locator(".card").count() == 0  # nothing that is not about this request
     age.fill("3")
     page.keyboard.press("Control+Enter")
@@ -341,12 +341,12 @@ def test_what_is_no_json_is_told_in_the_window_and_nothing_old_stays(
     show(page, f"{address}/#example=0")
     open_editor(page, '{"user": {"age": "old"}}')
     page.keyboard.press("Control+Enter")
-    expect(page.locator(".notice")).to_contain_text("wrong value")
+    expect(page.locator(".notice")).to_contain_text("invalid value")
     page.get_by_label("Request as JSON").fill("{oops")
     page.keyboard.press("Control+Enter")
     expect(page.locator(".notice")).to_have_count(1)
     expect(page.locator(".notice")).to_contain_text("The request cannot be read")
-    expect(page.locator("#json-error")).to_contain_text("no JSON")
+    expect(page.locator("#json-error")).to_contain_text("not valid JSON")
     page.wait_for_timeout(600)  # scrolling is smooth
     assert in_window(page.locator("#json-error"))
     assert in_window(page.get_by_label("Request as JSON"))
@@ -360,7 +360,7 @@ def test_what_is_no_json_is_told_in_the_window_and_nothing_old_stays(
     page.keyboard.press("Control+Enter")
     expect(page.locator(".notice")).to_contain_text("expected an object")
     assert page.locator(".card").count() == 0
-    assert page.locator("#said").text_content() == ""
+    assert page.locator("#announcement").text_content() == ""
 
 
 @pytest.mark.parametrize("height", [800, 700, 560])
@@ -425,22 +425,22 @@ def test_a_busy_service_is_asked_again(page: Page, address: str) -> None:
     page.goto(address)
     page.wait_for_selector(".idle")
     page.get_by_role("button", name="Rank").click()
-    expect(page.get_by_role("alert").filter(has_text="busy")).to_contain_text("Asking again in 1 s")
+    expect(page.get_by_role("alert").filter(has_text="busy")).to_contain_text("Trying again in 1 s")
     page.wait_for_selector(".card")
     assert page.locator(".notice").count() == 0
 
 
 @pytest.mark.parametrize(
-    ("status", "says"), [(504, "took too long"), (500, "refused"), (0, "does not answer")], ids=str
+    ("status", "says"), [(504, "took too long"), (500, "refused"), (0, "does not respond")], ids=str
 )
 def test_a_failure_is_told_and_can_be_tried_again(page: Page, address: str, status: int, says: str) -> None:
     body = json.dumps({"error": "deadline: 1000 ms are over"})
     show(page, f"{address}/#example=0")
-    expect(page.locator("#said")).to_contain_text("ranking kept 10 of 25")
+    expect(page.locator("#announcement")).to_contain_text("ranking kept 10 of 25")
     page.route("**/rank", lambda route: route.fulfill(status=status, body=body) if status else route.abort())
     page.get_by_role("button", name="Rank").click()
     expect(page.get_by_role("alert").filter(has_text=says)).to_be_visible()
-    assert page.locator("#said").text_content() == ""
+    assert page.locator("#announcement").text_content() == ""
     page.unroute("**/rank")
     page.get_by_role("button", name="Try now").click()
     page.wait_for_selector(".card")
@@ -459,7 +459,7 @@ def test_a_bundle_that_was_replaced_meanwhile(page: Page, bundle: Bundle, other:
         explain(page, str(ranking.ids[0]))
         expect(page.locator("#models")).to_contain_text(f"{narrow.manifest['sha256'][:12]} 1,684 items → retrieval 12")
         assert_shows(page, ranking.stages)
-        expect(page.locator(".path .badge")).to_have_text("in the answer")
+        expect(page.locator(".path .badge")).to_have_text("in the results")
 
 
 # --- two bundles --------------------------------------------------------------------------------------------------
@@ -535,7 +535,7 @@ def test_everything_can_be_done_by_keyboard(page: Page, address: str, bundle: Bu
     page.keyboard.press("/")
     page.keyboard.type(str(ranking.ids[0]))
     page.keyboard.press("Enter")
-    expect(page.locator(".path .badge")).to_have_text("in the answer")
+    expect(page.locator(".path .badge")).to_have_text("in the results")
 
 
 @pytest.mark.parametrize("state", ["", "#example=1", "#example=1&item=5", "#example=1&view=compare&item=5", "error"])

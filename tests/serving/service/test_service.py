@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -299,7 +300,7 @@ def test_a_bad_bundle_is_an_error_before_the_port_opens(
         (tmp_path / "empty", "empty is a directory without bundles"),
         (tmp_path / "missing", "missing does not exist"),
         (bad / "examples.json", "is a file, expected a bundle"),
-        (platform_run(), f"is a run, expected a bundle; first: rankfall export {platform_run()} --out"),
+        (platform_run(), f"is a run, expected a bundle; first run: rankfall export {platform_run()} --out"),
     ):
         assert run("serve", path) == 1
         said = capsys.readouterr().err
@@ -316,14 +317,14 @@ def test_a_port_in_use_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert run("serve", platform_bundle(), "--port", str(port)) == 1
-    assert f"127.0.0.1 {port} cannot be listened at: Address already in use" in capsys.readouterr().err
+    assert f"cannot listen on 127.0.0.1 {port}: Address already in use" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["", "\n", "two words", "ä"])
 def test_a_token_must_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
     (tmp_path / "token").write_text(content)
     assert run("serve", platform_bundle(), "--token-file", tmp_path / "token") == 1
-    assert "found nothing that can be a token" in capsys.readouterr().err
+    assert "found no valid token" in capsys.readouterr().err
 
 
 def test_a_token_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -333,13 +334,19 @@ def test_a_token_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.Cap
         assert f"error: token-file: {path} " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("package", ["uvicorn", "prometheus_client", "orjson", "fastapi"])
+@pytest.mark.parametrize("package", ["uvicorn", "prometheus_client", "orjson", "starlette"])
 def test_what_is_not_installed_is_named_before_anything_begins(
     package: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("rankfall.serving.service")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, package, None)
+    class NotInstalled(MetaPathFinder):
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == package:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(sys, "meta_path", [NotInstalled(), *sys.meta_path])
+    for name in list(sys.modules):
+        if name.startswith("rankfall.serving.service") or name.partition(".")[0] == package:
+            monkeypatch.delitem(sys.modules, name)
     assert run("serve", platform_bundle()) == 1
     needs = f"error: serve needs {package}, which is not installed: pip install 'rankfall[serve]'"
     assert capsys.readouterr().err.strip() == needs
@@ -353,7 +360,7 @@ try:
     main(["serve", "--help"])
 except SystemExit:
     pass
-print([name for name in ("torch", "polars", "pyarrow", "fastapi", "uvicorn") if name in sys.modules])
+print([name for name in ("torch", "polars", "pyarrow", "starlette", "uvicorn") if name in sys.modules])
 import rankfall.serving.service.app, rankfall.serving.service.run_service
 print([name for name in ("torch", "polars", "onnx", "rankfall.training") if name in sys.modules])
 """

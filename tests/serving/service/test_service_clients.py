@@ -11,18 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from starlette.responses import Response
 
 from rankfall.commands import serve as command
-from rankfall.serving.service import http_io as wire
-from rankfall.serving.service import http_limits as protocol
-from rankfall.serving.service import rank_routes as ranking
-from rankfall.serving.service import run_service as run
+from rankfall.serving.service import http_io, limits, rank_routes, run_service
 from support.bundles import platform_bundle
 from support.services import PATIENCE, Answer, Running, eventually, loaded, ranking_bundle, requests, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from rankfall.serving.service.http_protocol import LimitedHttpProtocol
     from rankfall.serving.service.settings import Settings
 
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
@@ -100,7 +99,7 @@ def served() -> Iterator[Running]:
         yield service
 
 
-def connections(service: Running) -> set[protocol.LimitedHttp]:
+def connections(service: Running) -> set[LimitedHttpProtocol]:
     return service.server.server_state.connections  # type: ignore[return-value]
 
 
@@ -173,7 +172,7 @@ def test_the_service_is_no_proxy(served: Running) -> None:
 def test_a_connection_ends_after_an_answer_whatever_comes(
     said: bytes, then: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "_SECONDS", 0.5)
+    monkeypatch.setattr(limits, "HEADER_SECONDS", 0.5)
     with running(platform_bundle()) as service, Wire(service.port) as client:
         client.say(said)
         assert client.answer().code == 200
@@ -182,30 +181,26 @@ def test_a_connection_ends_after_an_answer_whatever_comes(
 
 
 def test_a_body_that_comes_after_the_answer_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "_SECONDS", 1.0)
+    monkeypatch.setattr(limits, "HEADER_SECONDS", 1.0)
     with running(platform_bundle()) as service, Wire(service.port) as client:
         client.say(b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n")
         assert client.answer().code == 200
         client.say(b"ab")
         (connection,) = connections(service)
-        eventually(lambda: connection._patience is not None)
+        eventually(lambda: connection._header_timer is not None)
         client.say(b"cd")
-        eventually(lambda: connection._patience is None)
+        eventually(lambda: connection._header_timer is None)
         assert connection.timeout_keep_alive_task is not None  # it is idle, as others are
         assert client.say(HEALTH).answer().code == 200
 
 
 @pytest.mark.parametrize("wish", [b"", b"Connection: close\r\n"], ids=["kept", "closed"])
 def test_who_does_not_read_is_hung_up_on(wish: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "_READ_SECONDS", 0.5)
+    monkeypatch.setattr(limits, "RESPONSE_SECONDS", 0.5)
     large = "a" * 30_000_000  # more than the buffers of the system take
-
-    async def health(scope: Any, receive: Any) -> wire.Reply:
-        return wire.json_reply(large)
-
     with running(platform_bundle()) as service:
-        (route,) = [route for route in service.service.router.routes if getattr(route, "path", "") == "/health"]
-        monkeypatch.setattr(route.app, "_handle", health)  # type: ignore[attr-defined]
+        (route,) = [route for route in service.service.app.routes if getattr(route, "path", "") == "/health"]
+        monkeypatch.setattr(route, "app", Response(large))
         with Wire(service.port, SO_RCVBUF=4096) as client:
             client.say(b"GET /health HTTP/1.1\r\nHost: x\r\n" + wish + b"\r\n")
             eventually(lambda: connections(service))
@@ -214,8 +209,8 @@ def test_who_does_not_read_is_hung_up_on(wish: bytes, monkeypatch: pytest.Monkey
 
 
 def test_there_are_only_so_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 0 < protocol.MOST_CONNECTIONS <= 4096
-    monkeypatch.setattr(protocol, "MOST_CONNECTIONS", 3)
+    assert 0 < limits.max_connections() <= 4096
+    monkeypatch.setattr(limits, "CONNECTIONS", 3)
     with running(platform_bundle()) as service:
         kept = [Wire(service.port).say(HEALTH) for _ in range(3)]
         assert [client.answer().code for client in kept] == [200] * 3
@@ -256,13 +251,13 @@ class Reading:
         self.opened = threading.Event()
         self.count = 0
 
-        def parse(body: bytes) -> dict[str, Any]:
-            if len(body) > ranking._LARGE:
+        def parse_json(body: bytes) -> dict[str, Any]:
+            if len(body) > limits.LARGE_BODY_BYTES:
                 self.count += 1
                 assert self.opened.wait(PATIENCE)
-            return wire.parse(body)
+            return http_io.parse_json(body)
 
-        monkeypatch.setattr(ranking, "parse", parse)
+        monkeypatch.setattr(rank_routes, "parse_json", parse_json)
 
 
 def large(**content: Any) -> bytes:
@@ -287,7 +282,7 @@ def test_a_deadline_holds_for_bodies_that_wait_to_be_read(monkeypatch: pytest.Mo
             reading.opened.set()
         assert patient.result().code == usual.result().code == 200
         assert reading.count == 2  # who was late was not read
-        assert service.service.bodies._held == service.service.bodies._aside == 0
+        assert service.service.bodies._total == service.service.bodies._queued == 0
         assert client.metric('rankfall_refused_total{reason="deadline"}') == 1
 
 
@@ -295,7 +290,7 @@ def test_only_so_many_large_bodies_wait_to_be_read(monkeypatch: pytest.MonkeyPat
     reading = Reading(monkeypatch)
     with running(platform_bundle(), max_body=150_000) as service, ThreadPoolExecutor(8) as pool:
         bodies = service.service.bodies
-        monkeypatch.setattr(bodies, "_most_aside", 250_000)
+        monkeypatch.setattr(bodies, "_max_queued", 250_000)
 
         def ask() -> int:
             with service.client() as client:
@@ -303,8 +298,8 @@ def test_only_so_many_large_bodies_wait_to_be_read(monkeypatch: pytest.MonkeyPat
 
         try:
             waiting = [pool.submit(ask), pool.submit(ask)]
-            eventually(lambda: bodies._aside > 200_000)
-            assert bodies._held == bodies._aside  # what is in memory is counted until it was read
+            eventually(lambda: bodies._queued > 200_000)
+            assert bodies._total == bodies._queued  # what is in memory is counted until it was read
             assert ask() == 503
         finally:
             reading.opened.set()
@@ -343,6 +338,6 @@ def test_a_local_service_answers_to_local_names_alone() -> None:
 def test_what_listens_for_others_has_any_name(host: str, is_local: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Settings] = []
     serve: Callable[..., None] = lambda settings, **options: given.append(settings)  # noqa: E731
-    monkeypatch.setattr(run, "serve", serve)
+    monkeypatch.setattr(run_service, "serve", serve)
     command.serve(platform_bundle(), host=host)
     assert [settings.local for settings in given] == [is_local]

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from rankfall.serving.request_schema import request_schema
-from rankfall.serving.service.docs_example import example
+from rankfall.serving.service.docs_example import docs_example
 from support.bundles import platform_bundle
 from support.services import Running, requests, running
 
 if TYPE_CHECKING:
-    from rankfall.serving.service.bundle_slots import Served
+    from rankfall.serving.service.bundle_slots import ServedBundle
 
 
 def printed(page: str) -> tuple[list[str], dict[str, Any]]:
@@ -104,7 +104,7 @@ class Items:
         return [f"item {row}" for row in rows]
 
 
-def served(*kept: dict[str, Any]) -> Served:
+def served(*kept: dict[str, Any]) -> ServedBundle:
     """A bundle with features of every kind, of which nothing is asked."""
     bundle = SimpleNamespace(
         examples=lambda: list(kept),
@@ -113,12 +113,12 @@ def served(*kept: dict[str, Any]) -> Served:
         names=["a", "b"],
         items=Items(),
     )
-    return cast("Served", SimpleNamespace(bundle=bundle, model="0123456789ab"))
+    return cast("ServedBundle", SimpleNamespace(bundle=bundle, model="0123456789ab"))
 
 
 def test_what_is_made_up_has_a_value_for_every_kind_of_feature() -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    request = json.loads(shlex.split(example(served(), real=True).command)[-1])
+    request = json.loads(shlex.split(docs_example(served(), real=True).command)[-1])
     assert request.pop("k") == 3
     jsonschema.Draft202012Validator(request_schema(RULES)).validate(request)
     assert set(request["user"]) == set(RULES["user"])
@@ -130,7 +130,7 @@ def test_what_is_made_up_has_a_value_for_every_kind_of_feature() -> None:
 def test_a_shell_takes_any_text_of_a_request_for_what_it_is() -> None:
     texts = ["it's", '"$(id)"', "`id`\n\\", "ä 🙂", "http://ADDRESS"]
     kept = {"request": {"user": {"name": texts}}, "ids": ["x", "y"], "scores": [2.0, 1.0]}
-    made = example(served(kept), real=True)
+    made = docs_example(served(kept), real=True)
     assert made.is_real
     assert json.loads(shlex.split(made.command)[-1]) == {"user": {"name": texts}, "k": 3}
     assert made.command.startswith("curl -s 'http://ADDRESS/rank' ")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankfall.serving import Bundle, RequestError
-from rankfall.serving.service import http_limits as protocol
+from rankfall.serving.service import limits
 from support.bundles import platform_bundle
 from support.services import (
     HEADERS,
@@ -99,7 +99,7 @@ def test_a_full_line_refuses_at_once_and_before_the_body_has_come() -> None:
         answer = spoken(service.port, HEADERS)
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after: 1\r\n" in answer
-        assert b"2 wait and 1 came, at most 2 may wait" in answer
+        assert b"2 are queued and 1 arrived, at most 2 may be queued" in answer
         with service.client() as client:
             assert client.get("/health").code == 200
             assert client.metric("rankfall_queue_requests") == 2
@@ -131,7 +131,7 @@ def test_who_would_wait_beyond_the_deadline_is_refused_at_once() -> None:
         eventually(lambda: service.service.batcher.waiting == 1)
         refused = ask(deadline=500).result()  # and the gate is still closed
         assert refused.code == 503
-        assert "1 wait and 1 came, there is no time for more before the deadline" in refused.json["error"]
+        assert "1 are queued and 1 arrived, the queue takes longer than the deadline" in refused.json["error"]
         gate.opened.set()
         assert [answer.result().code for answer in waiting] == [200, 200]
 
@@ -159,21 +159,21 @@ def test_one_slow_call_says_nothing_of_the_next() -> None:
         batcher = service.service.batcher
         for _ in range(5):
             assert ask(k=1).result().code == 200
-        usual = batcher._usual
+        usual = batcher._batch_seconds
         gate.refuse = lambda batch: time.sleep(2)
         assert ask(k=1).result().code == 200
         assert 0 < usual < 1
-        assert 0 < batcher._usual < 1
+        assert 0 < batcher._batch_seconds < 1
         for _ in range(9):
-            batcher._recent.append(100.0)  # as if batches took that long
+            batcher._recent_seconds.append(100.0)  # as if batches took that long
         gate.refuse = lambda batch: None
         with service.client() as client:
             for _ in range(9):
                 assert client.post("/score", {"candidates": [1]}).code == 200
-        assert set(batcher._recent) == {100.0}  # that is no batch
+        assert set(batcher._recent_seconds) == {100.0}  # that is no batch
         for _ in range(5):
             assert ask(k=1).result().code == 200
-        assert batcher._usual < 1  # and what is usual now is known soon
+        assert batcher._batch_seconds < 1  # and what is usual now is known soon
 
 
 def test_nobody_waits_beyond_the_deadline() -> None:
@@ -197,7 +197,7 @@ def test_what_would_be_late_is_not_computed() -> None:
         eventually(lambda: service.service.batcher.waiting == 1)
         patient = ask(k=3)
         eventually(lambda: service.service.batcher.waiting == 2)
-        service.service.batcher._recent.extend([100.0] * 9)  # as if batches took that long
+        service.service.batcher._recent_seconds.extend([100.0] * 9)  # as if batches took that long
         gate.opened.set()
         assert hasty.result().code == 504
         assert first.result().code == patient.result().code == 200  # somebody is always tried
@@ -357,7 +357,7 @@ def test_endless_headers_are_refused() -> None:
 
 @pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nHo", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /h"])
 def test_who_does_not_finish_the_headers_is_hung_up_on(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "_SECONDS", 1.0)
+    monkeypatch.setattr(limits, "HEADER_SECONDS", 1.0)
     with (
         running(platform_bundle()) as service,
         socket.create_connection(("127.0.0.1", service.port), timeout=60) as connection,

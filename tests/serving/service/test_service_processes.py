@@ -18,7 +18,7 @@ from rankfall.serving import bundle_files as files
 from rankfall.serving.service import bundle_slots as slots
 from rankfall.serving.service.app import Service
 from rankfall.serving.service.settings import Settings
-from rankfall.serving.service.shared_state import Board, load_first
+from rankfall.serving.service.shared_state import SharedState, load_initial_bundles
 from support.bundles import platform_bundle
 from support.command_line import run
 from support.forks import is_alive
@@ -101,7 +101,7 @@ def test_a_refused_bundle_is_tried_again_when_it_changes(tmp_path: Path) -> None
 def test_a_worker_without_a_good_bundle_waits_for_one(tmp_path: Path) -> None:
     settings = Settings(tmp_path / "bundle", shared=tmp_path)
     shutil.copytree(platform_bundle(), tmp_path / "bundle")
-    load_first(settings, Board(tmp_path))
+    load_initial_bundles(settings, SharedState(tmp_path))
     (tmp_path / "bundle").rename(tmp_path / "away")
     with serving(Service(settings)) as service, service.client() as client:
         assert client.get("/health").code == 200
@@ -128,7 +128,7 @@ def test_a_bad_newest_bundle_does_not_stop_a_start(tmp_path: Path) -> None:
     assert code == 0, said
     warning, guess, taken = [line for line in said.splitlines() if re.match(r"\d{4}-", line)]
     assert f" {program.process.pid} WARNING {bad} is not served: " in warning
-    assert "/reload with a wrong token, from 127.0.0.1" in guess
+    assert "/reload with a wrong token from 127.0.0.1" in guess
     assert f" {program.process.pid} INFO main serves " in taken
     assert TOKEN not in said
     assert "a-guess" not in said
@@ -227,7 +227,7 @@ def test_a_start_says_what_is_passed_over(tmp_path: Path, capsys: pytest.Capture
             assert client.reload(place).json["model"] == model_of(platform_bundle())
         code, said = program.end()
     assert code == 0
-    assert said.count(f"WARNING {strange} is passed over") == 2  # at the start, and at the reload
+    assert said.count(f"WARNING {strange} is skipped") == 2  # at the start, and at the reload
 
 
 # --- processes ----------------------------------------------------------------------------------------------------

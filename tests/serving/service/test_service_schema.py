@@ -185,8 +185,8 @@ def test_a_body_must_be_said_to_be_json(client: Client, kind: str) -> None:
 def test_the_document_says_why_a_service_is_not_ready(client: Client) -> None:
     paths = client.get("/openapi.json").json["paths"]
     ready, rank = (paths[path][how]["responses"]["503"] for path, how in (("/ready", "get"), ("/rank", "post")))
-    assert "line" in rank["description"]
-    assert "line" not in ready["description"]  # who asks does not stand in it
+    assert "queue" in rank["description"]
+    assert "queue" not in ready["description"]  # requests to /ready are not queued
 
 
 def test_paths_and_methods_that_there_are_not(client: Client) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankfall.serving.service import limits
 from rankfall.serving.service.run_service import server_config
-from rankfall.serving.service.settings import LONGEST_DEADLINE, Settings
+from rankfall.serving.service.settings import Settings
 from support.bundles import platform_bundle
 from support.services import HEADERS, Program, eventually, is_listening, loaded, requests, running
 
@@ -88,7 +89,7 @@ def test_a_service_that_ends_says_so_and_still_answers(workers: int) -> None:
             with program.client() as client:
                 not_ready = client.get("/ready")
             assert (not_ready.code, not_ready.headers["retry-after"]) == (503, "1")
-            assert "ending" in not_ready.json["error"]
+            assert "shutting down" in not_ready.json["error"]
             with program.client() as client:  # a new connection
                 assert client.post("/rank", requests()[0]).json["ids"] == expected
             # One that is kept is answered, too, and told to ask elsewhere next time.
@@ -105,7 +106,7 @@ def test_after_that_time_its_socket_closes_and_whoever_has_asked_is_answered(wor
         assert program.process.wait(60) == 0
         assert program.process.stderr is not None
         said = program.process.stderr.read()
-    assert "ending: /ready says so" in said
+    assert "shutting down: /ready returns 503" in said
     assert "Traceback" not in said
 
 
@@ -156,7 +157,7 @@ def test_two_signals_at_once_count_as_two() -> None:
 def test_requests_under_way_have_the_time_that_any_caller_may_ask_for() -> None:
     config = server_config(None, Settings(platform_bundle(), deadline=1))
     assert config.timeout_graceful_shutdown is not None
-    assert config.timeout_graceful_shutdown > LONGEST_DEADLINE / 1000
+    assert config.timeout_graceful_shutdown > limits.MAX_DEADLINE_MS / 1000
 
 
 def test_idle_connections_are_kept_as_long_as_was_said() -> None:

@@ -1,5 +1,5 @@
-"""What a service costs beside the calls it is made of, and whether it stays right under load.
+"""Benchmarks of the service: its overhead over the bare model calls, and its correctness under load.
 
-`load_generator` sends requests from a process of its own, `answer_check` compares each answer with that of the bundle,
-and `bare_calls` makes the same calls without a service.
+`load_generator` sends requests from a separate process, `answer_check` compares each answer with that of the bundle,
+and `bare_calls` makes the same model calls without a service.
 """

@@ -1,8 +1,8 @@
-"""Whether a service answers as the bundle does without one.
+"""Comparison of the answers of a service with those of its bundle.
 
-Models may round differently in batches of other sizes, so scores agree within a few units of the last digit of 32-bit
-numbers, and where two of them are equal within that, either item may come first, or be the last that is kept. An item
-that the bundle itself leaves out has to have the score that it was answered with, for which the bundle is asked.
+Models may round differently in batches of another size. Scores therefore agree within a few units of the last digit of
+32-bit floats, and two items with equal scores may change places, also at the end of the list. If an answer has an item
+that the bundle's own answer lacks, the bundle has to score that item equally.
 """
 
 from __future__ import annotations
@@ -17,64 +17,64 @@ if TYPE_CHECKING:
     from rankfall.serving import Bundle
 
     Verdict = Literal["same", "tied", "wrong"]
-    # a model, the place of a request, the items of an answer that the model itself leaves out, and their scores
-    Strangers = tuple[str, int, Sequence[Any], Sequence[float]]
+    # model, index of the request, items of an answer that are not in the expected one, and their scores
+    UnexpectedItems = tuple[str, int, Sequence[Any], Sequence[float]]
 
 TOLERANCE = 1e-6  # of scores, relative to the larger of 1 and the score
-_AT_ONCE = 32
+_BATCH = 32
 
 
 def model_name(manifest: Mapping[str, Any]) -> str:
-    """What answers call a bundle."""
+    """Return the name of a model in answers."""
     return str(manifest["sha256"])[:12]
 
 
 def expected_answers(
     bundle: Bundle, requests: Sequence[Mapping[str, Any]], on_requests: Callable[[int], None]
 ) -> list[dict[str, Any]]:
-    """What a bundle answers to requests by itself."""
+    """Return the answers of a bundle without a service."""
     answers = []
-    for start in range(0, len(requests), _AT_ONCE):
-        rankings = bundle.rank(list(requests[start : start + _AT_ONCE]))
+    for start in range(0, len(requests), _BATCH):
+        rankings = bundle.rank(list(requests[start : start + _BATCH]))
         answers += [{"ids": ranking.ids, "scores": ranking.scores} for ranking in rankings]
         on_requests(len(rankings))
     return answers
 
 
-def wrong_strangers(
-    bundles: Mapping[str, Bundle], requests: Sequence[Mapping[str, Any]], strangers: Sequence[Strangers]
+def wrong_unexpected_items(
+    bundles: Mapping[str, Bundle], requests: Sequence[Mapping[str, Any]], unexpected: Sequence[UnexpectedItems]
 ) -> Iterator[str]:
-    """Why answers are wrong although their strangers are said to be as good as what is expected."""
-    known: dict[tuple[Any, ...], list[float]] = {}  # requests come again and again
-    for model, place, ids, scores in strangers:
+    """Yield why answers with unexpected items are wrong: the bundle scores these items differently."""
+    known: dict[tuple[Any, ...], list[float]] = {}  # the same requests are repeated
+    for model, place, ids, scores in unexpected:
         key = (model, place, *ids)
         if key not in known:
             *_, known[key] = bundles[model].score(requests[place], list(ids)).values()
         for item, score, right in zip(ids, scores, known[key], strict=True):
-            if not _equal(score, right):  # nor if there is no such item, whose score is no number
-                yield f"request {place}: item {item} was answered with the score {score}, its own is {right}"
+            if not _equal(score, right):  # also if the item does not exist: its score is NaN
+                yield f"request {place}: item {item} was returned with the score {score}, expected {right}"
                 break
 
 
-class Judge:
-    """Holds answers against those expected of the model that they name.
+class AnswerChecker:
+    """Compares answers with the expected answers of the model that they name.
 
-    `strangers` are of the answers with items that are not expected: whether these are right only the bundle can tell.
+    `unexpected` collects the items that are not in the expected answers; only the bundle can verify their scores.
     """
 
     def __init__(self, expected: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         self._expected = expected
-        self.strangers: list[Strangers] = []
+        self.unexpected: list[UnexpectedItems] = []
 
     @classmethod
-    def read(cls, path: Path) -> Judge:
-        """The expected answers of a file: ``{model: [{"ids": [...], "scores": [...]}, ...]}``."""
+    def read(cls, path: Path) -> AnswerChecker:
+        """Load expected answers from a file: ``{model: [{"ids": [...], "scores": [...]}, ...]}``."""
         return cls(json.loads(path.read_text()))
 
     def __call__(self, place: int, answer: Mapping[str, Any]) -> tuple[Verdict, str]:
-        """Whether an answer to the request at `place` is right, and if not, why."""
+        """Return the verdict on the answer to the request at index `place`, and the reason if it is wrong."""
         if answer["model"] not in self._expected:
-            return "wrong", f"it is of the model {answer['model']}, which nobody loaded"
+            return "wrong", f"its model {answer['model']} was never loaded"
         expected = self._expected[answer["model"]][place]
         why = _difference(answer["ids"], answer["scores"], expected["ids"], expected["scores"])
         if why:
@@ -82,22 +82,22 @@ class Judge:
         if answer["ids"] == expected["ids"]:
             return "same", ""
         scores = dict(zip(answer["ids"], answer["scores"], strict=True))
-        if strangers := [item for item in scores if item not in expected["ids"]]:
-            self.strangers.append((answer["model"], place, strangers, [scores[item] for item in strangers]))
+        if unexpected := [item for item in scores if item not in expected["ids"]]:
+            self.unexpected.append((answer["model"], place, unexpected, [scores[item] for item in unexpected]))
         return "tied", ""
 
 
 def _difference(ids: Sequence[Any], scores: Sequence[float], right: Sequence[Any], scored: Sequence[float]) -> str:
-    """What makes a ranking another one, nothing if it is as good as the right one."""
+    """Return how a ranking differs from the expected one; an empty text if they are equivalent."""
     if len(ids) != len(right) or len(scores) != len(right) or len(set(ids)) != len(ids):
         return f"{len(set(ids))} different items with {len(scores)} scores, not {len(right)}"
     if not all(map(_equal, scores, scored)):
-        return "other scores"
+        return "different scores"
     known = dict(zip(right, scored, strict=True))
     for item, score in zip(ids, scores, strict=True):
-        # what the bundle itself leaves out is as good as the last that it keeps
+        # an item that is not expected has to be as good as the last expected one
         if not _equal(score, known.get(item, scored[-1])):
-            return f"item {item} in a place that is not its own"
+            return f"item {item} at a wrong rank"
     return ""
 
 

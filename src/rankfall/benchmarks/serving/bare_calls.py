@@ -1,6 +1,6 @@
-"""The calls that a cascade consists of, and nothing else: onnxruntime, faiss, and NumPy to gather features of items.
+"""The bare model calls of a cascade: onnxruntime, faiss, and NumPy to gather item features.
 
-Inputs are encoded beforehand; nothing is checked, sorted or named. What a service needs beyond that is its overhead.
+Inputs are encoded beforehand, and nothing is checked or sorted. Everything a service needs beyond that is overhead.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ PARTS = ("tower", "search", "gather", "scorers")
 
 
 class BareCalls:
-    """A first stage with an index and scorers behind it, by their bare calls on one thread."""
+    """The calls of a first stage with an index and of the scorers after it, on one thread."""
 
     def __init__(self, bundle: Bundle) -> None:
         first, *others = bundle.manifest["stages"]
         if first["kind"] != "index":
-            raise ValueError(f"bundle: the first stage of {bundle.path} has no index, expected one that has")
+            raise ValueError(f"bundle: the first stage of {bundle.path} has no index, expected a stage with an index")
         folder = bundle.path / "stages"
         self._quotas: list[int] = [stage["quota"] for stage in bundle.manifest["stages"]]
         self._tower = _Graph(folder / first["name"] / USER_GRAPH)
@@ -50,7 +50,7 @@ class BareCalls:
         self.seconds = dict.fromkeys(PARTS, 0.0)  # of all calls
 
     def __call__(self, arrays: Arrays) -> tuple[Rows, Scores]:
-        """The rows of items that reach the last stage, and its scores, in no order."""
+        """Return the rows of the items that reach the last stage and their scores there, unsorted."""
         with self._timing("tower"):
             vectors = self._tower(arrays)
         with self._timing("search"):
@@ -63,18 +63,18 @@ class BareCalls:
         return rows, scores
 
     def score_all(self, arrays: Arrays, items: int) -> Scores:
-        """The scores of all items for one request by the last stage."""
+        """Return the scores of the last stage for all items and one request."""
         if not self._scorers:
-            raise ValueError("bundle: it has no stage that scores candidates")
+            raise ValueError("bundle: found no stage that scores candidates, expected one")
         return self._score(self._scorers[-1], arrays, np.arange(items)[None])
 
     @property
     def has_ranker(self) -> bool:
-        """Whether a stage scores candidates."""
+        """Whether the cascade has a stage that scores candidates."""
         return bool(self._scorers)
 
     def _search(self, vectors: NDArray[np.float32]) -> tuple[Scores, Rows]:
-        if self._index.d > vectors.shape[1]:  # one dimension more makes all items equally long
+        if self._index.d > vectors.shape[1]:  # the index pads all items to equal length by one dimension
             vectors = np.hstack([vectors, np.zeros((len(vectors), 1), np.float32)])
         faiss.omp_set_num_threads(1)
         count = min(self._quotas[0], self._index.ntotal)
@@ -85,7 +85,7 @@ class BareCalls:
         with self._timing("gather"):
             features = {name: self._items[name].take(rows, axis=0) for name in scorer.of_items}
         scores = np.empty(rows.shape, np.float32)
-        requests, width = scorer.at_once(arrays, rows.shape[1])
+        requests, width = scorer.block_size(arrays, rows.shape[1])
         with self._timing("scorers"):
             for start in range(0, len(rows), requests):
                 some = slice(start, start + requests)
@@ -121,10 +121,10 @@ class _Scorer:
         self.graph = _Graph(path)
         self.of_items = [name for name in self.graph.inputs if name.startswith("item.")]
         self.of_requests = [name for name in self.graph.inputs if not name.startswith("item.")]
-        self._widths = about["width"], about["event_width"]  # numbers of a candidate, and of each event of one
+        self._widths = about["width"], about["event_width"]  # floats per candidate, and per event and candidate
 
-    def at_once(self, arrays: Arrays, candidates: int) -> tuple[int, int]:
-        """How many requests, and how many candidates of each, a call takes: as in bundles, more is not faster."""
+    def block_size(self, arrays: Arrays, candidates: int) -> tuple[int, int]:
+        """Return the requests per call and the candidates per request, as in bundles; larger calls are not faster."""
         length = max((of.shape[1] for name, of in arrays.items() if name.startswith("sequence.")), default=0)
         numbers_of_one = max(self._widths[0], self._widths[1] * length)
         width = max(1, min(candidates, BLOCK // numbers_of_one))

@@ -1,4 +1,4 @@
-"""Bundles to measure, requests for them, and bundles that no service may take."""
+"""Bundles for benchmarks, requests for them, and invalid bundles that a service has to refuse."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from rankfall.serving import Bundle
 
-    OnStep = Callable[[str, int, int | None], None]  # what is done, how much of it, and of how much
+    OnStep = Callable[[str, int, int | None], None]  # name of the step, completed amount, total amount
 
-KEPT_EXAMPLES = 64  # of which requests are made: each user with the history of each other
+KEPT_EXAMPLES = 64  # requests combine the user of one with the history of another
 
 
 def simulated_bundle(directory: Path, items: int, *, seed: int, on_step: OnStep) -> Path:
-    """A simulated bundle of so many items, which is made unless the directory has it."""
+    """Return the path of a simulated bundle in a directory; create it if it does not exist."""
     path = directory / f"simulated-{items}-{seed}"
     if is_bundle(path):
         about = read_manifest(path)["source"].get("simulated", {})
@@ -43,11 +43,11 @@ def simulated_bundle(directory: Path, items: int, *, seed: int, on_step: OnStep)
 
 
 def requests_like_examples(bundle: Bundle, count: int, *, seed: int = 0) -> list[dict[str, Any]]:
-    """Requests of the users of a bundle's examples, each with the sequences of any of them."""
+    """Return requests that combine the users and the sequences of a bundle's examples at random."""
     examples = [example["request"] for example in bundle.examples()]
     if not examples:
         raise ValueError(
-            f"bundle: {bundle.path} has no examples, of which requests are made; export it with --examples"
+            f"bundle: {bundle.path} has no examples, from which requests are made; export it with --examples"
         )
     choose = random.Random(seed)
     made = []
@@ -57,16 +57,16 @@ def requests_like_examples(bundle: Bundle, count: int, *, seed: int = 0) -> list
     return made
 
 
-# --- bad ones -----------------------------------------------------------------------------------------------------
+# --- invalid bundles ----------------------------------------------------------------------------------------------
 
 
 def bad_bundles(bundle: Path, directory: Path) -> dict[str, Path]:
-    """Twins of a bundle with something wrong, by what that is."""
+    """Create invalid copies of a bundle; return their paths by the defect."""
     makers = {"a changed file": _change_file, "a graph that is cut off": _cut_graph, "other answers": _change_answers}
     made = {}
     for number, (what, spoil) in enumerate(makers.items()):
         made[what] = directory / f"bad-{number}"
-        shutil.copytree(bundle.resolve(), made[what], copy_function=os.symlink)  # a copy may be large
+        shutil.copytree(bundle.resolve(), made[what], copy_function=os.symlink)  # bundles may be large
         spoil(made[what])
     return made
 
@@ -74,18 +74,18 @@ def bad_bundles(bundle: Path, directory: Path) -> dict[str, Path]:
 def _change_file(path: Path) -> None:
     content = bytearray((path / ITEMS).read_bytes())
     content[len(content) // 2] ^= 1
-    write_file(path / ITEMS, bytes(content))  # in place of the link, what that led to stays as it is
+    write_file(path / ITEMS, bytes(content))  # replaces the link, not its target
 
 
 def _cut_graph(path: Path) -> None:
-    """With right checksums, so that only who loads the graph can tell."""
+    """Truncate a graph; the checksums match, so that only loading it shows the defect."""
     graph = sorted(path.glob("stages/*/*.onnx"))[0]
     write_file(graph, graph.read_bytes()[: graph.stat().st_size // 2])
     seal_again(path)
 
 
 def _change_answers(path: Path) -> None:
-    """With right checksums, so that only who answers the examples can tell."""
+    """Change an expected score; the checksums match, so that only ranking the examples shows the defect."""
     examples = json.loads((path / EXAMPLES).read_text(encoding="utf-8"))
     examples[-1]["scores"][0] += 1.0
     write_file(path / EXAMPLES, json.dumps(examples))
@@ -93,7 +93,7 @@ def _change_answers(path: Path) -> None:
 
 
 def seal_again(path: Path) -> None:
-    """Give a bundle that was changed the checksums of what it has now."""
+    """Update the checksums of a bundle that was changed."""
     manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     (path / MANIFEST).unlink()
     manifest["files"] = about_files(path)

@@ -1,9 +1,9 @@
-"""A process that asks a service: raw HTTP/1.1 over connections that stay open, with bodies made beforehand.
+"""A load generator in a separate process: raw HTTP/1.1 over persistent connections, with prepared bodies.
 
-In a closed loop so many clients each ask again as soon as they are answered, which finds the largest rate. In an open
-loop requests arrive at random times, or at equal distances, whether or not earlier ones were answered, and their time
-counts from when they should have been sent: nothing that a slow service delays is left out. By how much this process
-itself was behind, and how much it sent in time, is measured beside it.
+In a closed loop each client sends its next request as soon as the last one is answered; this finds the largest rate.
+In an open loop requests arrive at random times or at equal intervals, whether or not earlier ones are answered. Their
+latency counts from the time at which they were due, so that it includes all waiting that a slow service causes. The
+delay of the generator itself and the share of requests sent in time are measured as well.
 """
 
 from __future__ import annotations
@@ -26,93 +26,93 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from rankfall.benchmarks.serving.answer_check import Judge
+from rankfall.benchmarks.serving.answer_check import AnswerChecker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from rankfall.benchmarks.serving.answer_check import Strangers
+    from rankfall.benchmarks.serving.answer_check import UnexpectedItems
 
     Done = Callable[[int, bytes], None]
 
-LOST = 0  # in place of a code: the connection ended, or nothing came
-_MOST_CONNECTIONS = 512  # more than a service lets wait by default; select() takes 1024 files
-_IDLE = 2.0  # seconds after which a connection is not used again; services close those that are idle for longer
-_QUOTED = 5  # answers that are not as expected, kept to be looked at
+LOST = 0  # instead of a status code: the connection ended without a response
+_MOST_CONNECTIONS = 512  # more than the default queue of a service; select() is limited to 1024 files
+_IDLE = 2.0  # seconds after which an idle connection is not reused, because the service may close it
+_QUOTED = 5  # unexpected responses that are kept for the report
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked, and how."""
+    """The requests to send, and how."""
 
     port: int
-    bodies: str  # a file with one body a line
+    bodies: str  # file with one body per line
     seconds: float
-    clients: int = 1  # of a closed loop,
-    rate: float | None = None  # or the requests a second of an open one,
-    even: bool = False  # which come at equal distances, not at random times
-    warm_up: float = 0.0  # seconds before them that do not count
-    patience: float = 30.0  # seconds that answers are waited for at the end
-    expected: str | None = None  # a file with the answers of each model, see Judge
+    clients: int = 1  # of a closed loop
+    rate: float | None = None  # requests per second of an open loop; None for a closed one
+    even: bool = False  # whether an open loop sends at equal intervals instead of random times
+    warm_up: float = 0.0  # seconds before the measurement
+    patience: float = 30.0  # seconds to wait for the last responses
+    expected: str | None = None  # file with the answers of each model, see AnswerChecker
     seed: int = 0
 
 
 @dataclass
 class Outcome:
-    """What came of it. Times are in milliseconds; of a warm-up only `asked` knows."""
+    """The result of a job. Times are in milliseconds; only `asked` includes the warm-up."""
 
     seconds: float = 0.0
     asked: int = 0
     in_time: int = 0  # answered within the seconds
-    sent: int = 0  # of those that count, within the seconds
-    unsent: int = 0  # never, for want of a free connection
-    latency: dict[int, list[float]] = field(default_factory=dict)  # by code, from when requests were due
-    late: list[float] = field(default_factory=list)  # from then until this process got to them, which is its own fault
-    slowest: float = 0.0  # from when it got to one until that was answered, with any wait for a connection
-    parts: dict[str, list[float]] = field(default_factory=dict)  # what the service says that it took, by stage
-    models: dict[str, int] = field(default_factory=dict)  # which answered
+    sent: int = 0  # sent within the seconds, without the warm-up
+    unsent: int = 0  # never sent, because no connection was free
+    latency: dict[int, list[float]] = field(default_factory=dict)  # by status code, from the due times
+    late: list[float] = field(default_factory=list)  # delay of the generator itself
+    slowest: float = 0.0  # longest time until a response, including the wait for a connection
+    parts: dict[str, list[float]] = field(default_factory=dict)  # times reported by the service, by stage
+    models: dict[str, int] = field(default_factory=dict)  # answers by model
     verdicts: dict[str, int] = field(default_factory=dict)
-    strangers: list[Strangers] = field(default_factory=list)  # see Judge
-    quoted: list[str] = field(default_factory=list)  # some of what is wrong, or was not answered
+    unexpected: list[UnexpectedItems] = field(default_factory=list)  # see AnswerChecker
+    quoted: list[str] = field(default_factory=list)  # some wrong answers and errors
 
     def add(self, due: float, reached: float, end: float, code: int) -> None:
-        """Note a request that counts."""
+        """Record a request of the measurement."""
         self.latency.setdefault(code, []).append((end - due) * 1e3)
         self.late.append((reached - due) * 1e3)
         self.slowest = max(self.slowest, (end - reached) * 1e3)
 
     def read(self, answer: Any) -> None:
-        """Note what an answer says of itself."""
+        """Record the model and the stage times of an answer."""
         self.models[answer["model"]] = self.models.get(answer["model"], 0) + 1
         for name, milliseconds in answer["milliseconds"].items():
             self.parts.setdefault(name, []).append(milliseconds)
 
     def quote(self, text: str) -> None:
-        """Keep the first few of what is not as it should be."""
+        """Keep the first few unexpected responses."""
         if len(self.quoted) < _QUOTED:
             self.quoted.append(text[:500])
 
     def codes(self) -> dict[int, int]:
-        """How many requests had which answer."""
+        """Return the number of requests by status code."""
         return {code: len(of) for code, of in sorted(self.latency.items())}
 
     def not_answered(self) -> dict[int, int]:
-        """How many requests had an error, by its code."""
+        """Return the number of requests without an answer by status code."""
         return {code: count for code, count in self.codes().items() if code != 200}
 
     @property
     def sent_share(self) -> float:
-        """How much of what was due within the seconds was sent within them."""
+        """Share of the due requests that were sent in time."""
         due = sum(self.codes().values()) + self.unsent
         return self.sent / due if due else 1.0
 
 
-# --- for those who start it ---------------------------------------------------------------------------------------
+# --- starting the process -----------------------------------------------------------------------------------------
 
 
 @contextmanager
 def started(job: Job) -> Iterator[Callable[[float | None], Outcome | None]]:
-    """A process at work; gives a function that waits so many seconds for what comes of it, None: until the end."""
+    """Start a job in a process; yield a function that waits some seconds for its outcome, or until the end for None."""
     with tempfile.TemporaryDirectory() as scratch:
         files = Path(scratch, "job.json"), Path(scratch, "outcome.json")
         files[0].write_text(json.dumps(asdict(job)))
@@ -125,7 +125,7 @@ def started(job: Job) -> Iterator[Callable[[float | None], Outcome | None]]:
             except subprocess.TimeoutExpired:
                 return None
             if process.returncode:
-                raise OSError(f"the process that asks the service ended with {process.returncode}: {errors[-2000:]}")
+                raise OSError(f"the load generator ended with {process.returncode}: {errors[-2000:]}")
             found = json.loads(files[1].read_text())
             return Outcome(**found | {"latency": {int(code): of for code, of in found["latency"].items()}})
 
@@ -137,19 +137,19 @@ def started(job: Job) -> Iterator[Callable[[float | None], Outcome | None]]:
 
 
 def drive(job: Job) -> Outcome:
-    """Do a job to its end."""
+    """Run a job and return its outcome."""
     with started(job) as wait:
         outcome = wait(None)
-    assert outcome is not None  # the end has come
+    assert outcome is not None  # it waits until the end
     return outcome
 
 
 def write_bodies(path: Path, bodies: list[Any]) -> None:
-    """Bodies as jobs read them."""
+    """Write bodies to a file for jobs."""
     path.write_text("".join(json.dumps(body, separators=(",", ":")) + "\n" for body in bodies))
 
 
-# --- the process --------------------------------------------------------------------------------------------------
+# --- in the process -----------------------------------------------------------------------------------------------
 
 
 class _Connection(asyncio.Protocol):
@@ -157,11 +157,11 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.closed = False
-        self.since = time.perf_counter()  # when it was last used
+        self.since = time.perf_counter()  # time of the last use
         self._done: Done | None = None
         self._received = b""
-        self._body = 0  # where it starts,
-        self._length = 0  # and where it ends
+        self._body = 0  # start of the body
+        self._length = 0  # end of the body
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -174,7 +174,7 @@ class _Connection(asyncio.Protocol):
         self._transport.close()
 
     def give_up(self) -> None:
-        """Close it whatever it waits for, of which nobody hears any more."""
+        """Close the connection and ignore any outstanding response."""
         self._done = None
         self._transport.abort()
 
@@ -204,19 +204,19 @@ class _Connection(asyncio.Protocol):
 
 
 class _Work:
-    """What is common to both loops: bodies in turn, and what comes of them."""
+    """The common part of both loops: the bodies in turn, and the outcome."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.outcome = Outcome()
-        self.judge = None if job.expected is None else Judge.read(Path(job.expected))
+        self.checker = None if job.expected is None else AnswerChecker.read(Path(job.expected))
         head = "POST /rank HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: "
         self.requests = [
             f"{head}{len(body)}\r\n\r\n".encode() + body for body in Path(job.bodies).read_bytes().splitlines()
         ]
         self._places = count()
-        self.counted = self.ends = 0.0  # when the warm-up is over, and when all is
-        self.waiting = 0  # for answers
+        self.counted = self.ends = 0.0  # end of the warm-up, and of the measurement
+        self.waiting = 0  # outstanding responses
         self._connections: list[_Connection] = []
         self._verdicts: Counter[str] = Counter()
 
@@ -226,7 +226,7 @@ class _Work:
         return connection
 
     def ask(self, connection: _Connection, due: float, reached: float, then: Callable[[], None]) -> None:
-        """Ask the next request, see `Outcome.add`; `then` comes before its answer is looked at."""
+        """Send the next request, see `Outcome.add`; `then` is called before its response is checked."""
         place = next(self._places) % len(self.requests)
         self.outcome.asked += 1
         self.outcome.sent += due >= self.counted and time.perf_counter() < self.ends
@@ -249,14 +249,14 @@ class _Work:
             return
         answer = orjson.loads(body)
         self.outcome.read(answer)
-        if self.judge is not None:
-            verdict, why = self.judge(place, answer)
+        if self.checker is not None:
+            verdict, why = self.checker(place, answer)
             self._verdicts[verdict] += 1
             if why:
                 self.outcome.quote(f"{verdict}, request {place}: {why}")
 
     def lose(self, due: float, reached: float, error: OSError) -> None:
-        """Note a request that nobody took."""
+        """Record a request for which no connection could be opened."""
         now = time.perf_counter()
         self.outcome.asked += 1
         self.outcome.sent += due >= self.counted and now < self.ends
@@ -264,14 +264,14 @@ class _Work:
         self.outcome.quote(f"not connected: {error}")
 
     def start(self) -> float:
-        """Begin with the warm-up, and say when that is."""
+        """Start the warm-up and return its time."""
         begin = time.perf_counter()
         self.counted = begin + self.job.warm_up
         self.ends = self.counted + self.job.seconds
         return begin
 
     async def finish(self, queue: Collection[Any] = ()) -> Outcome:
-        """Wait for what was not answered yet, and for what waits to be sent."""
+        """Wait for outstanding responses and queued requests, and return the outcome."""
         gives_up = time.perf_counter() + self.job.patience
         while (self.waiting or queue) and time.perf_counter() < gives_up:
             await asyncio.sleep(0.01)
@@ -282,12 +282,12 @@ class _Work:
         for _ in range(self.waiting):
             self.outcome.add(0.0, 0.0, self.job.patience, LOST)
         self.outcome.verdicts = dict(self._verdicts)
-        self.outcome.strangers = [] if self.judge is None else self.judge.strangers
+        self.outcome.unexpected = [] if self.checker is None else self.checker.unexpected
         return self.outcome
 
 
 async def _closed_loop(work: _Work) -> Outcome:
-    """Clients that ask again as soon as they are answered."""
+    """Run clients that send their next request as soon as the last one is answered."""
     connections = [await work.connect() for _ in range(work.job.clients)]
     work.start()
 
@@ -302,32 +302,32 @@ async def _closed_loop(work: _Work) -> Outcome:
     return await work.finish()
 
 
-def distances(rate: float, *, even: bool, seed: int) -> Iterator[float]:
-    """Seconds from one request to the next, for so many a second."""
+def intervals(rate: float, *, even: bool, seed: int) -> Iterator[float]:
+    """Yield the seconds from one request to the next for a rate of requests per second."""
     dice = random.Random(seed)
     while True:
         yield 1 / rate if even else dice.expovariate(rate)
 
 
 class _OpenLoop:
-    """Requests at certain times, on whichever connection is free."""
+    """Requests at given times, each on any free connection."""
 
     def __init__(self, work: _Work, rate: float) -> None:
         self._work = work
-        self._distances = distances(rate, even=work.job.even, seed=work.job.seed)
+        self._intervals = intervals(rate, even=work.job.even, seed=work.job.seed)
         self._free: list[_Connection] = []
         self._open = 0
-        self._queue: deque[tuple[float, float]] = deque()  # requests that found no connection: due, and got to
+        self._queue: deque[tuple[float, float]] = deque()  # requests without a connection: times due and reached
         self._opening: set[asyncio.Task[None]] = set()
 
     async def run(self) -> Outcome:
         due = self._work.start()
-        while (due := due + next(self._distances)) < self._work.ends:
+        while (due := due + next(self._intervals)) < self._work.ends:
             if (ahead := due - time.perf_counter()) > 0:
                 await asyncio.sleep(ahead)
             self._send(due)
             if ahead <= 0:
-                await asyncio.sleep(0)  # answers are read, however late it is
+                await asyncio.sleep(0)  # responses are read even if the generator is late
         return await self._work.finish(self._queue)
 
     def _send(self, due: float) -> None:
@@ -367,7 +367,7 @@ class _OpenLoop:
     def _release(self, connection: _Connection) -> None:
         if connection.closed:
             self._open -= 1
-            if self._queue:  # somebody waited for it
+            if self._queue:  # a request waits for a connection
                 self._open_one()
         elif self._queue:
             self._ask(connection, *self._queue.popleft())
@@ -377,13 +377,13 @@ class _OpenLoop:
 
 async def _run(job: Job) -> Outcome:
     work = _Work(job)
-    gc.freeze()  # bodies and expected answers need no more looking at
+    gc.freeze()  # keep bodies and expected answers out of garbage collection
     return await (_closed_loop(work) if job.rate is None else _OpenLoop(work, job.rate).run())
 
 
 def main(job: Path, outcome: Path) -> None:
-    """Do the job of a file."""
-    # epoll waits for whole milliseconds, select for as long as it is told
+    """Run the job of a file and write its outcome."""
+    # epoll waits for whole milliseconds, select for fractions
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
         found = runner.run(_run(Job(**json.loads(job.read_text()))))
     outcome.write_text(json.dumps(asdict(found)))

@@ -1,9 +1,9 @@
-"""A service beside the bare calls of faiss and onnxruntime that it makes, in turns on one machine.
+"""A service compared with the bare calls of faiss and onnxruntime that it makes, in turns on one machine.
 
-The service runs as users run it, and is asked by another process over HTTP. Beside it runs one that computes with one
-thread, as the bare calls do: by how much it is slower is the overhead. Turns of the services and of the bare calls
-follow one another, so that a busy moment of the machine hits all; ratios are medians of the turns. The CPU time of a
-request does not count the neighbours.
+The service runs with its defaults, and another process sends it requests over HTTP. A second service computes with one
+thread, as the bare calls do; how much slower it is than these is the overhead. The turns of services and bare calls
+alternate, so that a busy period of the machine affects all of them. Ratios are medians over the turns. The CPU time of
+a request excludes other processes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall.benchmarks.serving.bare_calls import PARTS, BareCalls
 from rankfall.benchmarks.serving.bench_bundles import requests_like_examples
-from rankfall.benchmarks.serving.load_generator import Job, distances, drive, write_bodies
+from rankfall.benchmarks.serving.load_generator import Job, drive, intervals, write_bodies
 from rankfall.benchmarks.serving.service_process import running
 from rankfall.serving import Bundle
-from rankfall.serving.service.settings import share_of_cores
+from rankfall.serving.service.settings import default_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
     from rankfall.benchmarks.serving.service_process import Service
 
 TURNS = 5
-SETTINGS = ((1, 1), (8, 1), (32, 1), (1, 32), (8, 32))  # clients, and the requests of a call
+SETTINGS = ((1, 1), (8, 1), (32, 1), (1, 32), (8, 32))  # number of clients, requests per call
 BATCHES = (1, 8, 32)
 POOL = 2048  # different requests
-DEADLINE = 10_000  # milliseconds: what is slow is measured, too
-WARM_UP = 0.2  # share of a turn that does not count
+DEADLINE = 10_000  # milliseconds, so long that slow requests are measured, too
+WARM_UP = 0.2  # additional share of a turn, not measured
 HALF = 0.5  # of the largest rate
-ARRIVALS = (True, False)  # whether requests come at equal distances; the last is what is promised
-MOST_OVERHEAD, MOST_TAIL = 0.25, 3.0  # what is promised
+ARRIVALS = (True, False)  # whether requests arrive at equal intervals; the promise holds for the last entry
+MOST_OVERHEAD, MOST_TAIL = 0.25, 3.0  # the promises
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Half of the times are below the one, and all but one in a hundred below the other, in milliseconds."""
+    """The median and the 99th percentile of times in milliseconds."""
 
     p50: float
     p99: float
@@ -56,49 +56,49 @@ class Spread:
 
 @dataclass(frozen=True)
 class Bare:
-    """The bare calls for so many requests at once."""
+    """The bare calls with `batch` requests per call."""
 
     batch: int
     call_ms: Spread
     requests_per_second: float
-    cpu_ms: float  # of a request
-    cpu: float  # share of the wall's time: how far other work was in the way
-    parts_ms: dict[str, float]  # of a call, on average
+    cpu_ms: float  # per request
+    cpu: float  # CPU time as a share of the wall time; less than 1 if other processes interfered
+    parts_ms: dict[str, float]  # per call, on average
 
 
 @dataclass(frozen=True)
 class Row:
-    """A service with so many clients."""
+    """A service under the load of `clients` clients."""
 
-    threads: int  # that compute
+    threads: int  # compute threads of the service
     clients: int
     requests_in_call: int
     requests_per_second: float
     call_ms: Spread
-    parts_ms: dict[str, Spread]  # as the service itself has them
-    cpu_ms: float | None  # of a request, all processes of the service; Linux alone tells
-    batch: int  # of the bare calls beside it
-    overhead: float | None  # of p50 over theirs; None if the service had more to do at once, or more threads
+    parts_ms: dict[str, Spread]  # reported by the service
+    cpu_ms: float | None  # per request, of all processes of the service; None if the system is not Linux
+    batch: int  # requests per bare call that it is compared with
+    overhead: float | None  # of p50 over that of the bare calls; None if the batches or threads differ
     cpu_overhead: float | None
-    not_answered: dict[int, int]  # how many calls, by code
+    not_answered: dict[int, int]  # number of calls by status code
 
 
 @dataclass(frozen=True)
 class HalfRate:
-    """Half as many requests as a service can answer, or the bare calls one after the other."""
+    """Requests at half the largest rate of a service, or of consecutive bare calls."""
 
     threads: int | None  # None: the bare calls
-    even: bool  # whether requests come at equal distances, so that none has to wait for another; or at random times
+    even: bool  # whether requests arrive at equal intervals, so that none waits for another
     requests_per_second: float
     call_ms: Spread
     tail: float  # p99 over p50, the median of the turns
-    late_ms: float  # by which the load itself was behind with the 99th of 100 requests
+    late_ms: float  # 99th percentile of the delay of the load generator
     not_answered: dict[int, int]
 
 
 @dataclass(frozen=True)
 class ScoreAll:
-    """The ranker on all items, for one request."""
+    """The ranker applied to all items for one request."""
 
     items: int
     seconds: float
@@ -107,22 +107,22 @@ class ScoreAll:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that was measured."""
+    """All measurements."""
 
     bundle: str
     items: int
     stages: list[dict[str, Any]]
     turns: int
-    seconds: float  # of a turn
+    seconds: float  # per turn
     bare: list[Bare]
     rows: list[Row]
     half_rates: list[HalfRate]
-    score_all: ScoreAll | None  # None: the bundle has no stage that scores
+    score_all: ScoreAll | None  # None if no stage scores candidates
 
 
 @dataclass
 class _Turns:
-    """What came of the turns of one setting."""
+    """The outcomes of the turns of one setting."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
@@ -133,11 +133,11 @@ class _Turns:
 
 @dataclass
 class _HalfTurns:
-    """What came of turns at half of the rate of the moment."""
+    """The outcomes of turns at half the current largest rate."""
 
     even: bool
     rates: list[float] = field(default_factory=list)
-    times: list[list[float]] = field(default_factory=list)  # of calls, in milliseconds
+    times: list[list[float]] = field(default_factory=list)  # milliseconds per call
     late: list[float] = field(default_factory=list)
     not_answered: list[dict[int, int]] = field(default_factory=list)
 
@@ -162,26 +162,33 @@ class _HalfTurns:
 
 @dataclass
 class _BareTurns:
-    """The times of the bare calls of one size, turn by turn, in milliseconds."""
+    """The times of the bare calls of one batch size by turn, in milliseconds."""
 
     walls: list[list[float]] = field(default_factory=list)
-    cpu_ms: list[float] = field(default_factory=list)  # of a request
+    cpu_ms: list[float] = field(default_factory=list)  # per request
     parts_ms: list[dict[str, float]] = field(default_factory=list)
 
 
 def steps(turns: int = TURNS) -> int:
-    """How often a measurement reports."""
+    """Return how many times `measure` calls `report`."""
     services = len(_threads())
     return 3 + turns * (services * (len(SETTINGS) + len(ARRIVALS)) + len(BATCHES) + len(ARRIVALS))
 
 
 def _threads() -> list[int]:
-    """The threads of the services: one, as the bare calls have, and what users get."""
-    return sorted({1, share_of_cores(workers=1)})
+    """Return the compute threads of the services: one, as for the bare calls, and the default."""
+    return sorted({1, default_threads(workers=1)})
 
 
 def measure(path: Path, *, seconds: float, report: Callable[[str], None], turns: int = TURNS) -> Report:
-    """Measure services of a bundle; `seconds` is the length of a turn."""
+    """Measure services of a bundle.
+
+    Args:
+        path: Directory of the bundle.
+        seconds: Duration of a turn.
+        report: Called with a description after every step.
+        turns: Number of turns per setting.
+    """
     bundle = Bundle.load(path)
     bare = BareCalls(bundle)
     requests = requests_like_examples(bundle, POOL)
@@ -191,7 +198,9 @@ def measure(path: Path, *, seconds: float, report: Callable[[str], None], turns:
     report("all items scored")
     with ExitStack() as stack:
         calls = _Calls(Path(stack.enter_context(tempfile.TemporaryDirectory())), requests)
-        services = [_Asking(stack.enter_context(_started(path, count)), count, calls, seconds) for count in _threads()]
+        services = [
+            _MeasuredService(stack.enter_context(_started(path, count)), count, calls, seconds) for count in _threads()
+        ]
         report("services started")
         alone = {size: _BareTurns() for size in BATCHES}
         bare_halves = [_HalfTurns(even) for even in ARRIVALS]
@@ -199,17 +208,17 @@ def measure(path: Path, *, seconds: float, report: Callable[[str], None], turns:
             for size in BATCHES:
                 _bare_turn(bare, batches[size], size, seconds, alone[size])
                 report(f"bare calls of {size}")
-                for setting in (one for one in SETTINGS if _beside(one) == size):
+                for setting in (one for one in SETTINGS if _comparable_batch(one) == size):
                     for service in services:
                         service.turn(setting)
-                        report(f"{setting[0]} clients, {setting[1]} in a call")
+                        report(f"{setting[0]} clients, {setting[1]} requests per call")
             for place, bare_half in enumerate(bare_halves):
                 _bare_half_turn(bare, batches[1], alone[1], seconds, bare_half)
-                report("bare calls at half of the rate")
+                report("bare calls at half the rate")
                 for service in services:
                     service.half_turn(service.half_turns[place])
-                    report("half of the rate")
-        rows = [service.row(setting, alone[_beside(setting)]) for service in services for setting in SETTINGS]
+                    report("half the rate")
+        rows = [service.row(setting, alone[_comparable_batch(setting)]) for service in services for setting in SETTINGS]
         half_rates = [half.found(None) for half in bare_halves]
         half_rates += [half.found(service.threads) for service in services for half in service.half_turns]
     stages = [{"name": name, "quota": quota} for name, quota in zip(bundle.names, bundle.quotas, strict=True)]
@@ -218,22 +227,22 @@ def measure(path: Path, *, seconds: float, report: Callable[[str], None], turns:
 
 
 def promises(report: Report) -> list[tuple[str, str, str, bool]]:
-    """What is promised, the target, what was measured, and whether that is met."""
+    """Return each promise with its target, the measured value, and whether it is met."""
     found = []
     for row in report.rows:
-        if row.batch == max(BATCHES) and row.overhead is not None:  # of one thread beside one
+        if row.batch == max(BATCHES) and row.overhead is not None:  # one compute thread, as for the bare calls
             what = f"p50 over the bare calls, {row.clients} x {row.requests_in_call}"
             found.append((what, f"< {MOST_OVERHEAD:.0%}", f"{row.overhead:+.0%}", row.overhead < MOST_OVERHEAD))
-    tail = report.half_rates[-1].tail  # of what users get, at random times
-    found.append(("p99 / p50 at half of the largest rate", f"< {MOST_TAIL:g}", f"{tail:.2f}", tail < MOST_TAIL))
+    tail = report.half_rates[-1].tail  # with the default threads, at random times
+    found.append(("p99 / p50 at half the largest rate", f"< {MOST_TAIL:g}", f"{tail:.2f}", tail < MOST_TAIL))
     codes = [*(row.not_answered for row in report.rows), *(half.not_answered for half in report.half_rates)]
     failed = sum(sum(of.values()) for of in codes)
-    found.append(("calls that were not answered", "0", f"{failed:,}", not failed))
+    found.append(("calls without an answer", "0", f"{failed:,}", not failed))
     return found
 
 
-def _beside(setting: tuple[int, int]) -> int:
-    """The size of the bare calls that a setting is compared with: what the service can have in a batch."""
+def _comparable_batch(setting: tuple[int, int]) -> int:
+    """Return the batch size of the bare calls to compare a setting with: the largest batch of the service."""
     return min(setting[0] * setting[1], max(BATCHES))
 
 
@@ -250,7 +259,7 @@ def _bare_turn(
 ) -> None:
     _calls(bare, batches, WARM_UP * seconds)
     bare.seconds = dict.fromkeys(PARTS, 0.0)
-    cpu = time.thread_time()  # they run on this thread alone; others of the process may draw a progress bar
+    cpu = time.thread_time()  # only this thread: others of the process may draw a progress bar
     walls = _calls(bare, batches, seconds)
     turns.cpu_ms.append((time.thread_time() - cpu) * 1e3 / (len(walls) * size))
     turns.walls.append(walls)
@@ -258,7 +267,7 @@ def _bare_turn(
 
 
 def _calls(bare: BareCalls, batches: Sequence[dict[str, NDArray[Any]]], seconds: float) -> list[float]:
-    """The milliseconds of calls, one after the other, for so long."""
+    """Make consecutive calls for some seconds; return the milliseconds of each."""
     ends = time.perf_counter() + seconds
     walls: list[float] = []
     for arrays in cycle(batches):
@@ -274,14 +283,14 @@ def _calls(bare: BareCalls, batches: Sequence[dict[str, NDArray[Any]]], seconds:
 def _bare_half_turn(
     bare: BareCalls, calls: Sequence[dict[str, NDArray[Any]]], alone: _BareTurns, seconds: float, turns: _HalfTurns
 ) -> None:
-    """Bare calls, one after the other in the order in which requests come."""
+    """Make bare calls, one after another, for requests that arrive at half the largest rate."""
     _calls(bare, calls, WARM_UP * seconds)
     rate = HALF * 1e3 / statistics.mean(alone.walls[-1])
     times, late = list[float](), list[float]()
     due = time.perf_counter()
     ends = due + seconds
-    for arrays, distance in zip(cycle(calls), distances(rate, even=turns.even, seed=len(turns.rates)), strict=False):
-        due += distance
+    for arrays, interval in zip(cycle(calls), intervals(rate, even=turns.even, seed=len(turns.rates)), strict=False):
+        due += interval
         if due >= ends:
             break
         free = time.perf_counter()
@@ -315,7 +324,7 @@ def _started(path: Path, threads: int) -> AbstractContextManager[Service]:
 
 
 class _Calls:
-    """Files with calls of so many requests each."""
+    """Files of calls by the number of requests per call."""
 
     def __init__(self, scratch: Path, requests: Sequence[dict[str, Any]]) -> None:
         self.files = {}
@@ -326,8 +335,8 @@ class _Calls:
             write_bodies(self.files[in_call], list(requests) if in_call == 1 else calls)
 
 
-class _Asking:
-    """A service with so many threads, the calls that it is asked, and what came of them."""
+class _MeasuredService:
+    """A service with its number of threads, the calls sent to it, and the outcomes."""
 
     def __init__(self, service: Service, threads: int, calls: _Calls, seconds: float) -> None:
         self.threads = threads
@@ -345,14 +354,14 @@ class _Asking:
         outcome = drive(job)
         after = self._service.cpu_seconds()
         turns.outcomes.append(outcome)
-        if before is not None and after is not None:  # Linux alone tells, but then of every turn
+        if before is not None and after is not None:  # known for every turn on Linux, otherwise for none
             turns.cpu_ms.append((after - before) * 1e3 / (outcome.asked * in_call))
 
     def row(self, setting: tuple[int, int], bare: _BareTurns) -> Row:
         return _row(self.threads, setting, self._turns[setting], bare)
 
     def half_turn(self, turns: _HalfTurns) -> None:
-        """Ask at half of the largest rate that single requests had in this turn."""
+        """Send single requests at half the largest rate of this turn."""
         last = [turns.outcomes[-1] for (_, in_call), turns in self._turns.items() if in_call == 1]
         rate = HALF * max(outcome.in_time / outcome.seconds for outcome in last)
         outcome = drive(self._job(1, self._seconds, rate=rate, even=turns.even, seed=len(turns.rates)))
@@ -372,7 +381,7 @@ def _row(threads: int, setting: tuple[int, int], turns: _Turns, bare: _BareTurns
         )
     names = {name: None for outcome in turns.outcomes for name in outcome.parts}
     parts = {name: spread([one for outcome in turns.outcomes for one in outcome.parts.get(name, [])]) for name in names}
-    batch = _beside(setting)
+    batch = _comparable_batch(setting)
     answered = [outcome.in_time * in_call / outcome.seconds for outcome in turns.outcomes]
     cpu = _ratios(turns.cpu_ms, bare.cpu_ms) if turns.cpu_ms else None
     return Row(
@@ -391,13 +400,13 @@ def _row(threads: int, setting: tuple[int, int], turns: _Turns, bare: _BareTurns
 
 
 def _overhead(turns: _Turns, bare: _BareTurns) -> float:
-    """By how much half of the calls of a turn take longer than half of the bare ones beside it."""
+    """Return the relative increase of p50 over the bare calls of the same turn."""
     served = [spread(outcome.latency.get(200, [])).p50 for outcome in turns.outcomes]
     return _ratios(served, [spread(walls).p50 for walls in bare.walls])
 
 
 def _ratios(of: Sequence[float], over: Sequence[float]) -> float:
-    """The median by how much the one is larger than the other, over the turns in which anything was answered."""
+    """Return the median relative increase over the turns that have answers."""
     return statistics.median(a / b for a, b in zip(of, over, strict=True) if not math.isnan(a)) - 1
 
 
@@ -406,7 +415,7 @@ def _added(counts: Iterable[dict[int, int]]) -> dict[int, int]:
 
 
 def spread(times: Sequence[float]) -> Spread:
-    """The median and the 99th of 100 times.
+    """Return the median and the 99th percentile of times.
 
     >>> spread([float(time) for time in range(101)])
     Spread(p50=50.0, p99=99.0)

@@ -1,4 +1,4 @@
-"""`rankfall serve` as a process of its own, and what that process needs."""
+"""`rankfall serve` as a separate process, with its CPU time and memory."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-STARTING = 120.0  # seconds until it has to be ready
-ENDING = 30.0
+START_SECONDS = 120.0
+END_SECONDS = 30.0
 MB = 2**20
 
 
 class Service:
-    """A service on this machine."""
+    """A running service on this machine."""
 
     def __init__(self, process: subprocess.Popen[str], port: int, token: str) -> None:
         self.port = port
         self._process = process
         self._token = token
 
-    def ask(self, method: str, path: str, body: Any = None, *, timeout: float = 60.0) -> tuple[int, Any]:
-        """The code and the content of an answer; admins' questions are allowed."""
+    def call(self, method: str, path: str, body: Any = None, *, timeout: float = 60.0) -> tuple[int, Any]:
+        """Send a request with the token; return the status code and the content of the response."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"}
         try:
@@ -48,11 +48,11 @@ class Service:
 
     @property
     def ended(self) -> bool:
-        """Whether it is no more."""
+        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def cpu_seconds(self) -> float | None:
-        """What all its processes have used so far; Linux alone tells."""
+        """Return the CPU time of all its processes, or None if the system is not Linux."""
         try:
             ticks = sum(sum(map(int, _stat(process)[11:13])) for process in self._processes())
         except OSError:
@@ -60,7 +60,7 @@ class Service:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def memory(self) -> tuple[float, float] | None:
-        """Megabytes of its processes in memory: all of it, and without the files that are mapped."""
+        """Return the resident megabytes of its processes, with and without mapped files."""
         try:
             found = [_status(process) for process in self._processes()]
         except OSError:
@@ -68,16 +68,16 @@ class Service:
         return sum(one["VmRSS"] for one in found) / 1024, sum(one["RssAnon"] for one in found) / 1024
 
     def _processes(self) -> list[int]:
-        """The process and those that it started."""
+        """Return the ids of the process and its descendants."""
         found = [self._process.pid]
-        for process in found:  # which grows meanwhile
+        for process in found:  # the list grows during the loop
             for children in Path(f"/proc/{process}/task").glob("*/children"):
                 found += map(int, children.read_text().split())
         return found
 
 
 def _stat(process: int) -> list[str]:
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()  # the name may hold anything
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()  # the name may contain anything
 
 
 def _status(process: int) -> dict[str, int]:
@@ -87,16 +87,16 @@ def _status(process: int) -> dict[str, int]:
 
 @contextmanager
 def running(bundle: Path, options: Sequence[str] = ()) -> Iterator[Service]:
-    """A service of a bundle on a free port, ready to be asked, and ended afterwards."""
+    """Start a service on a free port, yield it when it is ready, and end it afterwards."""
     port, token = _free_port(), secrets.token_hex(16)
     command = [sys.executable, "-m", "rankfall", "serve", str(bundle), "--port", str(port), *options]
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
-            command, stdout=said, stderr=said, text=True, env=os.environ | {"RANKFALL_TOKEN": token}
+            command, stdout=output, stderr=output, text=True, env=os.environ | {"RANKFALL_TOKEN": token}
         )
         try:
             service = Service(process, port, token)
-            _wait_until_ready(service, said)
+            _wait_until_ready(service, output)
             yield service
         finally:
             _end(process)
@@ -108,39 +108,41 @@ def _free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def _wait_until_ready(service: Service, said: IO[str]) -> None:
-    ends = time.monotonic() + STARTING
+def _wait_until_ready(service: Service, output: IO[str]) -> None:
+    ends = time.monotonic() + START_SECONDS
     while not service.ended and time.monotonic() < ends:
         try:
-            if service.ask("GET", "/ready")[0] == 200:
+            if service.call("GET", "/ready")[0] == 200:
                 return
-        except OSError:  # nobody listens yet
+        except OSError:  # it does not listen yet
             pass
         time.sleep(0.1)
-    said.seek(0)
-    raise OSError(f"rankfall serve was not ready within {STARTING:.0f} s; it said: {said.read()[-2000:].strip()}")
+    output.seek(0)
+    raise OSError(
+        f"rankfall serve was not ready within {START_SECONDS:.0f} s; its output: {output.read()[-2000:].strip()}"
+    )
 
 
 def _end(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGTERM)
     try:
-        process.wait(ENDING)
+        process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 
 
-class Watch:
-    """Looks at the memory of a service every second, in a thread."""
+class MemoryMonitor:
+    """Records the memory of a service every second in a thread."""
 
     def __init__(self, service: Service, interval: float = 1.0) -> None:
         self._service = service
         self._interval = interval
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self.samples: list[tuple[float, float, float]] = []  # seconds since the start, megabytes, without files
+        self._thread = threading.Thread(target=self._record, daemon=True)
+        self.samples: list[tuple[float, float, float]] = []  # seconds, megabytes, megabytes without mapped files
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> MemoryMonitor:
         self._begin = time.perf_counter()
         self._thread.start()
         return self
@@ -149,7 +151,7 @@ class Watch:
         self._done.set()
         self._thread.join()
 
-    def _look(self) -> None:
+    def _record(self) -> None:
         while True:
             memory = self._service.memory()
             if memory is not None:

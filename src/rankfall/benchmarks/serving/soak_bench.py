@@ -1,9 +1,10 @@
-"""A service under load for minutes, while bundles are swapped and bad ones offered, and then under far too much.
+"""A service under load for minutes while bundles are replaced, then under overload.
 
-Requests arrive at random times at a share of the largest rate. Every answer is held against that of the bundle whose
-name it bears, which was asked beforehand without a service. Requests may wait for long there, so that a slow moment of
-the machine is no reason to refuse any. At the end three times the largest rate arrives at a service that has the usual
-deadline: then every request has to be answered or refused by it, and the service has to be well right after.
+Requests arrive at random times at a share of the largest rate. Every answer is compared with the answer of the bundle
+that it names, which was computed beforehand without a service. Deadline and queue are so large that a slow moment of
+the machine does not cause refusals. In between, invalid bundles are offered. At the end, three times the largest rate
+arrives at a service with the default deadline. Every request then has to be answered or refused by its deadline, and
+the service has to work normally directly afterwards.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall.benchmarks.serving.answer_check import expected_answers, model_name, wrong_strangers
+from rankfall.benchmarks.serving.answer_check import expected_answers, model_name, wrong_unexpected_items
 from rankfall.benchmarks.serving.bench_bundles import bad_bundles, requests_like_examples
 from rankfall.benchmarks.serving.load_generator import Job, drive, started, write_bodies
 from rankfall.benchmarks.serving.serve_bench import Spread, spread
-from rankfall.benchmarks.serving.service_process import Watch, running
+from rankfall.benchmarks.serving.service_process import MemoryMonitor, running
 from rankfall.serving import Bundle
 
 if TYPE_CHECKING:
@@ -32,62 +33,62 @@ if TYPE_CHECKING:
     from rankfall.benchmarks.serving.load_generator import Outcome
     from rankfall.benchmarks.serving.service_process import Service
 
-    OnStep = Callable[[str, int, int | None], None]  # what is done, how much of it, and of how much
+    OnStep = Callable[[str, int, int | None], None]  # name of the step, completed amount, total amount
 
 POOL = 2048  # different requests
-CLIENTS = 32  # with whom the largest rate is found
+CLIENTS = 32  # for finding the largest rate
 OVERLOAD = 3.0  # times the largest rate
-PATIENT = ("--deadline", "10000", "--queue", "4096")  # the service under load: its limits are not to be reached
+PATIENT = ("--deadline", "10000", "--queue", "4096")  # under load the limits must not be reached
 DEADLINE = 1000.0  # milliseconds, of the service under overload
-SLOWEST = 5000.0  # milliseconds of an answer under load, beyond which it was no slow moment
-SLACK = 250.0  # milliseconds beyond it within which an answer has to be there
+SLOWEST = 5000.0  # milliseconds: a slower answer under load is a problem
+SLACK = 250.0  # milliseconds after the deadline that are tolerated
 REFUSED = (503, 504)
-SENT = 0.9  # of what is due, below which the generator did not keep up
-TIED = 0.01  # of the answers; more of them are no chance
-GROWTH = 0.01  # of memory, a minute, that passes as flat
+SENT = 0.9  # minimum share of requests that the generator has to send in time
+TIED = 0.01  # maximum share of answers with ties
+GROWTH = 0.01  # share of memory per minute that counts as flat
 _MINUTE = 60.0
-_SETTLING = 2 * _MINUTE  # until memory counts
-_LONG_ENOUGH = 3 * _MINUTE  # after that, to tell
+_SETTLING = 2 * _MINUTE  # before memory is measured
+_LONG_ENOUGH = 3 * _MINUTE  # minimum duration after that
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How long, and how hard."""
+    """Duration and load of a soak test."""
 
     minutes: float = 10.0
     every: float = 20.0  # seconds between two swaps
-    rate: float = 0.8  # of the largest
-    finding: float = 20.0  # seconds in which that is found
-    overload: float = 10.0  # seconds of too many requests
+    rate: float = 0.8  # share of the largest rate
+    finding: float = 20.0  # seconds for finding the largest rate
+    overload: float = 10.0  # seconds of overload
 
 
 @dataclass
 class Swaps:
-    """What was offered to the service, and what came of it."""
+    """Bundles offered to the service, and the results."""
 
     taken: int = 0
-    seconds: list[float] = field(default_factory=list)  # of those taken
-    refused: dict[str, int] = field(default_factory=dict)  # bad bundles, by what is wrong with them
+    seconds: list[float] = field(default_factory=list)  # of the swaps that were taken
+    refused: dict[str, int] = field(default_factory=dict)  # invalid bundles by their defect
     problems: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Megabytes of memory once it has settled, and those by which a straight line through them rises a minute."""
+    """Mean memory in megabytes after it has settled, and the slope of a linear fit."""
 
-    megabytes: float  # on average
+    megabytes: float  # mean
     per_minute: float
-    error: float  # the standard error of that
+    error: float  # standard error of the slope
 
     @property
     def is_real(self) -> bool:
-        """Whether it grows by more than passes as flat, and by more than chance."""
+        """Whether memory grows significantly and by more than counts as flat."""
         return self.per_minute - 2 * self.error > GROWTH * self.megabytes
 
 
 @dataclass(frozen=True)
 class Memory:
-    """That of the service, with and without the files that are mapped."""
+    """Memory of the service with and without mapped files."""
 
     whole: Growth
     without_files: Growth
@@ -96,48 +97,55 @@ class Memory:
 
 @dataclass(frozen=True)
 class Overload:
-    """Far more requests than the service can answer."""
+    """The result of far more requests than the service can answer."""
 
     requests_per_second: float
-    sent_per_second: float  # really
-    sent_share: float  # of what was due
-    unsent: int  # requests that never found a free connection, whose number has a limit
+    sent_per_second: float  # measured
+    sent_share: float  # share of the due requests
+    unsent: int  # requests for which no connection was free
     codes: dict[int, int]
-    slowest_ms: float  # until a request had any answer, with any wait for a connection
+    slowest_ms: float  # longest time until a response, including the wait for a connection
     answered_ms: Spread
-    late_ms: float  # by which the generator itself was behind with the 99th of 100 requests
+    late_ms: float  # 99th percentile of the delay of the load generator
     verdicts: dict[str, int]  # of the answers
     well_after: bool
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that happened."""
+    """All results of a soak test."""
 
     bundles: list[str]
     largest_rate: float
     requests_per_second: float
-    sent_per_second: float  # really
-    sent_share: float  # of what was due
+    sent_per_second: float  # measured
+    sent_share: float  # share of the due requests
     minutes: float
     asked: int
-    unsent: int  # requests that never found a free connection, whose number has a limit
+    unsent: int  # requests for which no connection was free
     answered: int
     refused: int  # with 503 or 504
-    failed: int  # any other code, and lost connections
+    failed: int  # any other status, and lost connections
     verdicts: dict[str, int]  # of the answers
     by_model: dict[str, int]
     call_ms: Spread
-    slowest_ms: float  # until a request had any answer, with any wait for a connection
-    late_ms: float  # by which the generator itself was behind with the 99th of 100 requests
+    slowest_ms: float  # longest time until a response, including the wait for a connection
+    late_ms: float  # 99th percentile of the delay of the load generator
     swaps: Swaps
-    memory: Memory | None  # None: this system does not tell, or it was too short
+    memory: Memory | None  # None if the system does not report it, or the test was too short
     overload: Overload
-    problems: list[str]  # what must not be
+    problems: list[str]  # violated requirements
 
 
 def soak(first: Path, second: Path, settings: Settings, *, on_step: OnStep) -> Report:
-    """Put a service of two bundles under load, and find out whether all was right."""
+    """Run a soak test.
+
+    Args:
+        first: The bundle to start with.
+        second: The bundle to swap it with.
+        settings: Duration and load.
+        on_step: Called with the name of the step, the completed and the total amount.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
         models = _expect(first, second, directory, on_step)
@@ -153,7 +161,7 @@ def soak(first: Path, second: Path, settings: Settings, *, on_step: OnStep) -> R
 
 
 def _expect(first: Path, second: Path, directory: Path, on_step: OnStep) -> list[str]:
-    """Write requests and what both bundles answer to them; gives the names of the bundles."""
+    """Write requests and the answers of both bundles; return the model names."""
     bundles = [Bundle.load(first), Bundle.load(second)]
     requests = requests_like_examples(bundles[0], POOL)
     write_bodies(directory / "bodies.jsonl", requests)
@@ -162,62 +170,62 @@ def _expect(first: Path, second: Path, directory: Path, on_step: OnStep) -> list
 
     def on_requests(count: int) -> None:
         nonlocal done
-        on_step("asking the bundles themselves", done := done + count, 2 * POOL)
+        on_step("computing the expected answers", done := done + count, 2 * POOL)
 
     for bundle in bundles:
         name = model_name(bundle.manifest)
         if name in expected:
-            raise ValueError(f"bundle: {second} is the same as {first}, expected two different ones")
+            raise ValueError(f"bundle: {second} is the same as {first}, expected two different bundles")
         expected[name] = expected_answers(bundle, requests, on_requests)
     (directory / "expected.json").write_text(json.dumps(expected))
     return list(expected)
 
 
 class _Plan:
-    """What is done to a service."""
+    """The phases of a soak test."""
 
     service: Service
 
     def __init__(self, models: dict[str, Path], bad: dict[str, Path], settings: Settings, directory: Path) -> None:
-        self._models = models  # paths by name; the first is served
+        self._models = models  # paths by model name; the first one is served
         self._bad = cycle(bad.items())
         self._settings = settings
         self._bodies, self._expected = str(directory / "bodies.jsonl"), str(directory / "expected.json")
         self.swaps = Swaps()
 
     def largest_rate(self, on_step: OnStep) -> float:
-        """How much the service answers if somebody always waits; answers are looked at as they will be later."""
+        """Return the rate of a closed loop; answers are checked as they are under load."""
         on_step("finding the largest rate", 0, None)
         seconds = self._settings.finding
         found = drive(self._job(seconds, clients=CLIENTS, warm_up=seconds / 4, expected=self._expected))
         if not found.in_time:
-            raise OSError(f"the service answered nothing: {found.quoted}")
+            raise OSError(f"the service answered no request: {found.quoted}")
         return found.in_time / found.seconds
 
     def under_load(self, rate: float, on_step: OnStep) -> tuple[Outcome, Memory | None]:
-        """Ask at a rate, swap bundles and offer bad ones in between."""
-        with Watch(self.service) as watch:
-            outcome = self._ask_and_swap(rate, on_step)
-        self._look_up(outcome)
-        return outcome, _memory(watch.samples, self._settings)
+        """Send requests at a rate while swapping bundles and offering invalid ones."""
+        with MemoryMonitor(self.service) as monitor:
+            outcome = self._send_and_swap(rate, on_step)
+        self._verify_unexpected(outcome)
+        return outcome, _memory(monitor.samples, self._settings)
 
-    def _ask_and_swap(self, rate: float, on_step: OnStep) -> Outcome:
+    def _send_and_swap(self, rate: float, on_step: OnStep) -> Outcome:
         seconds = self._settings.minutes * _MINUTE
         job = self._job(seconds, rate=rate, expected=self._expected)
         begin = time.perf_counter()
         with started(job) as wait:
-            for due, act in self._acts(seconds):
+            for due, act in self._actions(seconds):
                 on_step(f"{rate:,.0f} requests/s, {self.swaps.taken} swaps", round(due), round(seconds))
                 if (outcome := wait(max(0.0, begin + due - time.perf_counter()))) is not None:
                     break
                 act()
             else:
                 outcome = wait(None)
-        assert outcome is not None  # the end has come
+        assert outcome is not None  # it waits until the end
         return outcome
 
-    def _acts(self, seconds: float) -> Iterator[tuple[float, Callable[[], None]]]:
-        """When to do what: a swap at every interval, a bad bundle in the middle of it."""
+    def _actions(self, seconds: float) -> Iterator[tuple[float, Callable[[], None]]]:
+        """Yield the times of all actions: a swap in every interval, an invalid bundle in the middle of it."""
         half = self._settings.every / 2
         for number in range(1, int(seconds / half)):
             yield number * half, self._offer_bad if number % 2 else self._swap
@@ -225,28 +233,28 @@ class _Plan:
     def _swap(self) -> None:
         before, after = self._models
         begin = time.perf_counter()
-        code, answer = self.service.ask("POST", "/reload", {"path": str(self._models[after].resolve())})
+        code, answer = self.service.call("POST", "/reload", {"path": str(self._models[after].resolve())})
         if code == 200 and (answer["model"], answer["before"]) == (after, before):
             self.swaps.taken += 1
             self.swaps.seconds.append(time.perf_counter() - begin)
             self._models = {after: self._models[after], before: self._models[before]}
         else:
-            self.swaps.problems.append(f"a swap from {before} to {after} was answered {code}: {answer}")
+            self.swaps.problems.append(f"a swap from {before} to {after} returned {code}: {answer}")
 
     def _offer_bad(self) -> None:
         what, path = next(self._bad)
-        code, answer = self.service.ask("POST", "/reload", {"path": str(path.resolve())})
-        served = self.service.ask("GET", "/model")[1]["bundles"]["main"]["model"]
+        code, answer = self.service.call("POST", "/reload", {"path": str(path.resolve())})
+        served = self.service.call("GET", "/model")[1]["bundles"]["main"]["model"]
         if code == 409 and served == next(iter(self._models)):
             self.swaps.refused[what] = self.swaps.refused.get(what, 0) + 1
         else:
-            self.swaps.problems.append(f"a bundle with {what} was answered {code}: {answer}; {served} is served")
+            self.swaps.problems.append(f"a bundle with {what} returned {code}: {answer}; {served} is served")
 
     def overload(self, rate: float) -> Overload:
-        """Ask at a rate that is far too high."""
+        """Send requests at a rate that is far too high."""
         outcome = drive(self._job(self._settings.overload, rate=rate, expected=self._expected))
-        well_after = self._is_well()
-        self._look_up(outcome)
+        well_after = self._works()
+        self._verify_unexpected(outcome)
         return Overload(
             requests_per_second=rate,
             sent_per_second=outcome.sent / outcome.seconds,
@@ -260,28 +268,28 @@ class _Plan:
             well_after=well_after,
         )
 
-    def _look_up(self, outcome: Outcome) -> None:
-        """Ask the bundles about the items that nobody expected: with other scores than their own they are wrong."""
-        if not outcome.strangers:
+    def _verify_unexpected(self, outcome: Outcome) -> None:
+        """Let the bundles score unexpected items; count answers with different scores as wrong."""
+        if not outcome.unexpected:
             return
         bundles = {name: Bundle.load(path) for name, path in self._models.items()}
         requests = [json.loads(line) for line in Path(self._bodies).read_text().splitlines()]
-        for why in wrong_strangers(bundles, requests, outcome.strangers):
+        for why in wrong_unexpected_items(bundles, requests, outcome.unexpected):
             outcome.verdicts["tied"] -= 1
             outcome.verdicts["wrong"] = outcome.verdicts.get("wrong", 0) + 1
             outcome.quote(f"wrong, {why}")
 
-    def _is_well(self) -> bool:
-        """Whether a request is answered as if nothing had been."""
+    def _works(self) -> bool:
+        """Whether the service is healthy and answers every request."""
         asked = drive(self._job(0.5, clients=1))
-        codes = [self.service.ask("GET", path)[0] for path in ("/health", "/ready")]
+        codes = [self.service.call("GET", path)[0] for path in ("/health", "/ready")]
         return codes == [200, 200] and set(asked.codes()) == {200}
 
     def _job(self, seconds: float, **how: Any) -> Job:
         return Job(self.service.port, self._bodies, seconds, **how)
 
 
-# --- what came of it ----------------------------------------------------------------------------------------------
+# --- the report ---------------------------------------------------------------------------------------------------
 
 
 def _report(
@@ -317,37 +325,37 @@ def _report(
         overload=overload,
         problems=[],
     )
-    report.problems.extend([*_problems(report), *(f"such as {text}" for text in outcome.quoted)])
+    report.problems.extend([*_problems(report), *(f"for example {text}" for text in outcome.quoted)])
     return report
 
 
 def _problems(report: Report) -> list[str]:
-    """What must not be, in sentences."""
+    """Return the violated requirements as sentences."""
     overload, memory = report.overload, report.memory
     verdicts = Counter(report.verdicts) + Counter(overload.verdicts)
     allowed = {200, *REFUSED}
     others = {code: count for code, count in overload.codes.items() if code not in allowed}
     found = {
-        f"the generator {_shortfall(report)}, so that load was not shown": _shortfall(report),
-        f"the generator {_shortfall(overload)}, so that overload was not shown": _shortfall(overload),
+        f"the generator {_shortfall(report)}, so that the load was not reached": _shortfall(report),
+        f"the generator {_shortfall(overload)}, so that the overload was not reached": _shortfall(overload),
         f"{report.failed:,} requests failed": report.failed,
         f"{report.refused:,} requests were refused": report.refused,
         f"{verdicts['wrong']:,} answers were wrong": verdicts["wrong"],
-        f"{verdicts['tied']:,} of {verdicts.total():,} answers had other items of equal scores": (
+        f"{verdicts['tied']:,} of {verdicts.total():,} answers had different items with equal scores": (
             verdicts["tied"] > TIED * verdicts.total()
         ),
         "no request was answered": not report.answered,
         f"under load an answer took {report.slowest_ms:,.0f} ms": report.slowest_ms > SLOWEST,
         "memory grew": memory is not None and not memory.flat,
-        f"under overload requests had the codes {others}": others,
+        f"under overload requests had the status codes {others}": others,
         f"under overload an answer took {overload.slowest_ms:,.0f} ms": overload.slowest_ms > DEADLINE + SLACK,
-        "after the overload the service was not well": not overload.well_after,
+        "after the overload the service did not work normally": not overload.well_after,
     }
     return [text for text, is_one in found.items() if is_one] + report.swaps.problems
 
 
 def _shortfall(load: Report | Overload) -> str:
-    """What the generator could not do, which is no fault of the service; nothing if it did all."""
+    """Return what the load generator failed to do; an empty text if it sent everything."""
     if load.unsent:
         return f"could not send {load.unsent:,} requests"
     if load.sent_share < SENT:
@@ -356,11 +364,11 @@ def _shortfall(load: Report | Overload) -> str:
 
 
 def _memory(samples: Sequence[tuple[float, float, float]], settings: Settings) -> Memory | None:
-    """What the samples say, if there are enough of them after the first minutes."""
+    """Fit the memory samples after the first minutes; None if there are too few."""
     settled = [sample for sample in samples if sample[0] >= _SETTLING]
     if not settled or settled[-1][0] - settled[0][0] < _LONG_ENOUGH:
         return None
-    # Swaps make steps, which have nothing to do with chance: a point of the line is what both bundles need on average.
+    # Swaps cause steps, which are not random: each point of the fit is the mean over one interval with both bundles.
     points: dict[int, list[tuple[float, float, float]]] = {}
     for sample in settled:
         points.setdefault(int((sample[0] - settled[0][0]) / (2 * settings.every)), []).append(sample)
@@ -373,7 +381,7 @@ def _memory(samples: Sequence[tuple[float, float, float]], settings: Settings) -
 
 
 def _growth(seconds: Sequence[float], megabytes: Sequence[float]) -> Growth:
-    """The straight line through points by least squares."""
+    """Fit a line by least squares."""
     slope, intercept = statistics.linear_regression(seconds, megabytes)
     rest = sum((one - intercept - slope * at) ** 2 for at, one in zip(seconds, megabytes, strict=True))
     middle = statistics.fmean(seconds)

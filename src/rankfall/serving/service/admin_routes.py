@@ -1,4 +1,4 @@
-"""``POST /reload``: another bundle, for those who have the token."""
+"""``POST /reload``: replace a bundle, for clients with the token."""
 
 from __future__ import annotations
 
@@ -8,50 +8,57 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankfall.serving.service.bundle_slots import MAIN, SLOTS
-from rankfall.serving.service.http_io import RefusedError, Reply, check_names, header, json_reply, parse
-from rankfall.serving.value_checks import shown
+from rankfall.serving.service.http_io import ApiError, JsonResponse, check_keys, invalid_value, parse_json
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope
+    from starlette.requests import Request
+    from starlette.responses import Response
 
-    from rankfall.serving.service.bundle_reloader import Follower
-    from rankfall.serving.service.http_io import Bodies
+    from rankfall.serving.service.bundle_reloader import BundleReloader
+    from rankfall.serving.service.http_io import BodyReader
 
 _log = logging.getLogger(__name__)
 
 
-class Admin:
-    """What only those with the token may do."""
+class AdminRoutes:
+    """Endpoints that require the token.
 
-    def __init__(self, token: str | None, follower: Follower, bodies: Bodies) -> None:
+    Args:
+        token: The expected token; None disables the endpoints.
+        reloader: Loads the bundles.
+        bodies: Reads the request bodies.
+    """
+
+    def __init__(self, token: str | None, reloader: BundleReloader, bodies: BodyReader) -> None:
         self._token = token
-        self._follower = follower
+        self._reloader = reloader
         self._bodies = bodies
 
-    async def reload(self, scope: Scope, receive: Receive) -> Reply:
-        """Put a bundle into a slot."""
-        self._check_token(scope)
-        content = parse(await self._bodies.read(scope, receive))
-        check_names(content, ("path", "bundle"))
+    async def reload(self, request: Request) -> Response:
+        """Load a bundle into a slot."""
+        self._check_token(request)
+        content = parse_json(await self._bodies.read(request))
+        check_keys(content, ("path", "bundle"))
         path, slot = content.get("path"), content.get("bundle", MAIN)
         if not isinstance(path, str) or not path or "\0" in path:
-            raise RefusedError(422, f"path: found {shown(path)}, expected the path of a bundle", "path")
+            raise invalid_value("path", path, "the path of a bundle")
         if slot not in SLOTS:
-            raise RefusedError(422, f"bundle: found {shown(slot)}, expected {' or '.join(SLOTS)}", "bundle")
+            raise invalid_value("bundle", slot, " or ".join(SLOTS))
         try:
-            model, before = await self._follower.reload(slot, Path(path))
+            model, before = await self._reloader.reload(slot, Path(path))
         except (ValueError, OSError) as error:
-            raise RefusedError(409, str(error), "path") from None
-        return json_reply({"model": model, "before": before})
+            raise ApiError(409, str(error), "path") from None
+        return JsonResponse({"model": model, "before": before})
 
-    def _check_token(self, scope: Scope) -> None:
+    def _check_token(self, request: Request) -> None:
         if self._token is None:
-            how = "--token-file or the variable RANKFALL_TOKEN"
-            raise RefusedError(403, f"authorization: nobody may do this, as the service was started without {how}")
-        kind, _, given = (header(scope, b"authorization") or b"").partition(b" ")
-        if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token.encode()):
-            address, _ = scope.get("client") or ("somebody", 0)
-            _log.warning("/reload with %s token, from %s", "a wrong" if given else "no", address)
-            raise RefusedError(
-                401, "authorization: expected 'Bearer' and the token", headers=[(b"www-authenticate", b"Bearer")]
-            )
+            options = "--token-file and without the variable RANKFALL_TOKEN"
+            raise ApiError(403, f"authorization: reloading is disabled, the service was started without {options}")
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        # bytes, because compare_digest takes no text beyond ASCII
+        is_valid = hmac.compare_digest(token.strip().encode("latin-1"), self._token.encode())
+        if scheme.lower() != "bearer" or not is_valid:
+            address = "an unknown address" if request.client is None else request.client.host
+            _log.warning("/reload with %s token from %s", "a wrong" if token else "no", address)
+            message = "authorization: expected 'Bearer' and the token"
+            raise ApiError(401, message, headers={"www-authenticate": "Bearer"})

@@ -1,7 +1,7 @@
-"""Requests of many callers, answered together by a few threads.
+"""Batching: a bounded queue of requests, computed in batches by a few threads.
 
-There is no waiting for a batch to fill: whoever came while all threads were at work is answered by those that are free
-next, each of which takes its share. The line of those who wait is bounded, and nobody waits beyond a deadline.
+A batch never waits to be filled. The requests that arrive while all threads are busy are computed by the next free
+threads, each of which takes its share. No request waits beyond its deadline.
 """
 
 from __future__ import annotations
@@ -16,42 +16,53 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from rankfall.serving.request_encoder import Batch, RequestError
-from rankfall.serving.service.http_io import RETRY, RefusedError, late, named
+from rankfall.serving.service import limits
+from rankfall.serving.service.http_io import RETRY_AFTER, ApiError, deadline_exceeded, invalid_field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rankfall.serving.results import Ranking
-    from rankfall.serving.service.bundle_slots import Served
+    from rankfall.serving.service.bundle_slots import ServedBundle
 
 _log = logging.getLogger(__name__)
-_RECENT = 9  # batches whose median is expected of the next
-_TRIES = 3  # of a batch, without those of its requests that are wrong
+_RECENT_BATCHES = 9  # the next batch is expected to take their median time
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """The rankings of one caller, or what else was asked, and how long everything took."""
+class CallResult:
+    """The rankings of a call, or the return value of its `work`, and the time of every step."""
 
     content: Any
     milliseconds: dict[str, float]
 
 
 @dataclass(eq=False, slots=True)
-class Pending:
-    """A caller who waits. It keeps the bundle that it came to, whatever is served meanwhile."""
+class PendingCall:
+    """A call that waits for its result. It keeps the bundle it was encoded for, even if that is replaced meanwhile.
 
-    served: Served
-    count: int  # requests
+    Args:
+        served: The bundle that computes the result.
+        count: Number of requests of the call.
+        deadline: Time of the monotonic clock at which the call fails.
+        future: Receives the result.
+        batch: The encoded requests.
+        explain: Whether the result includes the traces of the stages.
+        work: A function to compute instead of a ranking; it is not batched.
+        arrived: Time of the monotonic clock at which the call was queued.
+    """
+
+    served: ServedBundle
+    count: int
     deadline: float
-    answer: asyncio.Future[Answered]
+    future: asyncio.Future[CallResult]
     batch: Batch | None = None
     explain: bool = False
-    work: Callable[[], Any] | None = None  # something else than a ranking, which is done alone
+    work: Callable[[], Any] | None = None
     arrived: float = field(default_factory=monotonic)
 
-    def goes_with(self, other: Pending) -> bool:
-        """Whether both can be answered by one call."""
+    def can_join(self, other: PendingCall) -> bool:
+        """Whether both calls can be computed in one batch."""
         return (
             self.batch is not None
             and other.batch is not None
@@ -60,239 +71,266 @@ class Pending:
         )
 
 
-class _WrongError(Exception):
-    """A request of a batch is wrong: whose it is, and a message with its number in that call."""
+class _InvalidCallError(Exception):
+    """An invalid request in a batch: the call it belongs to, and a message with its index within that call."""
 
-    def __init__(self, error: RequestError, taken: Sequence[Pending]) -> None:
-        place, callers = error.request, iter(taken)
-        pending = next(callers)
-        while place >= pending.count:
-            place -= pending.count
-            pending = next(callers)
+    def __init__(self, error: RequestError, calls: Sequence[PendingCall]) -> None:
+        place, rest = error.request, iter(calls)
+        call = next(rest)
+        while place >= call.count:
+            place -= call.count
+            call = next(rest)
         super().__init__(str(error).replace(f"requests[{error.request}]", f"requests[{place}]", 1))
-        self.pending = pending
+        self.call = call
 
 
 class Batcher:
-    """The line, and the threads that work on it."""
+    """The queue and the threads that compute its requests.
+
+    Args:
+        threads: Number of threads.
+        batch: Maximum number of requests per batch; a call with more is computed alone.
+        queue: Maximum number of requests that wait.
+        on_batch: Called with the number of requests of each batch and the milliseconds of its stages.
+    """
 
     def __init__(
         self, *, threads: int, batch: int, queue: int, on_batch: Callable[[int, dict[str, float]], None]
     ) -> None:
-        self._batch = batch
-        self._queue = queue
-        self._on_batch = on_batch  # hears the requests of a batch and the milliseconds of every stage
-        self._line: deque[Pending] = deque()
-        self._waiting = 0  # requests in the line
-        self._lock = threading.Lock()  # of the line, of who sleeps, and of what batches took
-        self._bell = SimpleQueue[None]()  # rung for a thread that sleeps; faster than a condition
-        self._asleep = 0  # threads for which it was not rung yet
+        self._max_batch = batch
+        self._max_waiting = queue
+        self._on_batch = on_batch
+        self._queue: deque[PendingCall] = deque()
+        self._waiting = 0  # requests in the queue
+        self._lock = threading.Lock()  # of the queue, the number of idle threads and the batch times
+        self._wakeups = SimpleQueue[None]()  # one entry wakes one idle thread; faster than a condition
+        self._idle = 0  # threads that wait for a wakeup that is not sent yet
         self._stopping = False
-        self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds of batches
-        self._usual = 0.0  # their median
+        self._recent_seconds: deque[float] = deque(maxlen=_RECENT_BATCHES)
+        self._batch_seconds = 0.0  # their median
         names = [f"rankfall-batches-{place}" for place in range(threads)]
-        self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Begin to work, for callers of the running event loop."""
+        """Start the threads; results are delivered to the running event loop."""
         self._loop = asyncio.get_running_loop()
         for thread in self._threads:
             thread.start()
 
     def stop(self, seconds: float = 5.0) -> None:
-        """End when the batches at work are done."""
+        """Stop the threads, and wait at most `seconds` for their current batches."""
         self._stopping = True
-        ends = monotonic() + seconds
+        end = monotonic() + seconds
         for _ in self._threads:
-            self._bell.put(None)
+            self._wakeups.put(None)
         for thread in self._threads:
-            thread.join(max(0.0, ends - monotonic()))
+            thread.join(max(0.0, end - monotonic()))
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
+        """Number of requests in the queue."""
         return self._waiting
 
     @property
     def is_working(self) -> bool:
-        """Whether there is somebody to answer."""
+        """Whether all threads are running."""
         return all(thread.is_alive() for thread in self._threads) and not self._stopping
 
-    def check_line(self, seconds: float) -> None:
-        """Refuse a call of which nothing is known yet if the line is full, or takes far more than so many seconds."""
-        # a call may have more time than that, so that only a line of several batches is a reason
-        self._check_room(1, seconds, 2 * self._batch)
+    def check_queue(self, seconds: float) -> None:
+        """Refuse a call that is not read yet if the queue is full or takes much longer than `seconds`.
 
-    def _check_room(self, count: int, seconds: float, at_least: int) -> None:
-        """Refuse if the line is full, or if `at_least` so many wait and that takes longer than so many seconds."""
+        The call may set a longer deadline than the default, so that only a queue of several batches counts as slow.
+        """
+        self._check_capacity(1, seconds, slow_from=2 * self._max_batch)
+
+    def _check_capacity(self, count: int, seconds: float, slow_from: int) -> None:
+        """Refuse `count` requests if the queue is full, or has `slow_from` requests and takes more than `seconds`."""
         waiting = self._waiting
-        at_once = self._batch * len(self._threads)
-        is_slow = waiting >= at_least and (waiting / at_once + 1) * self._usual > seconds
-        if waiting + count > self._queue or is_slow:
-            limit = "there is no time for more before the deadline" if is_slow else f"at most {self._queue:,} may wait"
-            message = f"requests: {waiting:,} wait and {count:,} came, {limit}; try again"
-            raise RefusedError(503, message, headers=[RETRY], reason="queue")
+        parallel = self._max_batch * len(self._threads)
+        is_slow = waiting >= slow_from and (waiting / parallel + 1) * self._batch_seconds > seconds
+        if waiting + count > self._max_waiting or is_slow:
+            limit = (
+                "the queue takes longer than the deadline"
+                if is_slow
+                else f"at most {self._max_waiting:,} may be queued"
+            )
+            message = f"requests: {waiting:,} are queued and {count:,} arrived, {limit}; try again"
+            raise ApiError(503, message, headers=RETRY_AFTER, reason="queue")
 
-    async def answer(self, pending: Pending) -> Answered:
-        """Wait for an answer, at most until the deadline."""
+    async def compute(self, call: PendingCall) -> CallResult:
+        """Queue a call and return its result.
+
+        Raises:
+            ApiError: 503 if the queue is full or too slow, 504 at the deadline, 422 for an invalid request.
+        """
         loop = asyncio.get_running_loop()
-        left = pending.deadline - monotonic()
-        if left <= 0:
-            raise late()
-        timer = loop.call_later(left, self.drop, pending, late())
+        seconds = call.deadline - monotonic()
+        if seconds <= 0:
+            raise deadline_exceeded()
+        timer = loop.call_later(seconds, self.cancel, call, deadline_exceeded())
         try:
-            self._put(pending, left)
-            return await pending.answer
+            self._put(call, seconds)
+            return await call.future
         finally:
             timer.cancel()
 
-    def drop(self, pending: Pending, error: Exception) -> None:
-        """Tell a caller that there will be no answer, and forget the request if nobody works on it yet."""
-        if not pending.answer.done():
-            pending.answer.set_exception(error)
+    def cancel(self, call: PendingCall, error: Exception) -> None:
+        """Fail a call with an error, and remove it from the queue if its computation has not started."""
+        if not call.future.done():
+            call.future.set_exception(error)
         with self._lock:
-            if pending in self._line:
-                self._line.remove(pending)
-                self._waiting -= pending.count
+            if call in self._queue:
+                self._queue.remove(call)
+                self._waiting -= call.count
 
-    def _put(self, pending: Pending, seconds: float) -> None:
+    def _put(self, call: PendingCall, seconds: float) -> None:
         with self._lock:
-            # whoever finds nobody waiting is let in, or else one slow batch would keep everybody out for ever
-            self._check_room(pending.count, seconds, at_least=1)
-            self._line.append(pending)
-            self._waiting += pending.count
-            is_needed = self._asleep > 0
-            self._asleep -= is_needed
-        if is_needed:  # after everybody who came in the same moment
-            asyncio.get_running_loop().call_soon(self._bell.put, None)
+            # A call that finds an empty queue is always accepted; otherwise one slow batch would block all later calls.
+            self._check_capacity(call.count, seconds, slow_from=1)
+            self._queue.append(call)
+            self._waiting += call.count
+            wakes_thread = self._idle > 0
+            self._idle -= wakes_thread
+        if wakes_thread:  # after all calls that arrive in the same iteration of the event loop
+            asyncio.get_running_loop().call_soon(self._wakeups.put, None)
 
-    # --- the threads --------------------------------------------------------------------------------------------
+    # --- in the threads ---------------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        while self._answer_some():
+    def _run(self) -> None:
+        while self._compute_next():
             pass
 
-    def _answer_some(self) -> bool:
-        """Answer what is waiting. Nothing of it may outlive this call: a bundle that was replaced would stay."""
-        taken = self._take()
-        if not taken:
+    def _compute_next(self) -> bool:
+        """Compute one batch; return False at the end.
+
+        All references to the calls end with this function. Otherwise an idle thread would keep a replaced bundle.
+        """
+        calls = self._take()
+        if not calls:
             return False
-        begin = monotonic()
-        results = self._results(taken, begin)
-        if taken[0].batch is not None and sum(pending.count for pending in taken) <= self._batch:
-            self._note(monotonic() - begin)
-        return self._tell(_deliver, taken, results)
+        start = monotonic()
+        results = self._results(calls, start)
+        if calls[0].batch is not None and sum(call.count for call in calls) <= self._max_batch:
+            self._record_seconds(monotonic() - start)
+        return self._call_in_loop(_deliver, calls, results)
 
-    def _note(self, seconds: float) -> None:
+    def _record_seconds(self, seconds: float) -> None:
         with self._lock:
-            self._recent.append(seconds)
-            self._usual = sorted(self._recent)[(len(self._recent) - 1) // 2]
+            self._recent_seconds.append(seconds)
+            self._batch_seconds = sorted(self._recent_seconds)[(len(self._recent_seconds) - 1) // 2]
 
-    def _take(self) -> list[Pending]:
-        """The first in the line and those who can be answered with it; none if the work is over."""
+    def _take(self) -> list[PendingCall]:
+        """Wait for the next batch and remove it from the queue; return an empty list at the end."""
         while True:
             with self._lock:
-                taken = self._first_batch() if self._line else []
-                if taken or self._stopping:
-                    return taken
-                self._asleep += 1
-            self._bell.get()
+                calls = self._take_first_batch() if self._queue else []
+                if calls or self._stopping:
+                    return calls
+                self._idle += 1
+            self._wakeups.get()
 
-    def _first_batch(self) -> list[Pending]:
-        soon = monotonic() + self._usual
-        wanted = [pending for pending in self._line if not pending.answer.done()]
-        in_time = [pending for pending in wanted if pending.deadline >= soon]
-        too_late = [pending for pending in wanted if pending.deadline < soon]
-        if too_late and not in_time:  # what a batch takes is known from batches alone, so that one is always tried
+    def _take_first_batch(self) -> list[PendingCall]:
+        earliest_end = monotonic() + self._batch_seconds
+        open_calls = [call for call in self._queue if not call.future.done()]
+        in_time = [call for call in open_calls if call.deadline >= earliest_end]
+        too_late = [call for call in open_calls if call.deadline < earliest_end]
+        if too_late and not in_time:  # compute one anyway: only a batch shows how long batches take now
             in_time.append(too_late.pop())
-        for pending in too_late:  # its answer would come too late, and others would wait for it
-            self._tell(_fail, pending, late())
-        taken, rest, count = in_time[:1], deque[Pending](), sum(pending.count for pending in in_time[:1])
-        # a batch takes about as long as its requests one after another, so that nobody is to have all of them
-        share = -(-sum(pending.count for pending in in_time) // len(self._threads))
-        for pending in in_time[1:]:
-            if count + pending.count <= min(share, self._batch) and pending.goes_with(taken[0]):
-                taken.append(pending)
-                count += pending.count
+        for call in too_late:  # its result would miss the deadline and delay other calls
+            self._call_in_loop(_fail, call, deadline_exceeded())
+        batch, rest, count = in_time[:1], deque[PendingCall](), sum(call.count for call in in_time[:1])
+        # A batch takes about as long as its requests one after another, so that the threads share the queue evenly.
+        share = -(-sum(call.count for call in in_time) // len(self._threads))
+        for call in in_time[1:]:
+            if count + call.count <= min(share, self._max_batch) and call.can_join(batch[0]):
+                batch.append(call)
+                count += call.count
             else:
-                rest.append(pending)
-        self._line = rest
-        self._waiting = sum(pending.count for pending in rest)
-        return taken
+                rest.append(call)
+        self._queue = rest
+        self._waiting = sum(call.count for call in rest)
+        return batch
 
-    def _tell(self, what: Callable[..., None], *arguments: object) -> bool:
-        """Do something in the event loop; whether it still runs."""
+    def _call_in_loop(self, function: Callable[..., None], *arguments: object) -> bool:
+        """Call a function in the event loop; return whether the loop is still running."""
         assert self._loop is not None
         try:
-            self._loop.call_soon_threadsafe(what, *arguments)
-        except RuntimeError:  # it is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop is closed, and with it all connections
             return False
         return True
 
-    def _results(self, taken: Sequence[Pending], begin: float) -> list[Answered | Exception]:
-        wrong: dict[Pending, Answered | Exception] = {}
-        rest = list(taken)
-        while len(rest) > 1 and len(wrong) < _TRIES:
+    def _results(self, calls: Sequence[PendingCall], start: float) -> list[CallResult | Exception]:
+        """Compute calls together, without those that turn out to be invalid, or one by one if that fails."""
+        invalid: dict[PendingCall, CallResult | Exception] = {}
+        rest = list(calls)
+        while len(rest) > 1 and len(invalid) < limits.BATCH_ATTEMPTS:
             try:
-                return _in_order(taken, wrong | self._together(rest, begin))
-            except _WrongError as error:  # which is no fault of the others
-                wrong[error.pending] = named(str(error))
-                rest.remove(error.pending)
+                return _in_order(calls, invalid | self._compute_together(rest, start))
+            except _InvalidCallError as error:
+                invalid[error.call] = invalid_field(str(error))
+                rest.remove(error.call)
             except Exception:
-                _log.exception("a batch of %d calls failed, each is answered alone", len(rest))
+                _log.exception("a batch of %d calls failed; each is computed alone", len(rest))
                 break
-        return _in_order(taken, wrong | {pending: self._alone(pending, begin) for pending in rest})
+        return _in_order(calls, invalid | {call: self._compute_alone(call, start) for call in rest})
 
-    def _together(self, taken: Sequence[Pending], begin: float) -> dict[Pending, Answered | Exception]:
-        first = taken[0]
-        joined = Batch.join([pending.batch for pending in taken if pending.batch is not None])
+    def _compute_together(
+        self, calls: Sequence[PendingCall], start: float
+    ) -> dict[PendingCall, CallResult | Exception]:
+        first = calls[0]
+        joined = Batch.join([call.batch for call in calls if call.batch is not None])
         try:
             answers = first.served.bundle.run(joined, explain=first.explain)
         except RequestError as error:
-            raise _WrongError(error, taken) from None
+            raise _InvalidCallError(error, calls) from None
         self._on_batch(len(joined), answers.milliseconds)
-        results: dict[Pending, Answered | Exception] = {}
-        start = 0
-        for pending in taken:
-            part = answers.rankings[start : start + pending.count]
-            results[pending] = _answered(pending, part, answers.milliseconds, begin)
-            start += pending.count
+        results: dict[PendingCall, CallResult | Exception] = {}
+        place = 0
+        for call in calls:
+            rankings = answers.rankings[place : place + call.count]
+            results[call] = _call_result(call, rankings, answers.milliseconds, start)
+            place += call.count
         return results
 
-    def _alone(self, pending: Pending, begin: float) -> Answered | Exception:
-        if pending.answer.done():
-            return late()
+    def _compute_alone(self, call: PendingCall, start: float) -> CallResult | Exception:
+        if call.future.done():
+            return deadline_exceeded()
         try:
-            if pending.work is not None:
-                return Answered(pending.work(), {})
-            assert pending.batch is not None
-            answers = pending.served.bundle.run(pending.batch, explain=pending.explain)
-            self._on_batch(pending.count, answers.milliseconds)
-            return _answered(pending, answers.rankings, answers.milliseconds, begin)
+            if call.work is not None:
+                return CallResult(call.work(), {})
+            assert call.batch is not None
+            answers = call.served.bundle.run(call.batch, explain=call.explain)
+            self._on_batch(call.count, answers.milliseconds)
+            return _call_result(call, answers.rankings, answers.milliseconds, start)
         except RequestError as error:
-            return named(str(error))
+            return invalid_field(str(error))
         except Exception:
             _log.exception("a call failed")
-            return RefusedError(500, "the service failed to answer, which its log explains")
+            return ApiError(500, "internal error; the log of the service has details")
 
 
-def _in_order(taken: Sequence[Pending], results: dict[Pending, Answered | Exception]) -> list[Answered | Exception]:
-    return [results[pending] for pending in taken]
+def _in_order(
+    calls: Sequence[PendingCall], results: dict[PendingCall, CallResult | Exception]
+) -> list[CallResult | Exception]:
+    return [results[call] for call in calls]
 
 
-def _answered(pending: Pending, part: list[Ranking], milliseconds: dict[str, float], begin: float) -> Answered:
-    return Answered(part, {"queue": 1000 * (begin - pending.arrived), **milliseconds})
+def _call_result(
+    call: PendingCall, rankings: list[Ranking], milliseconds: dict[str, float], start: float
+) -> CallResult:
+    return CallResult(rankings, {"queue": 1000 * (start - call.arrived), **milliseconds})
 
 
-def _deliver(taken: Sequence[Pending], results: Sequence[Answered | Exception]) -> None:
-    for pending, result in zip(taken, results, strict=True):
+def _deliver(calls: Sequence[PendingCall], results: Sequence[CallResult | Exception]) -> None:
+    for call, result in zip(calls, results, strict=True):
         if isinstance(result, Exception):
-            _fail(pending, result)
-        elif not pending.answer.done():
-            pending.answer.set_result(result)
+            _fail(call, result)
+        elif not call.future.done():
+            call.future.set_result(result)
 
 
-def _fail(pending: Pending, error: Exception) -> None:
-    if not pending.answer.done():
-        pending.answer.set_exception(error)
+def _fail(call: PendingCall, error: Exception) -> None:
+    if not call.future.done():
+        call.future.set_exception(error)

@@ -1,7 +1,7 @@
-"""How bundles are replaced: on demand, by a look at a watched place, and by what other workers did.
+"""Replacing bundles: on request, from watched paths, and as other workers have done.
 
-Every worker loads what it serves. A new bundle takes its slot after it was loaded and checked in a thread of its own;
-one that is refused leaves everything as it was.
+Every worker loads its own copy. A new bundle is loaded and checked in a separate thread before it takes its slot. A
+bundle that is refused changes nothing.
 """
 
 from __future__ import annotations
@@ -22,212 +22,221 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
-from rankfall.serving.service.bundle_slots import find_bundles, find_strangers, fingerprint, load_checked
-from rankfall.serving.service.settings import LONGEST_DEADLINE
-from rankfall.serving.service.shared_state import places
+from rankfall.serving.service import limits
+from rankfall.serving.service.bundle_slots import find_bundles, find_newer_invalid, fingerprint, load_checked
+from rankfall.serving.service.shared_state import configured_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankfall.serving.service.bundle_slots import Served, Slots
-    from rankfall.serving.service.service_metrics import Metrics
+    from rankfall.serving.service.bundle_slots import BundleSlots, ServedBundle
+    from rankfall.serving.service.service_metrics import ServiceMetrics
     from rankfall.serving.service.settings import Settings
-    from rankfall.serving.service.shared_state import Board, Entry
+    from rankfall.serving.service.shared_state import SharedState, SlotEntry
 
 Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
-_SECONDS = 0.5  # between two looks at what other workers did,
-_LOOKS = 2  # every so many of which the watched places are looked at, too
-_LOW = 10  # of 0 to 19, the priority of loading bundles
-_UNDER_WAY = LONGEST_DEADLINE / 1000  # seconds after which all requests have let go of a bundle that was replaced
-_PAUSE = 30.0  # seconds before a bundle that could not be read is tried again
+_POLL_SECONDS = 0.5  # between two reads of the shared state
+_POLLS_PER_WATCH = 2  # the watched paths are checked in every n-th poll
+_NICENESS = 10  # 0 to 19: priority of the thread that loads bundles
+_RETRY_SECONDS = 30.0  # after which a bundle that could not be read is tried again
 
 
-class Follower:
-    """Puts bundles into slots, one at a time."""
+class BundleReloader:
+    """Loads bundles into slots, one at a time.
 
-    def __init__(self, settings: Settings, slots: Slots, board: Board, metrics: Metrics) -> None:
+    Args:
+        settings: Options of the service.
+        slots: Receives the bundles.
+        shared: State shared with other workers.
+        metrics: Counts bundles that are taken or refused.
+    """
+
+    def __init__(self, settings: Settings, slots: BundleSlots, shared: SharedState, metrics: ServiceMetrics) -> None:
         self._settings = settings
         self._slots = slots
-        self._board = board
+        self._shared = shared
         self._metrics = metrics
-        self._followed = {slot: entry.number for slot, entry in board.read().items() if slots[slot] is not None}
-        # by slot and path: the fingerprint of a bundle that is not tried until some time, and that of the last look
+        self._applied = {slot: entry.version for slot, entry in shared.read().items() if slots[slot] is not None}
+        # By slot and path: the fingerprint of a refused bundle with the time of the next attempt, the fingerprint of
+        # the last check, and that of a directory that is not a bundle.
         self._refused: dict[tuple[str, Path], tuple[str, float]] = {}
         self._last_seen: dict[tuple[str, Path], str] = {}
-        self._strangers: dict[tuple[str, Path], str] = {}  # what was no bundle, which it may be when it can be read
+        self._reported: dict[tuple[str, Path], str] = {}
         self._thread = ThreadPoolExecutor(1, "rankfall-swaps")
-        self._one_at_a_time = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._parent = os.getppid()
 
     async def start(self) -> None:
-        """Load what is missing, and keep up from now on."""
-        await self._look_at_board()
-        await self._in_thread(_step_back)
-        self._task = asyncio.create_task(self._keep_up())
+        """Load the bundles of the shared state that are missing, and start watching."""
+        await self._apply_shared()
+        await self._in_thread(_lower_priority)
+        self._task = asyncio.create_task(self._poll())
 
     async def stop(self) -> None:
-        """Follow nobody any more."""
+        """Stop watching for new bundles."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def reload(self, slot: str, path: Path) -> tuple[str, str | None]:
-        """Put the bundle of a path into a slot: the names of the new model and of the one before.
+        """Load the bundle at a path into a slot; return the names of the new and the previous model.
 
-        A bundle that is not good is a ValueError or an OSError.
+        Raises:
+            ValueError: If the bundle is invalid.
+            OSError: If the bundle cannot be read.
         """
-        async with self._one_at_a_time:
+        async with self._lock:
             before = self._slots.models().get(slot)
             try:
                 served = await self._in_thread(load_checked, path)
             except (ValueError, OSError) as error:
-                self._refuse(slot, error)
+                self._report_refusal(slot, error)
                 raise
             self._put(slot, served)
-            await self._tell(slot, served)
+            await self._publish(slot, served)
             return served.model, before
 
-    # --- keeping up -----------------------------------------------------------------------------------------------
+    # --- polling --------------------------------------------------------------------------------------------------
 
-    async def _keep_up(self) -> None:
-        looks = 0
+    async def _poll(self) -> None:
+        polls = 0
         while True:
-            await asyncio.sleep(_SECONDS)
-            looks += 1
+            await asyncio.sleep(_POLL_SECONDS)
+            polls += 1
             try:
                 self._check_parent()
-                self._metrics.look()
-                await self._look_at_board()
-                if self._settings.watch and looks % _LOOKS == 0:
-                    await self._look_at_places()
+                self._metrics.update_queue()
+                await self._apply_shared()
+                if self._settings.watch and polls % _POLLS_PER_WATCH == 0:
+                    await self._check_watched_paths()
             except Exception:
-                _log.exception("a look for new bundles failed; there will be another")
+                _log.exception("checking for new bundles failed; it will be repeated")
 
     def _check_parent(self) -> None:
-        """End with the process that started the workers, if it was killed and could neither say so nor clean up."""
+        """End this worker if its parent process was killed and could neither signal it nor remove shared files."""
         shared = self._settings.shared
         if shared is not None and os.getppid() != self._parent:
             shutil.rmtree(shared, ignore_errors=True)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    async def _look_at_board(self) -> None:
-        """Serve what another worker serves."""
-        async with self._one_at_a_time:  # a reload of our own meanwhile would be undone
-            for slot, entry in (await self._in_thread(self._board.read)).items():
-                if self._followed.get(slot) != entry.number:
-                    await self._follow(slot, entry)
+    async def _apply_shared(self) -> None:
+        """Load the bundles that other workers have published."""
+        async with self._lock:  # otherwise a reload in this worker could be undone
+            for slot, entry in (await self._in_thread(self._shared.read)).items():
+                if self._applied.get(slot) != entry.version:
+                    await self._apply(slot, entry)
 
-    async def _follow(self, slot: str, entry: Entry) -> None:
+    async def _apply(self, slot: str, entry: SlotEntry) -> None:
         if self._slots.models().get(slot) != entry.model and not await self._try(slot, Path(entry.path)):
             return
-        self._followed[slot] = entry.number
+        self._applied[slot] = entry.version
         served = self._slots[slot]
-        if served is not None and served.model != entry.model:  # it was replaced there: all have to serve the same
-            await self._tell(slot, served)
+        if served is not None and served.model != entry.model:  # the directory has changed: all workers must follow
+            await self._publish(slot, served)
 
-    async def _look_at_places(self) -> None:
-        """Serve what was put into a watched place since it was looked at last."""
-        for slot, place in places(self._settings).items():
-            async with self._one_at_a_time:
+    async def _check_watched_paths(self) -> None:
+        """Load bundles that have appeared at the watched paths since the last check."""
+        for slot, path in configured_paths(self._settings).items():
+            async with self._lock:
                 try:
-                    await self._look_at_strangers(slot, place)
-                    found = await self._in_thread(self._found, slot, place)
-                except (ValueError, OSError):  # in the moment of a replacement there is nothing
+                    await self._report_newer_invalid(slot, path)
+                    found = await self._in_thread(self._candidates, slot, path)
+                except (ValueError, OSError):  # while a bundle is being replaced, there is none
                     continue
-                for path in found:
-                    if await self._look_at(slot, path):
+                for bundle in found:
+                    if await self._load_if_new(slot, bundle):
                         break
 
-    def _found(self, slot: str, place: Path) -> list[Path]:
-        """The newest bundle of a place; for a slot that has none, any may do."""
-        return list(islice(find_bundles(place), None if self._slots[slot] is None else 1))
+    def _candidates(self, slot: str, path: Path) -> list[Path]:
+        """Return the newest bundle at a path, or all of them if the slot is empty."""
+        return list(islice(find_bundles(path), None if self._slots[slot] is None else 1))
 
-    async def _look_at_strangers(self, slot: str, place: Path) -> None:
-        """Refuse what is newer than all bundles and is none itself, once until it changes."""
-        for path, why in await self._in_thread(lambda: list(find_strangers(place))):
-            seen = await self._in_thread(fingerprint, path)
-            if self._is_settled(slot, path, seen) and self._strangers.get((slot, path)) != seen:
-                self._strangers[slot, path] = seen
-                self._refuse(slot, ValueError(why))
+    async def _report_newer_invalid(self, slot: str, path: Path) -> None:
+        """Report directories that are newer than all bundles and not bundles, once until they change."""
+        for directory, reason in await self._in_thread(lambda: list(find_newer_invalid(path))):
+            seen = await self._in_thread(fingerprint, directory)
+            if self._is_unchanged(slot, directory, seen) and self._reported.get((slot, directory)) != seen:
+                self._reported[slot, directory] = seen
+                self._report_refusal(slot, ValueError(reason))
 
-    async def _look_at(self, slot: str, found: Path) -> bool:
-        """Whether a bundle was new, good, and is served now."""
-        seen = await self._in_thread(fingerprint, found)
-        is_settled = self._is_settled(slot, found, seen)
-        entry = (await self._in_thread(self._board.read)).get(slot)
-        is_news = entry is None or entry.seen != seen
-        return is_settled and is_news and await self._try(slot, found, seen=seen)
+    async def _load_if_new(self, slot: str, bundle: Path) -> bool:
+        """Load a bundle that is new, completely written and valid; return whether it is served now."""
+        seen = await self._in_thread(fingerprint, bundle)
+        is_complete = self._is_unchanged(slot, bundle, seen)
+        entry = (await self._in_thread(self._shared.read)).get(slot)
+        is_new = entry is None or entry.seen != seen
+        return is_complete and is_new and await self._try(slot, bundle, seen=seen)
 
-    def _is_settled(self, slot: str, path: Path, seen: str) -> bool:
-        """Whether it is as at the last look; what is being copied looks different every time."""
+    def _is_unchanged(self, slot: str, path: Path, seen: str) -> bool:
+        """Whether a directory has the same fingerprint as at the last check; during a copy it changes every time."""
         before, self._last_seen[slot, path] = self._last_seen.get((slot, path)), seen
         return before == seen
 
     async def _try(self, slot: str, path: Path, *, seen: str | None = None) -> bool:
-        """Put a bundle into a slot if it is good, unless it was refused before and has not changed since.
+        """Load a bundle into a slot unless it is invalid, or was refused before and has not changed since.
 
-        What was `seen` in a watched place is news for the other workers.
+        A bundle with `seen`, which comes from a watched path, is published to the other workers.
         """
-        mark = await self._in_thread(fingerprint, path) if seen is None else seen
-        refused, until = self._refused.get((slot, path), ("", 0.0))
-        if refused == mark and monotonic() < until:
+        current = await self._in_thread(fingerprint, path) if seen is None else seen
+        refused, retry_at = self._refused.get((slot, path), ("", 0.0))
+        if refused == current and monotonic() < retry_at:
             return False
         try:
             served = await self._in_thread(load_checked, path)
         except (ValueError, OSError) as error:
-            passes = isinstance(error, OSError)  # too few file handles, a disk that is away
-            self._refused[slot, path] = mark, monotonic() + _PAUSE if passes else inf
-            self._refuse(slot, error)
+            is_temporary = isinstance(error, OSError)  # too few file descriptors, an unmounted disk
+            self._refused[slot, path] = current, monotonic() + _RETRY_SECONDS if is_temporary else inf
+            self._report_refusal(slot, error)
             return False
         self._put(slot, served)
         if seen is not None:
-            await self._tell(slot, served, seen)
+            await self._publish(slot, served, seen)
         return True
 
-    def _refuse(self, slot: str, error: Exception) -> None:
-        self._metrics.swap("refused")
-        kept = "has no bundle" if self._slots[slot] is None else "keeps its bundle, another was refused"
-        _log.warning("%s %s: %s", slot, kept, error)
+    def _report_refusal(self, slot: str, error: Exception) -> None:
+        self._metrics.record_swap("refused")
+        state = "has no bundle" if self._slots[slot] is None else "keeps its bundle, another was refused"
+        _log.warning("%s %s: %s", slot, state, error)
 
-    # --- swaps ----------------------------------------------------------------------------------------------------
+    # --- replacing ------------------------------------------------------------------------------------------------
 
-    def _put(self, slot: str, served: Served) -> None:
+    def _put(self, slot: str, served: ServedBundle) -> None:
         old = self._slots[slot]
         self._slots.put(slot, served)
-        if self._task is not None:  # what a worker starts with is no news
-            self._metrics.swap("taken")
+        if self._task is not None:  # the bundles at the start are not counted
+            self._metrics.record_swap("taken")
             _log.info("%s serves %s", slot, served)
         if old is not None:
-            gone = threading.Event()
-            weakref.finalize(old, gone.set)
-            # in a thread of its own, as nobody is to wait for those who still wait for the old bundle
-            threading.Thread(target=_let_go, args=([old], gone), name="rankfall-lets-go", daemon=True).start()
+            freed = threading.Event()
+            weakref.finalize(old, freed.set)
+            # in a separate thread, because requests may use the old bundle until their deadlines
+            threading.Thread(target=_trim_memory, args=([old], freed), name="rankfall-trim", daemon=True).start()
 
-    async def _tell(self, slot: str, served: Served, seen: str | None = None) -> None:
-        entry = await self._in_thread(lambda: self._board.write(slot, served, seen=seen))
-        self._followed[slot] = entry.number
+    async def _publish(self, slot: str, served: ServedBundle, seen: str | None = None) -> None:
+        entry = await self._in_thread(lambda: self._shared.write(slot, served, seen=seen))
+        self._applied[slot] = entry.version
 
     async def _in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
 
-def _step_back() -> None:
-    """Let other threads have the cores first: requests wait for them, and nobody for a swap."""
-    if sys.platform != "linux":  # where threads have priorities of their own
+def _lower_priority() -> None:
+    """Lower the priority of the current thread, because requests must not wait for the loading of bundles."""
+    if sys.platform != "linux":  # elsewhere the priority belongs to the whole process
         return
     try:
-        os.setpriority(os.PRIO_PROCESS, 0, max(_LOW, os.getpriority(os.PRIO_PROCESS, 0)))
-    except OSError as error:  # not allowed in some sandboxes, and not needed
-        _log.info("bundles are loaded with the usual priority: %s", error)
+        os.setpriority(os.PRIO_PROCESS, 0, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+    except OSError as error:  # forbidden in some sandboxes, and not essential
+        _log.info("bundles are loaded with normal priority: %s", error)
 
 
-def _let_go(old: list[Served], gone: threading.Event) -> None:
-    """Close the files of a bundle when nobody waits for its answer any more, and give its memory back."""
+def _trim_memory(old: list[ServedBundle], freed: threading.Event) -> None:
+    """Drop the reference to a replaced bundle, wait until no request uses it, and return its memory to the system."""
     old.clear()
-    gone.wait(_UNDER_WAY)
+    freed.wait(limits.MAX_DEADLINE_MS / 1000)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # glibc, which would keep what is free: hundreds of megabytes
+    if trim is not None:  # glibc would keep hundreds of free megabytes
         trim(0)

@@ -1,4 +1,4 @@
-"""The bundles that answer: `main`, and `other` to compare it with."""
+"""The bundles that are served: slot `main`, and slot `other` for comparison."""
 
 from __future__ import annotations
 
@@ -16,105 +16,121 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 SLOTS = MAIN, OTHER = ("main", "other")
-_NAME_LENGTH = 12  # characters of the seal by which a model is called
+_MODEL_NAME_LENGTH = 12  # characters of the bundle's checksum
 _UNFINISHED = ".unfinished"
-_PARTS_OF_A_RUN = ("config.yaml", "checkpoints")
+_RUN_FILES = ("config.yaml", "checkpoints")
 
 
 @dataclass(frozen=True, eq=False)
-class Served:
-    """A bundle that answers, and what its answers call it."""
+class ServedBundle:
+    """A bundle and the name of its model in responses."""
 
     model: str
     bundle: Bundle
 
-    def about(self) -> dict[str, Any]:
-        """What a client may know of it."""
+    def describe(self) -> dict[str, Any]:
+        """Return the description of the bundle for clients."""
         manifest = self.bundle.manifest
         return {
             "model": self.model,
             "path": self.bundle.path.resolve().name,
             "items": len(self.bundle.items),
-            "stages": [_about_stage(stage) for stage in manifest["stages"]],
+            "stages": [_describe_stage(stage) for stage in manifest["stages"]],
             "made_by": manifest.get("made_by"),
             "metrics": manifest.get("source", {}).get("metrics"),
             "schema": self.bundle.schema(),
         }
 
     def __str__(self) -> str:
-        """One line: the model and its funnel."""
+        """Return the model and its funnel in one line."""
         funnel = " -> ".join(f"{stage.name} {stage.quota:,}" for stage in self.bundle.stages)
         return f"model {self.model}, {len(self.bundle.items):,} items -> {funnel}"
 
 
-def _about_stage(stage: Mapping[str, Any]) -> dict[str, Any]:
-    known = {key: stage[key] for key in ("name", "quota", "kind", "index") if key in stage}
-    return {**known, "model": stage.get("model", {}).get("kind")}
+def _describe_stage(stage: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {key: stage[key] for key in ("name", "quota", "kind", "index") if key in stage}
+    return {**fields, "model": stage.get("model", {}).get("kind")}
 
 
 def model_name(manifest: Mapping[str, Any]) -> str:
-    """What a model is called."""
-    return str(manifest[SEAL])[:_NAME_LENGTH]
+    """Return the name of a model, from the checksum of its bundle."""
+    return str(manifest[SEAL])[:_MODEL_NAME_LENGTH]
 
 
-class Slots:
-    """Which bundle answers for which name. A swap is one assignment: whoever came before keeps the old bundle."""
+class BundleSlots:
+    """The served bundle of each slot.
+
+    A bundle is replaced by a single assignment; requests in progress keep the old one.
+    """
 
     def __init__(self) -> None:
-        self._served: dict[str, Served | None] = dict.fromkeys(SLOTS)
-        self.changes = 0  # how often anything was put
+        self._served: dict[str, ServedBundle | None] = dict.fromkeys(SLOTS)
+        self.version = 0  # grows with every change
 
-    def __getitem__(self, slot: str) -> Served | None:
-        """The bundle of a slot, if there is one."""
+    def __getitem__(self, slot: str) -> ServedBundle | None:
+        """Return the bundle of a slot, or None."""
         return self._served[slot]
 
-    def put(self, slot: str, served: Served) -> None:
-        """Answer with this one from now on."""
+    def put(self, slot: str, served: ServedBundle) -> None:
+        """Serve a bundle in a slot."""
         self._served[slot] = served
-        self.changes += 1
+        self.version += 1
 
     def models(self) -> dict[str, str]:
-        """The models by slot."""
+        """Return the model names by slot."""
         return {slot: served.model for slot, served in self._served.items() if served is not None}
 
 
-def load_checked(path: Path) -> Served:
-    """A bundle with the right checksums that answers its examples as at its export, and one request more."""
+def load_checked(path: Path) -> ServedBundle:
+    """Load a bundle, verify its checksums and its examples, and rank one minimal request.
+
+    Raises:
+        ValueError: If the bundle is invalid or cannot rank.
+        OSError: If its files cannot be read.
+    """
     try:
         bundle = Bundle.load(find_bundle(path))
         bundle.check()
-        ranking = bundle.rank(_probe(bundle.manifest["request"]), explain=True)
+        ranking = bundle.rank(_minimal_request(bundle.manifest["request"]), explain=True)
     except (ValueError, OSError):
         raise
-    except Exception as error:  # of any class: graphs and indices have their own
-        raise ValueError(f"path: {path} cannot answer ({error!r})") from None
+    except Exception as error:  # onnxruntime and faiss raise their own classes
+        raise ValueError(f"path: {path} cannot rank a request ({error!r})") from None
     if not ranking.ids:
-        raise ValueError(f"path: {path} answers a request with nothing")
-    return Served(model_name(bundle.manifest), bundle)
+        raise ValueError(f"path: {path} returns no items for a request")
+    return ServedBundle(model_name(bundle.manifest), bundle)
 
 
-def _probe(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """A request with nothing but the numbers that must be given."""
+def _minimal_request(rules: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request with only the dense features, which are required."""
     request: dict[str, Any] = {}
     for group in ("user", "context"):
-        needed = {name: rule for name, rule in rules[group].items() if rule["kind"] == "dense"}
-        request[group] = {name: 0.0 if rule["size"] == 1 else [0.0] * rule["size"] for name, rule in needed.items()}
+        dense = {name: rule for name, rule in rules[group].items() if rule["kind"] == "dense"}
+        request[group] = {name: 0.0 if rule["size"] == 1 else [0.0] * rule["size"] for name, rule in dense.items()}
     return request
 
 
 def find_bundle(path: Path) -> Path:
-    """A bundle, or in a directory of bundles the one whose manifest was written last."""
-    strangers = list(find_strangers(path)) if path.is_dir() else []
+    """Return `path` if it is a bundle, or the bundle of that directory whose manifest was written last.
+
+    Raises:
+        ValueError: If there is no bundle.
+    """
+    invalid = list(find_newer_invalid(path)) if path.is_dir() else []
     for bundle in find_bundles(path):
-        for stranger, why in strangers:
-            _log.warning("%s is passed over, though it is newer than every bundle: %s", stranger, why)
+        for directory, reason in invalid:
+            _log.warning("%s is skipped, although it is newer than every bundle: %s", directory, reason)
         return bundle
-    hint = strangers[0][1] if strangers else "see 'rankfall export --help'"
+    hint = invalid[0][1] if invalid else "see 'rankfall export --help'"
     raise ValueError(f"path: {path} is a directory without bundles ({hint})")
 
 
 def find_bundles(path: Path) -> Iterator[Path]:
-    """A bundle, or those of a directory, the newest first; what can be neither is an error."""
+    """Yield `path` if it is a bundle, or the bundles of that directory, the newest first.
+
+    Raises:
+        ValueError: If the path is neither a bundle nor a directory that may contain bundles.
+    """
     if is_bundle(path):
         yield path
         return
@@ -122,42 +138,42 @@ def find_bundles(path: Path) -> Iterator[Path]:
         raise ValueError(f"path: {path} does not exist")
     if not path.is_dir():
         raise ValueError(f"path: {path} is a file, expected a bundle or a directory of bundles")
-    if all((path / part).exists() for part in _PARTS_OF_A_RUN):
-        raise ValueError(f"path: {path} is a run, expected a bundle; first: rankfall export {path} --out bundle")
-    yield from filter(is_bundle, _by_age(path))
+    if all((path / part).exists() for part in _RUN_FILES):
+        raise ValueError(f"path: {path} is a run, expected a bundle; first run: rankfall export {path} --out bundle")
+    yield from filter(is_bundle, _newest_first(path))
 
 
-def find_strangers(path: Path) -> Iterator[tuple[Path, str]]:
-    """What is newer in a directory than all of its bundles and has a manifest that is not a bundle's, and why."""
+def find_newer_invalid(path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield directories that are newer than all bundles and whose manifest is not that of a bundle, with the reason."""
     if is_bundle(path):
         return
-    for directory in _by_age(path) or ([path] if (path / MANIFEST).exists() else []):
-        why = why_no_bundle(directory)
-        if why is None:
+    for directory in _newest_first(path) or ([path] if (path / MANIFEST).exists() else []):
+        reason = why_no_bundle(directory)
+        if reason is None:
             return
-        yield directory, why
+        yield directory, reason
 
 
-def _by_age(directory: Path) -> list[Path]:
-    """The directories that have a manifest, the newest first; what is being written is left out."""
-    ages: list[tuple[int, Path]] = []
+def _newest_first(directory: Path) -> list[Path]:
+    """Return the subdirectories that have a manifest, the newest first, without unfinished ones."""
+    times: list[tuple[int, Path]] = []
     for path in directory.iterdir():
         if path.name.startswith(".") or path.name.endswith(_UNFINISHED):
             continue
         try:
-            ages.append(((path / MANIFEST).stat().st_mtime_ns, path))
-        except OSError:  # it has none, or is gone again
+            times.append(((path / MANIFEST).stat().st_mtime_ns, path))
+        except OSError:  # it has no manifest, or was just removed
             continue
-    return [path for _, path in sorted(ages, reverse=True)]
+    return [path for _, path in sorted(times, reverse=True)]
 
 
 def fingerprint(path: Path) -> str:
-    """What changes with any file of a directory; nothing is read."""
+    """Return a text that changes with any file of a directory, without reading the files."""
     parts = []
     for file in sorted(path.rglob("*")):
         try:
-            about = file.stat()
-        except OSError:  # gone while we look, so that the next look differs
+            status = file.stat()
+        except OSError:  # just removed; the next fingerprint will differ
             continue
-        parts.append(f"{file}:{about.st_ino}:{about.st_size}:{about.st_mtime_ns}")
+        parts.append(f"{file}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}")
     return "\n".join(parts)

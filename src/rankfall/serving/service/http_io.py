@@ -1,228 +1,242 @@
-"""Bytes that come in and go out: bodies with their limits, JSON, errors."""
+"""Request bodies with their limits, JSON responses and error responses."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from rankfall._suggest import did_you_mean
+from rankfall.serving.service import limits
 from rankfall.serving.value_checks import field_of, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Mapping
 
-    from starlette.types import Receive, Scope, Send
-
-    Header = tuple[bytes, bytes]
+    from starlette.requests import Request
 
 T = TypeVar("T")
 
-JSON = b"application/json"
-RETRY: Header = (b"retry-after", b"1")
-_TOGETHER = 64_000_000  # bytes of all bodies that come at once, or are kept
-_ASIDE = 4_000_000  # bytes of large bodies in the line of their thread, which takes some tenths of a second for them
-ALWAYS: list[Header] = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
+JSON = "application/json"
+RETRY_AFTER = {"retry-after": "1"}
+CLOSE = {"connection": "close"}
 
 
-class RefusedError(Exception):
-    """A request that is answered with an error: its code, a message that names the field, and headers.
+# --- errors -------------------------------------------------------------------------------------------------------
 
-    `reason` is for the metrics, if the service had no time or no place for the request.
+
+class ApiError(HTTPException):
+    """An error response.
+
+    Args:
+        status: HTTP status code.
+        message: Description of the error for the client.
+        field: Path of the request field that is wrong.
+        headers: Further response headers.
+        reason: Label of the metric of refused requests, if the service had no time or no capacity for the request.
     """
 
     def __init__(
         self,
-        code: int,
+        status: int,
         message: str,
         field: str | None = None,
-        headers: Sequence[Header] = (),
+        headers: Mapping[str, str] | None = None,
         *,
         reason: str | None = None,
     ) -> None:
-        super().__init__(message)
-        self.code = code
+        super().__init__(status, message, headers)
         self.field = field
-        self.headers = headers
         self.reason = reason
 
 
-def named(message: str) -> RefusedError:
-    """A wrong value; messages of bundles begin with the name of the field."""
-    return RefusedError(422, message, message.partition(": ")[0])
+def invalid_value(field: str, found: Any, expected: str) -> ApiError:
+    """Return the error of a field with an invalid value, which the message quotes."""
+    return ApiError(422, f"{field}: found {shown(found)}, expected {expected}", field)
 
 
-def late() -> RefusedError:
-    """What is said at a deadline."""
-    return RefusedError(504, "deadline: there is no answer before it is over", "deadline", reason="deadline")
+def invalid_field(message: str) -> ApiError:
+    """Return the error of an invalid field; the message begins with its path, as those of bundles do."""
+    return ApiError(422, message, message.partition(": ")[0])
 
 
-class GoneError(Exception):
-    """The client has hung up."""
+def deadline_exceeded() -> ApiError:
+    """Return the error of a request that was not answered before its deadline."""
+    return ApiError(504, "deadline: exceeded before the response was ready", "deadline", reason="deadline")
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer."""
-
-    body: bytes
-    code: int = 200
-    kind: bytes = JSON
-    headers: Iterable[Header] = ()
-
-    async def send(self, send: Send) -> None:
-        """Write it."""
-        length = str(len(self.body)).encode()
-        headers = [(b"content-type", self.kind), (b"content-length", length), *ALWAYS, *self.headers]
-        await send({"type": "http.response.start", "status": self.code, "headers": headers})
-        await send({"type": "http.response.body", "body": self.body})
+# --- responses ----------------------------------------------------------------------------------------------------
 
 
-def json_reply(content: object, code: int = 200, headers: Iterable[Header] = ()) -> Reply:
-    """An answer in JSON; what is not a number there is null."""
-    return Reply(orjson.dumps(content), code, headers=headers)
+class JsonResponse(Response):
+    """A response whose content orjson serializes; NaN and infinity become null."""
+
+    media_type = JSON
+
+    def render(self, content: Any) -> bytes:
+        """Return the body."""
+        return orjson.dumps(content)
 
 
-def error_reply(error: RefusedError) -> Reply:
-    """What is wrong, in JSON."""
-    content = {"error": str(error), **({} if error.field is None else {"field": error.field})}
-    return json_reply(content, error.code, error.headers)
+def error_response(error: HTTPException) -> Response:
+    """Return the JSON response of an error."""
+    content = {"error": error.detail}
+    field = getattr(error, "field", None)
+    if field is not None:
+        content["field"] = field
+    return JsonResponse(content, error.status_code, error.headers)
 
 
-def header(scope: Scope, name: bytes) -> bytes | None:
-    """The value of a header."""
-    return next((value for key, value in scope["headers"] if key == name), None)
+# --- bodies -------------------------------------------------------------------------------------------------------
 
 
-class Bodies:
-    """Reads bodies: each at most `limit` bytes and in `seconds`, and not too many at once.
+class BodyReader:
+    """Reads request bodies within limits of size, time and total memory.
 
-    What is done with large ones is done in a thread, one after another, so that the calls of others go on meanwhile.
+    Large bodies are processed in a separate thread, one after another, so that they do not block the event loop.
+
+    Args:
+        max_bytes: Maximum size of a body.
+        seconds: Time in which a body has to arrive.
     """
 
-    def __init__(self, limit: int, *, seconds: float) -> None:
-        self._limit = limit
+    def __init__(self, max_bytes: int, *, seconds: float) -> None:
+        self._max_bytes = max_bytes
         self._seconds = seconds
-        self._together = max(_TOGETHER, limit)
-        self._held = 0
-        self._most_aside = max(_ASIDE, limit)
-        self._aside = 0  # bytes in the line of the thread
+        self._max_total = max(limits.ALL_BODIES_BYTES, max_bytes)
+        self._total = 0  # bytes of all bodies that are being received or processed
+        self._max_queued = max(limits.PARSE_QUEUE_BYTES, max_bytes)
+        self._queued = 0  # bytes of large bodies that wait for the thread or are processed there
         self._thread = ThreadPoolExecutor(1, "rankfall-bodies")
 
     def stop(self) -> None:
-        """Read no more."""
+        """Stop the thread for large bodies without waiting for it."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def read(self, scope: Scope, receive: Receive) -> bytes:
-        """The body of a request that says that it is JSON."""
-        self._check_headers(scope)
-        parts: list[bytes] = []
+    async def read(self, request: Request) -> bytes:
+        """Return the body of a request with JSON content.
+
+        Raises:
+            ApiError: 408, 413, 415 or 503 if the body violates a limit or is not declared as JSON.
+            ClientDisconnect: If the client disconnects before the body is complete.
+        """
+        self._check_headers(request)
+        chunks: list[bytes] = []
         size = 0
         try:
             async with asyncio.timeout(self._seconds):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise GoneError
-                    part = message.get("body", b"")
-                    parts.append(part)
-                    size += len(part)
-                    self._held += len(part)
+                async for chunk in request.stream():
+                    chunks.append(chunk)
+                    size += len(chunk)
+                    self._total += len(chunk)
                     self._check_size(size)
-                    if not message.get("more_body", False):
-                        return parts[0] if len(parts) == 1 else b"".join(parts)
+            return b"".join(chunks)
         except TimeoutError:
-            message_text = f"body: found {size:,} bytes in {self._seconds:g} seconds, expected all of it"
-            raise RefusedError(408, message_text, headers=[(b"connection", b"close")], reason="slow body") from None
+            message = f"body: found {size:,} bytes after {self._seconds:g} seconds, expected the complete body"
+            raise ApiError(408, message, headers=CLOSE, reason="slow body") from None
         finally:
-            self._held -= size
+            self._total -= size
 
-    async def aside(self, size: int, seconds: float, work: Callable[[], T]) -> T:
-        """What `work` gives in the thread of large bodies, for one of so many bytes that has so many seconds."""
-        if self._aside + size > self._most_aside:
-            message = f"bodies: {self._aside:,} bytes wait to be read and {size:,} came, "
-            message += f"at most {self._most_aside:,} may wait; try again"
-            raise RefusedError(503, message, headers=[RETRY], reason="bodies")
-        self._aside += size
-        self._held += size
+    async def process_large(self, size: int, seconds: float, work: Callable[[], T]) -> T:
+        """Return what `work` returns in the thread for large bodies.
 
-        def let_go(done: asyncio.Future[T]) -> None:
-            self._aside -= size
-            self._held -= size
+        Args:
+            size: Bytes of the body that `work` processes.
+            seconds: Time until the deadline of the request.
+            work: Function without arguments.
+
+        Raises:
+            ApiError: 503 if too many large bodies wait, 504 if the deadline passes first.
+        """
+        if self._queued + size > self._max_queued:
+            message = f"bodies: {self._queued:,} bytes wait to be parsed and {size:,} bytes arrived, "
+            message += f"at most {self._max_queued:,} may wait; try again"
+            raise ApiError(503, message, headers=RETRY_AFTER, reason="bodies")
+        self._queued += size
+        self._total += size
+
+        def release(done: asyncio.Future[T]) -> None:
+            self._queued -= size
+            self._total -= size
             if not done.cancelled():
-                done.exception()  # of which nobody may hear any more
+                done.exception()  # mark it as retrieved, because the request may have ended already
 
-        at_work = self._thread.submit(work)
-        done = asyncio.wrap_future(at_work)
-        done.add_done_callback(let_go)
+        job = self._thread.submit(work)
+        done = asyncio.wrap_future(job)
+        done.add_done_callback(release)
         await asyncio.wait([done], timeout=seconds)
         if not done.done():
-            at_work.cancel()  # unless it is being read already, and then its bytes are held until that ends
-            raise late()
+            job.cancel()  # has no effect if it is running; its bytes then count until it ends
+            raise deadline_exceeded()
         return done.result()
 
-    def _check_headers(self, scope: Scope) -> None:
-        kind = (header(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
-        if kind != JSON and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
-            found = kind.decode("latin-1") or "nothing"
-            raise RefusedError(415, f"content-type: found {found}, expected application/json")
-        if (header(scope, b"content-encoding") or b"identity").lower() != b"identity":
-            raise RefusedError(415, "content-encoding: found a compressed body, expected a plain one")
-        length = header(scope, b"content-length")
-        if length is not None and length.isdigit():
+    def _check_headers(self, request: Request) -> None:
+        headers = request.headers
+        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type != JSON and not (media_type.startswith("application/") and media_type.endswith("+json")):
+            raise ApiError(415, f"content-type: found {media_type or 'nothing'}, expected {JSON}")
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise ApiError(415, "content-encoding: found a compressed body, expected an uncompressed one")
+        length = headers.get("content-length", "")
+        if length.isascii() and length.isdigit():
             self._check_size(int(length))
 
     def _check_size(self, size: int) -> None:
-        if size > self._limit:
-            message = f"body: found at least {size:,} bytes, expected at most {self._limit:,}"
-            raise RefusedError(413, message, reason="large body")
-        if self._held > self._together:
-            raise RefusedError(503, "bodies: too many are being read, try again", headers=[RETRY], reason="bodies")
+        if size > self._max_bytes:
+            message = f"body: found at least {size:,} bytes, expected at most {self._max_bytes:,}"
+            raise ApiError(413, message, reason="large body")
+        if self._total > self._max_total:
+            raise ApiError(503, "bodies: too many are being received; try again", headers=RETRY_AFTER, reason="bodies")
 
 
-def parse(body: bytes) -> dict[str, Any]:
-    """The object that a body holds."""
+def parse_json(body: bytes) -> dict[str, Any]:
+    """Return the JSON object of a body.
+
+    Raises:
+        ApiError: 400 if the body is not JSON, nested too deeply or has a duplicate key; 422 if it is not an object.
+    """
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise RefusedError(400, f"body: is not JSON ({error.msg}, at byte {error.pos:,})") from None
+        raise ApiError(400, f"body: is not valid JSON ({error.msg}, at byte {error.pos:,})") from None
     if not isinstance(content, dict):
-        raise RefusedError(422, f"body: found {shown(content)}, expected an object", "body")
-    _refuse_repeated(body, content)
+        raise invalid_value("body", content, "an object")
+    _refuse_duplicate_keys(body, content)
     return content
 
 
-def _refuse_repeated(body: bytes, content: dict[str, Any]) -> None:
-    """Refuse an object that has a name twice, of which orjson would take the last.
+def _refuse_duplicate_keys(body: bytes, content: dict[str, Any]) -> None:
+    """Refuse an object with a duplicate key, of which orjson keeps the last value.
 
-    Every name has a colon. If there are as many as when the content is written anew, nothing was lost, unless some are
-    written as escapes.
+    Every key is followed by a colon. If the body has as many colons as the content when it is serialized again, no key
+    was lost, except if colons are written as escapes.
     """
     try:
-        written = orjson.dumps(content)
+        serialized = orjson.dumps(content)
     except TypeError:
-        raise RefusedError(400, "body: is nested too deeply, expected at most 250 levels") from None
-    if body.count(b":") != written.count(b":") or b"\\u003" in body:
-        json.loads(body, object_pairs_hook=_unique)
+        raise ApiError(400, "body: is nested too deeply, expected at most 250 levels") from None
+    if body.count(b":") != serialized.count(b":") or b"\\u003" in body:
+        json.loads(body, object_pairs_hook=_unique_keys)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise RefusedError(400, f"body: found {twice[:60]!r} twice in an object, expected every name once")
+        keys = [key for key, _ in pairs]
+        duplicate = next(key for key in keys if keys.count(key) > 1)
+        raise ApiError(400, f"body: found the key {duplicate[:60]!r} twice in one object, expected unique keys")
     return found
 
 
-def check_names(given: dict[str, Any], allowed: tuple[str, ...], where: str = "body") -> None:
-    """Refuse an object that has other names."""
-    for name in given:
-        if name not in allowed:
-            field = field_of(where, name).removeprefix("body.")
-            hint = did_you_mean(name, allowed)
-            raise RefusedError(422, f"{field}: found {shown(name)}{hint}; allowed are {', '.join(allowed)}", field)
+def check_keys(content: dict[str, Any], allowed: tuple[str, ...], where: str = "body") -> None:
+    """Refuse an object with a key that is not allowed."""
+    for key in content:
+        if key not in allowed:
+            field = field_of(where, key).removeprefix("body.")
+            hint = did_you_mean(key, allowed)
+            raise ApiError(422, f"{field}: found {shown(key)}{hint}; allowed are {', '.join(allowed)}", field)

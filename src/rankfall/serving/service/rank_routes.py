@@ -1,4 +1,4 @@
-"""``POST /rank`` and ``POST /score``: bodies become batches, rankings become answers."""
+"""``POST /rank`` and ``POST /score``: check request bodies, queue them for computation, build the responses."""
 
 from __future__ import annotations
 
@@ -7,133 +7,151 @@ import re
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
 
-import orjson
+from starlette.requests import ClientDisconnect
 
-from rankfall.serving.request_encoder import KEYS as PARTS
-from rankfall.serving.service.batching import Pending
+from rankfall.serving.request_encoder import KEYS as FEATURE_GROUPS
+from rankfall.serving.service import limits
+from rankfall.serving.service.batching import PendingCall
 from rankfall.serving.service.bundle_slots import MAIN, SLOTS
-from rankfall.serving.service.http_io import RETRY, GoneError, RefusedError, Reply, check_names, late, named, parse
-from rankfall.serving.service.http_limits import HANG_UP
-from rankfall.serving.service.settings import LONGEST_DEADLINE
-from rankfall.serving.value_checks import shown
+from rankfall.serving.service.http_io import (
+    RETRY_AFTER,
+    ApiError,
+    JsonResponse,
+    check_keys,
+    deadline_exceeded,
+    invalid_field,
+    invalid_value,
+    parse_json,
+)
+from rankfall.serving.service.http_protocol import ON_DISCONNECT
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope
+    from starlette.requests import Request
+    from starlette.responses import Response
 
     from rankfall.serving.request_encoder import Batch
     from rankfall.serving.results import Ranking, StageTrace
-    from rankfall.serving.service.batching import Answered, Batcher
-    from rankfall.serving.service.bundle_slots import Served, Slots
-    from rankfall.serving.service.http_io import Bodies
+    from rankfall.serving.service.batching import Batcher, CallResult
+    from rankfall.serving.service.bundle_slots import BundleSlots, ServedBundle
+    from rankfall.serving.service.http_io import BodyReader
     from rankfall.serving.service.settings import Settings
 
-WISHES = ("k", "candidates", "exclude")  # of a request, beside what it says of the user
-OPTIONS = ("explain", "bundle", "deadline")  # of a call
-_LARGE = 65_536  # bytes of a body that is read in another thread, so that nobody waits for it
-_DEADLINES = re.compile(rb'"deadline"\s*:\s*(\d{1,9})')  # in a body that was not read yet
+REQUEST_OPTIONS = ("k", "candidates", "exclude")  # of each request, besides its features
+CALL_OPTIONS = ("explain", "bundle", "deadline")  # of the whole call
+_DEADLINE = re.compile(rb'"deadline"\s*:\s*(\d{1,9})')  # in a body that is not parsed yet
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that was checked."""
+    """A validated call, which has one request or several."""
 
-    served: Served
+    served: ServedBundle
     explain: bool
     deadline: float  # milliseconds
     content: dict[str, Any]
 
+    @property
+    def has_one_request(self) -> bool:
+        """Whether the body is a single request instead of a list."""
+        return "requests" not in self.content
 
-class Rankers:
-    """Answers calls with what is served."""
 
-    def __init__(self, settings: Settings, slots: Slots, batcher: Batcher, bodies: Bodies) -> None:
+class RankRoutes:
+    """Endpoints that rank and score items.
+
+    Args:
+        settings: Options of the service.
+        slots: The bundles that are served.
+        batcher: Computes the requests.
+        bodies: Reads the request bodies.
+    """
+
+    def __init__(self, settings: Settings, slots: BundleSlots, batcher: Batcher, bodies: BodyReader) -> None:
         self._settings = settings
         self._slots = slots
         self._batcher = batcher
         self._bodies = bodies
 
-    async def rank(self, scope: Scope, receive: Receive) -> Reply:
-        """The best items for one request or for several."""
+    async def rank(self, request: Request) -> Response:
+        """Return the best items for one request or several."""
         arrived = monotonic()
-        call, batch = await self._taken(scope, receive, arrived)
-        is_one = "requests" not in call.content
-        pending = Pending(
+        call, batch = await self._read(request, arrived)
+        pending = PendingCall(
             call.served, len(batch), arrived + call.deadline / 1000, _future(), batch=batch, explain=call.explain
         )
-        answered = await self._answer(pending, scope, is_one)
-        rankings = [_ranking(ranking) for ranking in answered.content]
-        content = rankings[0] if is_one else {"rankings": rankings}
-        return Reply(
-            orjson.dumps({"model": call.served.model, **content, "milliseconds": _rounded(answered.milliseconds)})
-        )
+        result = await self._result(pending, request, call.has_one_request)
+        rankings = [_ranking_content(ranking) for ranking in result.content]
+        content = rankings[0] if call.has_one_request else {"rankings": rankings}
+        milliseconds = {stage: round(value, 3) for stage, value in result.milliseconds.items()}
+        return JsonResponse({"model": call.served.model, **content, "milliseconds": milliseconds})
 
-    async def score(self, scope: Scope, receive: Receive) -> Reply:
-        """The scores of candidates by every stage."""
+    async def score(self, request: Request) -> Response:
+        """Return the scores of candidates by every stage."""
         arrived = monotonic()
-        call, _ = await self._taken(scope, receive, arrived)
-        if "requests" in call.content:
-            raise _wrong("requests", f"{len(call.content['requests']):,} requests", "one request", quoted=False)
-        request, candidates = _parts(call.content), call.content.get("candidates")
+        call, _ = await self._read(request, arrived)
+        if not call.has_one_request:
+            count = len(call.content["requests"])
+            raise ApiError(422, f"requests: found {count:,} requests, expected one request", "requests")
+        features, candidates = _features(call.content), call.content.get("candidates")
         if candidates is None:
-            raise _wrong("candidates", None, "a list of ids of items")
-        pending = Pending(
+            raise invalid_value("candidates", None, "a list of item ids")
+        pending = PendingCall(
             call.served,
             1,
             arrived + call.deadline / 1000,
             _future(),
-            work=lambda: call.served.bundle.score(request, candidates),
+            work=lambda: call.served.bundle.score(features, candidates),
         )
-        answered = await self._answer(pending, scope, is_one=True)
-        return Reply(orjson.dumps({"model": call.served.model, "scores": answered.content}))
+        result = await self._result(pending, request, has_one_request=True)
+        return JsonResponse({"model": call.served.model, "scores": result.content})
 
-    async def _taken(self, scope: Scope, receive: Receive, arrived: float) -> tuple[Call, Batch]:
-        """A call that was read and checked, unless the line is full already."""
-        self._batcher.check_line(self._settings.deadline / 1000)
-        body = await self._bodies.read(scope, receive)
-        query = scope["query_string"]
-        if len(body) <= _LARGE:
-            return self._read(body, query)
-        left = arrived + self._likely_deadline(body) / 1000 - monotonic()
-        if left <= 0:
-            raise late()
-        return await self._bodies.aside(len(body), left, lambda: self._read(body, query))
+    async def _read(self, request: Request, arrived: float) -> tuple[Call, Batch]:
+        """Return the validated call and its encoded requests; refuse it without reading if the queue is full."""
+        self._batcher.check_queue(self._settings.deadline / 1000)
+        body = await self._bodies.read(request)
+        query = dict(request.query_params)
+        if len(body) <= limits.LARGE_BODY_BYTES:
+            return self._parse(body, query)
+        seconds = arrived + self._probable_deadline(body) / 1000 - monotonic()
+        if seconds <= 0:
+            raise deadline_exceeded()
+        return await self._bodies.process_large(len(body), seconds, lambda: self._parse(body, query))
 
-    def _likely_deadline(self, body: bytes) -> float:
-        """What may be the deadline of a large body that was not read yet; features may be called so, too."""
-        given = [int(digits) for digits in _DEADLINES.findall(body)]
-        return min(max(given), LONGEST_DEADLINE) if given else self._settings.deadline
+    def _probable_deadline(self, body: bytes) -> float:
+        """Return the likely deadline of a body that is not parsed yet, in which features may have that name, too."""
+        found = [int(digits) for digits in _DEADLINE.findall(body)]
+        return min(max(found), limits.MAX_DEADLINE_MS) if found else self._settings.deadline
 
-    async def _answer(self, pending: Pending, scope: Scope, is_one: bool) -> Answered:
-        scope[HANG_UP] = lambda: self._batcher.drop(pending, GoneError())
+    async def _result(self, pending: PendingCall, request: Request, has_one_request: bool) -> CallResult:
+        request.scope[ON_DISCONNECT] = lambda: self._batcher.cancel(pending, ClientDisconnect())
         try:
-            return await self._batcher.answer(pending)
-        except RefusedError as error:
-            raise (_of_one(error) if is_one else _of_several(error)) from None
+            return await self._batcher.compute(pending)
+        except ApiError as error:
+            raise (_error_of_single(error) if has_one_request else _error_of_list(error)) from None
         finally:
-            del scope[HANG_UP]  # a connection keeps its last scope, and that would keep the bundle
+            del request.scope[ON_DISCONNECT]  # an idle connection keeps its last scope, which would keep the bundle
 
-    # --- what a body says -----------------------------------------------------------------------------------------
+    # --- validation -----------------------------------------------------------------------------------------------
 
-    def _read(self, body: bytes, query: bytes) -> tuple[Call, Batch]:
-        content = parse(body)
+    def _parse(self, body: bytes, query: dict[str, str]) -> tuple[Call, Batch]:
+        content = parse_json(body)
         if "requests" in content:
-            check_names(content, ("requests", *OPTIONS))
+            check_keys(content, ("requests", *CALL_OPTIONS))
         else:
-            check_names(content, (*PARTS, *WISHES, *OPTIONS))
+            check_keys(content, (*FEATURE_GROUPS, *REQUEST_OPTIONS, *CALL_OPTIONS))
         call = self._call(content, query)
         requests = self._requests(content)
         try:
             batch = call.served.bundle.encode(
-                [_parts(request) for request in requests],
-                k=[_whole(request.get("k")) for request in requests],
+                [_features(request) for request in requests],
+                k=[_as_integer(request.get("k")) for request in requests],
                 candidates=[request.get("candidates") for request in requests],
                 exclude=[request.get("exclude") for request in requests],
             )
         except ValueError as error:
-            refused = named(str(error))
-            raise (refused if "requests" in content else _of_one(refused)) from None
+            invalid = invalid_field(str(error))
+            raise (_error_of_single(invalid) if call.has_one_request else invalid) from None
         return call, batch
 
     def _requests(self, content: dict[str, Any]) -> list[dict[str, Any]]:
@@ -141,95 +159,91 @@ class Rankers:
             return [content]
         requests = content["requests"]
         if not isinstance(requests, list):
-            raise _wrong("requests", requests, "a list of requests")
+            raise invalid_value("requests", requests, "a list of requests")
         if not 1 <= len(requests) <= self._settings.queue:
-            raise _wrong("requests", f"{len(requests):,} requests", f"1 to {self._settings.queue:,}", quoted=False)
+            message = f"requests: found {len(requests):,} requests, expected 1 to {self._settings.queue:,}"
+            raise ApiError(422, message, "requests")
         for place, request in enumerate(requests):
             if not isinstance(request, dict):
-                raise _wrong(f"requests[{place}]", request, "a request")
-            check_names(request, (*PARTS, *WISHES), f"requests[{place}]")
+                raise invalid_value(f"requests[{place}]", request, "a request")
+            check_keys(request, (*FEATURE_GROUPS, *REQUEST_OPTIONS), f"requests[{place}]")
         return requests
 
-    def _call(self, content: dict[str, Any], query: bytes) -> Call:
-        explain = _explain_of(query) if query else False
-        for given in (explain, content.get("explain")):
-            if given is not None and not isinstance(given, bool):
-                raise _wrong("explain", given, "true or false")
-        explain = bool(explain or content.get("explain"))
+    def _call(self, content: dict[str, Any], query: dict[str, str]) -> Call:
+        given = [_query_explain(query), content.get("explain")]
+        for value in given:
+            if value is not None and not isinstance(value, bool):
+                raise invalid_value("explain", value, "true or false")
+        explain = any(given)
         return Call(self._served(content.get("bundle")), explain, self._deadline(content.get("deadline")), content)
 
-    def _deadline(self, given: Any) -> float:
-        if given is None:
+    def _deadline(self, value: Any) -> float:
+        if value is None:
             return self._settings.deadline
-        is_number = isinstance(given, int | float) and not isinstance(given, bool)
-        if not is_number or not 1 <= given <= LONGEST_DEADLINE:
-            raise _wrong("deadline", given, f"1 to {LONGEST_DEADLINE:,} milliseconds")
-        return float(given)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 1 <= value <= limits.MAX_DEADLINE_MS:
+            raise invalid_value("deadline", value, f"1 to {limits.MAX_DEADLINE_MS:,} milliseconds")
+        return float(value)
 
-    def _served(self, slot: Any) -> Served:
+    def _served(self, slot: Any) -> ServedBundle:
         slot = MAIN if slot is None else slot
         if not isinstance(slot, str) or slot not in SLOTS:
-            raise _wrong("bundle", slot, " or ".join(SLOTS))
+            raise invalid_value("bundle", slot, " or ".join(SLOTS))
         served = self._slots[slot]
         if served is None and slot == MAIN:
-            raise RefusedError(503, "no bundle is loaded yet, try again", headers=[RETRY], reason="no bundle")
+            raise ApiError(503, "no bundle is loaded yet; try again", headers=RETRY_AFTER, reason="no bundle")
         if served is None:
-            raise _wrong("bundle", slot, f"{MAIN}, as no other bundle is loaded")
+            raise invalid_value("bundle", slot, f"{MAIN}, because no other bundle is loaded")
         return served
 
 
-def _parts(request: dict[str, Any]) -> dict[str, Any]:
-    """What a request says of the user and the moment."""
-    return {name: request[name] for name in PARTS if name in request}
+def _features(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the features of a request, without its options."""
+    return {group: request[group] for group in FEATURE_GROUPS if group in request}
 
 
-def _whole(number: Any) -> Any:
-    """A number; JSON has only one sort, in which 3.0 is 3."""
+def _as_integer(number: Any) -> Any:
+    """Convert 3.0 to 3, because JSON does not distinguish the two; return anything else unchanged."""
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
-def _explain_of(query: bytes) -> Any:
-    given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
-    check_names(given, ("explain",), "query")
-    value = given.get("explain", "false")
+def _query_explain(query: dict[str, str]) -> Any:
+    check_keys(query, ("explain",), "query")
+    value = query.get("explain", "false")
     return {"true": True, "false": False}.get(value, value)
 
 
-def _wrong(field: str, found: Any, expected: str, *, quoted: bool = True) -> RefusedError:
-    return RefusedError(422, f"{field}: found {shown(found) if quoted else found}, expected {expected}", field)
-
-
-def _of_one(error: RefusedError) -> RefusedError:
-    """The same for a call with one request, whose fields are those of the body."""
-    message = str(error)
+def _error_of_single(error: ApiError) -> ApiError:
+    """Return the error of a call with a single request, whose fields are those of the body."""
+    message = error.detail
     for prefix in ("requests[0]", "request"):
         if message.startswith((f"{prefix}.", f"{prefix}:")):
             rest = message.removeprefix(prefix)
-            return named(rest[1:] if rest.startswith(".") else f"body{rest}")
+            return invalid_field(rest[1:] if rest.startswith(".") else f"body{rest}")
     return error
 
 
-def _of_several(error: RefusedError) -> RefusedError:
-    """The same for a call with several; one that was computed alone has no number in its message."""
-    message = str(error)
-    return named(f"requests[0]{message.removeprefix('request')}") if message.startswith("request:") else error
+def _error_of_list(error: ApiError) -> ApiError:
+    """Return the error of a call with a list of requests; that of a request computed alone has no index yet."""
+    message = error.detail
+    return invalid_field(f"requests[0]{message.removeprefix('request')}") if message.startswith("request:") else error
 
 
-# --- what is answered ---------------------------------------------------------------------------------------------
+# --- responses ----------------------------------------------------------------------------------------------------
 
 
 def _future() -> asyncio.Future[Any]:
     return asyncio.get_running_loop().create_future()
 
 
-def _ranking(ranking: Ranking) -> dict[str, Any]:
+def _ranking_content(ranking: Ranking) -> dict[str, Any]:
     content: dict[str, Any] = {"ids": ranking.ids, "scores": ranking.scores, "unknown": ranking.unknown}
     if ranking.stages is not None:
-        content["stages"] = [_stage(trace) for trace in ranking.stages]
+        content["stages"] = [_stage_content(trace) for trace in ranking.stages]
     return content
 
 
-def _stage(trace: StageTrace) -> dict[str, Any]:
+def _stage_content(trace: StageTrace) -> dict[str, Any]:
     return {
         "name": trace.name,
         "ids": trace.ids,
@@ -238,7 +252,3 @@ def _stage(trace: StageTrace) -> dict[str, Any]:
         "threshold": trace.threshold,
         "milliseconds": round(trace.milliseconds, 3),
     }
-
-
-def _rounded(milliseconds: dict[str, float]) -> dict[str, float]:
-    return {name: round(value, 3) for name, value in milliseconds.items()}

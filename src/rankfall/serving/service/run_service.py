@@ -1,4 +1,4 @@
-"""Start a service and run it until it is told to end."""
+"""Start a service with one worker or several, and run it until it is signalled to end."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from uvicorn import Config, Server
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors.multiprocess import Multiprocess
 
+from rankfall.serving.service import limits
 from rankfall.serving.service.bundle_slots import MAIN
-from rankfall.serving.service.http_limits import LimitedHttp
-from rankfall.serving.service.settings import LONGEST_DEADLINE
-from rankfall.serving.service.shared_state import Board, load_first
-from rankfall.serving.service.shutdown import SIGNALS, end_by
+from rankfall.serving.service.http_protocol import LimitedHttpProtocol
+from rankfall.serving.service.shared_state import SharedState, load_initial_bundles
+from rankfall.serving.service.shutdown import SIGNALS, exit_by_signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from rankfall.serving.service.settings import Settings
 
 _log = logging.getLogger(__name__)
-_GRACE = LONGEST_DEADLINE // 1000 + 15  # seconds that requests under way have at the end, whatever their deadline
-_SILENCE = 30  # seconds after which a worker that says nothing is replaced; on a busy machine they start slowly
 _LOGGING: dict[str, Any] = {
     "version": 1,
     "disable_existing_loggers": False,
@@ -48,44 +46,55 @@ _LOGGING: dict[str, Any] = {
 
 
 def serve(settings: Settings, *, host: str, port: int, workers: int, on_start: Callable[[str, str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; `on_start` hears the address and what answers there, as soon as it does.
+    """Serve until SIGTERM or SIGINT.
 
-    A bundle that is not good and a port that is taken are errors, before anybody can connect.
+    Args:
+        settings: Options of the service.
+        host: Address to listen on.
+        port: Port to listen on; 0 for a free one.
+        workers: Number of processes.
+        on_start: Called with the address and a description of the model as soon as the service responds.
+
+    Raises:
+        ValueError: If a bundle is invalid, or the workers do not start.
+        OSError: If the port is in use.
     """
     logging.config.dictConfig(_LOGGING)
-    told_again = None
-    with _shared(workers) as shared:
-        settings = replace(settings, shared=shared)
-        board = Board(shared)
-        loaded = load_first(settings, board)
+    second_signal = None
+    with _shared_directory(workers) as directory:
+        settings = replace(settings, shared=directory)
+        shared = SharedState(directory)
+        loaded = load_initial_bundles(settings, shared)
         listening = listen(host, port)
-        waits = f"nothing yet, as {settings.bundle} has no good bundle; it takes the first that comes"
-        started = partial(on_start, _address(listening), str(loaded.get(MAIN, waits)))
+        nothing = f"nothing yet, because {settings.bundle} has no valid bundle; it will serve the first one"
+        started = partial(on_start, _address(listening), str(loaded.get(MAIN, nothing)))
         if workers == 1:
             from rankfall.serving.service.app import Service
 
-            _run_one(server_config(Service(settings, board, loaded), settings), listening, started)
+            app = Service(settings, shared, loaded).app
+            _run_single(server_config(app, settings), listening, started)
         else:
-            del loaded  # every worker loads its own
-            told_again = _run_many(server_config(partial(_service, settings), settings, workers), listening, started)
-    if told_again is not None:
-        end_by(told_again)
+            del loaded  # every worker loads its own copy
+            config = server_config(partial(_create_app, settings), settings, workers)
+            second_signal = _run_workers(config, listening, started)
+    if second_signal is not None:
+        exit_by_signal(second_signal)
 
 
-def _service(settings: Settings) -> Any:
-    from rankfall.serving.service.app import Service  # after the process knows where its metrics are kept
+def _create_app(settings: Settings) -> Any:
+    from rankfall.serving.service.app import Service  # prometheus_client reads PROMETHEUS_MULTIPROC_DIR on import
 
-    return Service(settings)
+    return Service(settings).app
 
 
 def server_config(app: Any, settings: Settings, workers: int = 1) -> Config:
-    """How uvicorn runs a service, or several workers that are made by a function."""
+    """Return the configuration of uvicorn for an application, or for a function that creates it in each worker."""
     return Config(
         app,
         factory=workers > 1,
         workers=workers,
-        http=LimitedHttp,
-        loop="asyncio",  # uvloop accepts one connection a turn, so that under load new ones wait for seconds
+        http=LimitedHttpProtocol,
+        loop="asyncio",  # uvloop accepts one connection per iteration; under load new ones wait for seconds
         ws="none",
         lifespan="on",
         log_config=_LOGGING,
@@ -94,13 +103,13 @@ def server_config(app: Any, settings: Settings, workers: int = 1) -> Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=settings.keep_alive,
-        timeout_worker_healthcheck=_SILENCE,
-        timeout_graceful_shutdown=_GRACE,
+        timeout_worker_healthcheck=limits.WORKER_SILENCE_SECONDS,
+        timeout_graceful_shutdown=limits.SHUTDOWN_SECONDS,
     )
 
 
-class _Alone(Server):
-    """A server that says when it can be asked; by then it hears signals."""
+class _SingleServer(Server):
+    """A server that calls a function when it is listening and handles signals."""
 
     def __init__(self, config: Config, on_start: Callable[[], None]) -> None:
         super().__init__(config)
@@ -111,13 +120,13 @@ class _Alone(Server):
         self._on_start()
 
 
-def _run_one(config: Config, listening: socket.socket, on_start: Callable[[], None]) -> None:
-    server = _Alone(config, on_start)
+def _run_single(config: Config, listening: socket.socket, on_start: Callable[[], None]) -> None:
+    server = _SingleServer(config, on_start)
 
-    def end(number: int, frame: object) -> None:
-        server.should_exit = True  # as uvicorn's own handler, which repeats the signal when all is done
+    def handle(number: int, frame: object) -> None:
+        server.should_exit = True  # as uvicorn's own handler, which raises the signal again at the end
 
-    before = {number: signal.signal(number, end) for number in SIGNALS}
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
     try:
         server.run([listening])
     finally:
@@ -126,74 +135,76 @@ def _run_one(config: Config, listening: socket.socket, on_start: Callable[[], No
 
 
 class _Workers(Multiprocess):
-    """Workers that are replaced when they die, which is logged."""
+    """Workers; one that ends unexpectedly is replaced and logged."""
 
     def __init__(self, config: Config, sockets: list[socket.socket], on_start: Callable[[], None]) -> None:
         super().__init__(config, sockets)
         self._on_start: Callable[[], None] | None = on_start
-        self.told_again: int | None = None  # the second signal that tells the service to end
+        self.second_signal: int | None = None  # kills the workers
 
     def init_processes(self) -> None:
-        resource_tracker.ensure_running()  # Python's own helper, whose start would undo what follows
-        with _no_interrupts():
+        resource_tracker.ensure_running()  # a helper process of Python, whose start would unblock SIGINT
+        with _sigint_blocked():
             super().init_processes()
 
     def keep_subprocess_alive(self) -> None:
-        self._say_when_started()
+        self._report_start()
         before = list(self.processes)
-        with _no_interrupts():
+        with _sigint_blocked():
             super().keep_subprocess_alive()
         for old, new in zip(before, self.processes, strict=True):
             if old is not new:
-                _log.warning("worker %s ended %s and is replaced by %s", old.pid, _how(old.exitcode), new.pid)
+                _log.warning("worker %s ended %s and is replaced by %s", old.pid, _exit_text(old.exitcode), new.pid)
 
-    def _say_when_started(self) -> None:
-        """One worker that can be asked is enough."""
+    def _report_start(self) -> None:
+        """Call `on_start` once, as soon as the first worker is ready."""
         if self._on_start is None:
             return
-        if any(worker.process.is_alive() and worker.is_ready(_SILENCE) for worker in self.processes):
+        if any(
+            worker.process.is_alive() and worker.is_ready(limits.WORKER_SILENCE_SECONDS) for worker in self.processes
+        ):
             self._on_start()
             self._on_start = None
 
     def handle_int(self) -> None:
-        """Ctrl+C."""
-        self._end(signal.SIGINT)
+        """Handle SIGINT, for example from Ctrl+C."""
+        self._request_exit(signal.SIGINT)
 
     def handle_term(self) -> None:
-        """Whoever looks after services wants it to end."""
-        self._end(signal.SIGTERM)
+        """Handle SIGTERM, for example from a process manager."""
+        self._request_exit(signal.SIGTERM)
 
-    def _end(self, number: int) -> None:
+    def _request_exit(self, number: int) -> None:
         if self.should_exit.is_set():
-            self.told_again = number
+            self.second_signal = number
         self.should_exit.set()
 
     def terminate_all(self) -> None:
-        """Tell all workers to end, and leave the sockets to them: nobody is to connect after the last has closed."""
+        """Signal all workers to end, and close the sockets here: after the last worker, no client can connect."""
         super().terminate_all()
         for listening in self.sockets:
             listening.close()
 
     def join_all(self) -> None:
-        """Wait for workers that were told to end, but not if that is said a second time."""
-        while self.told_again is None and any(worker.exitcode is None for worker in self.processes):
+        """Wait for the workers to end, or kill them after a second signal."""
+        while self.second_signal is None and any(worker.exitcode is None for worker in self.processes):
             time.sleep(0.1)
             for number in filter(SIGNALS.__contains__, self.signal_queue):
-                self._end(number)
-        if self.told_again is not None:
-            _log.warning("told again to end: workers are killed, and what is under way is not answered")
+                self._request_exit(number)
+        if self.second_signal is not None:
+            _log.warning("second signal: the workers are killed, requests in progress are not answered")
             for worker in self.processes:
                 worker.kill()
         super().join_all()
 
 
-def _how(code: int | None) -> str:
+def _exit_text(code: int | None) -> str:
     return f"by signal {-code}" if code is not None and code < 0 else f"with code {code}"
 
 
 @contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """Workers that start here do not hear Ctrl+C, which a terminal sends to all; this process tells them to end."""
+def _sigint_blocked() -> Iterator[None]:
+    """Block SIGINT in workers started here: a terminal sends it to all processes, but the parent ends the workers."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -201,23 +212,23 @@ def _no_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _run_many(config: Config, listening: socket.socket, on_start: Callable[[], None]) -> int | None:
-    """Run several workers; the signal that ended them at once, if there was one."""
+def _run_workers(config: Config, listening: socket.socket, on_start: Callable[[], None]) -> int | None:
+    """Run several workers; return the second signal, which killed them, or None."""
     workers = _Workers(config, [listening], on_start)
     workers.run()
     if any(worker.exitcode == STARTUP_FAILURE for worker in workers.processes):
-        raise ValueError("workers: they do not start, which the log above explains")
-    return workers.told_again
+        raise ValueError("workers: they do not start; the log above has details")
+    return workers.second_signal
 
 
 @contextmanager
-def _shared(workers: int) -> Iterator[Path | None]:
-    """A directory for several workers, which is gone when they are."""
+def _shared_directory(workers: int) -> Iterator[Path | None]:
+    """Create a temporary directory for the state and metrics of several workers; None for a single worker."""
     if workers == 1:
         yield None
         return
     path = Path(tempfile.mkdtemp(prefix="rankfall-serve-"))
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(path)  # which workers inherit
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(path)  # inherited by the workers
     try:
         yield path
     finally:
@@ -226,12 +237,16 @@ def _shared(workers: int) -> Iterator[Path | None]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that accepts connections."""
+    """Return a listening socket.
+
+    Raises:
+        OSError: If the address or port cannot be used.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listening = socket.create_server((host, port), family=family, backlog=2048)
+        listening = socket.create_server((host, port), family=family, backlog=limits.LISTEN_BACKLOG)
     except OSError as error:
-        raise OSError(f"host, port: {host} {port} cannot be listened at: {error.strerror or error}") from None
+        raise OSError(f"host, port: cannot listen on {host} {port}: {error.strerror or error}") from None
     listening.set_inheritable(True)
     return listening
 

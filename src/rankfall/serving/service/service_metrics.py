@@ -1,4 +1,4 @@
-"""What Prometheus is told."""
+"""Prometheus metrics of the service."""
 
 from __future__ import annotations
 
@@ -21,78 +21,84 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from rankfall.serving.service.bundle_slots import Slots
+    from rankfall.serving.service.bundle_slots import BundleSlots
 
-KIND = b"text/plain; version=0.0.4; charset=utf-8"
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10)
-_FILES = (".css", ".js", ".svg", ".html")
 _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_PAGE_FILES = (".css", ".js", ".svg", ".html")
 
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # several workers have none, either
+disable_created_metrics()  # type: ignore[no-untyped-call]  # with several workers there are none, either
 
 
-class Metrics:
-    """Counters of this worker; several workers keep theirs in files of a directory and are added up."""
+class ServiceMetrics:
+    """Metrics of this worker; those of several workers are stored in files and summed.
 
-    def __init__(self, slots: Slots, waiting: Callable[[], int], shared: Path | None) -> None:
+    Args:
+        slots: The bundles that are served.
+        waiting: Returns the number of requests in the queue.
+        shared: Directory of the metric files of several workers; None for a single worker.
+    """
+
+    def __init__(self, slots: BundleSlots, waiting: Callable[[], int], shared: Path | None) -> None:
         own = CollectorRegistry()
         self._waiting = waiting
-        self._requests = Counter(
-            "rankfall_requests_total", "Calls that were answered.", ["endpoint", "code"], registry=own
-        )
+        self._requests = Counter("rankfall_requests_total", "Answered requests.", ["endpoint", "code"], registry=own)
         self._seconds = Histogram(
-            "rankfall_request_seconds", "Seconds of a call.", ["endpoint"], buckets=_SECONDS, registry=own
+            "rankfall_request_seconds", "Seconds per request.", ["endpoint"], buckets=_SECONDS, registry=own
         )
         self._stages = Histogram(
-            "rankfall_stage_seconds", "Seconds of a batch in a stage.", ["stage"], buckets=_SECONDS, registry=own
+            "rankfall_stage_seconds", "Seconds per batch and stage.", ["stage"], buckets=_SECONDS, registry=own
         )
-        self._queue = Gauge("rankfall_queue_requests", "Requests that wait.", multiprocess_mode="livesum", registry=own)
-        self._batches = Histogram("rankfall_batch_requests", "Requests of a batch.", buckets=_REQUESTS, registry=own)
-        self._refused = Counter("rankfall_refused_total", "Calls that were refused.", ["reason"], registry=own)
-        self._swaps = Counter("rankfall_swaps_total", "Bundles that were offered.", ["result"], registry=own)
+        self._queue = Gauge(
+            "rankfall_queue_requests", "Requests in the queue.", multiprocess_mode="livesum", registry=own
+        )
+        self._batches = Histogram("rankfall_batch_requests", "Requests per batch.", buckets=_REQUESTS, registry=own)
+        self._refused = Counter("rankfall_refused_total", "Refused requests.", ["reason"], registry=own)
+        self._swaps = Counter("rankfall_swaps_total", "Bundles taken or refused.", ["result"], registry=own)
         self._registry = own
         if shared is not None:
-            _forget_the_dead(shared)
+            _remove_dead_workers(shared)
             self._registry = CollectorRegistry()
             MultiProcessCollector(self._registry, str(shared))  # type: ignore[no-untyped-call]
-        self._registry.register(_Models(slots))
+        self._registry.register(_ModelInfo(slots))
 
-    def call(self, endpoint: str, code: int, seconds: float) -> None:
-        """A call was answered."""
-        if endpoint == "/" or endpoint.endswith(_FILES):
-            endpoint = "page"  # all of its files, which tell nothing one by one
+    def record_request(self, endpoint: str, code: int, seconds: float) -> None:
+        """Count an answered request; the files of the page share the endpoint ``page``."""
+        if endpoint == "/" or endpoint.endswith(_PAGE_FILES):
+            endpoint = "page"
         self._requests.labels(endpoint, str(code)).inc()
         self._seconds.labels(endpoint).observe(seconds)
 
-    def refused(self, reason: str) -> None:
-        """A call was refused for no fault of its own."""
+    def record_refusal(self, reason: str) -> None:
+        """Count a request that was refused for lack of time or capacity."""
         self._refused.labels(reason).inc()
 
-    def batch(self, requests: int, milliseconds: dict[str, float]) -> None:
-        """A batch was answered."""
+    def record_batch(self, requests: int, milliseconds: dict[str, float]) -> None:
+        """Count a computed batch with the time of each stage."""
         self._batches.observe(requests)
-        for stage, took in milliseconds.items():
-            self._stages.labels(stage).observe(took / 1000)
+        for stage, value in milliseconds.items():
+            self._stages.labels(stage).observe(value / 1000)
 
-    def swap(self, result: str) -> None:
-        """A bundle was taken, or refused."""
+    def record_swap(self, result: str) -> None:
+        """Count a new bundle, which was ``taken`` or ``refused``."""
         self._swaps.labels(result).inc()
 
-    def look(self) -> None:
-        """Note how long the line is."""
+    def update_queue(self) -> None:
+        """Set the gauge of the queue."""
         self._queue.set(self._waiting())
 
-    def text(self) -> bytes:
-        """Everything, as Prometheus reads it."""
-        self.look()
+    def render(self) -> bytes:
+        """Return all metrics in the text format of Prometheus."""
+        self.update_queue()
         return generate_latest(self._registry)
 
 
-class _Models(Collector):
-    """The models that are served now; those of the past leave no trace."""
+class _ModelInfo(Collector):
+    """The models that are served now; a replaced model disappears."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: BundleSlots) -> None:
         self._slots = slots
 
     def collect(self) -> Iterable[Any]:
@@ -102,10 +108,10 @@ class _Models(Collector):
         return [family]
 
 
-def _forget_the_dead(shared: Path) -> None:
-    """Remove what workers that are gone said of themselves: they have no line any more."""
+def _remove_dead_workers(shared: Path) -> None:
+    """Remove the gauge files of workers that have ended, whose queues no longer exist."""
     for file in shared.glob("gauge_live*_*.db"):
         try:
             os.kill(int(file.stem.rpartition("_")[2]), 0)
-        except (ProcessLookupError, PermissionError):  # somebody else's process may have the number now
+        except (ProcessLookupError, PermissionError):  # another user's process may have the same number now
             file.unlink(missing_ok=True)

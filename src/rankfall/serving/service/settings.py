@@ -1,4 +1,4 @@
-"""What a service is told at its start."""
+"""Settings of a service, from the options of ``rankfall serve``."""
 
 from __future__ import annotations
 
@@ -6,43 +6,61 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-LONGEST_DEADLINE = 60_000  # milliseconds
-_MANY = 1 << 20  # cores, for which there is no limit
-_MOST_THREADS = 4  # that are of use beside the one of the same process that reads and writes
+from rankfall.serving.service import limits
+
+_UNLIMITED = 1 << 20  # cores
 
 
-def share_of_cores(workers: int) -> int:
-    """The threads of a worker if several share the cores that this process may use."""
-    knows = hasattr(os, "sched_getaffinity")  # Linux does
-    cores = len(os.sched_getaffinity(0)) if knows else os.cpu_count() or 1
-    return max(1, min(_MOST_THREADS, cores // workers, _quota() // workers))
+def default_threads(workers: int) -> int:
+    """Return the number of compute threads per worker if `workers` processes share the cores of this machine."""
+    has_affinity = hasattr(os, "sched_getaffinity")  # on Linux
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(1, min(limits.MAX_THREADS, cores // workers, _container_cores() // workers))
 
 
-def _quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """The cores that a container may keep busy; beyond that it is stopped for some time, and with it all requests."""
+def _container_cores(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return the CPU quota of the container in cores; a container that exceeds it is paused with all its requests."""
     try:
-        most, period = file.read_text().split()
-    except (OSError, ValueError):  # no container of this sort
-        return _MANY
-    return _MANY if most == "max" else int(most) // int(period)
+        quota, period = file.read_text().split()
+    except (OSError, ValueError):  # no container, or another version of cgroups
+        return _UNLIMITED
+    return _UNLIMITED if quota == "max" else int(quota) // int(period)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of ``rankfall serve``, for every worker; times are in milliseconds, sizes in bytes."""
+    """Options of ``rankfall serve``, the same for every worker.
+
+    Args:
+        bundle: A bundle, or a directory of bundles.
+        other: A second bundle for comparison, or a directory of bundles.
+        threads: Number of compute threads; each computes one batch at a time.
+        watch: Whether to load bundles that appear at `bundle` and `other`.
+        token: Token that ``POST /reload`` requires; without one it is disabled.
+        batch: Maximum number of requests per batch.
+        queue: Maximum number of requests that wait.
+        deadline: Default deadline of a request in milliseconds.
+        drain: Seconds between the shutdown signal and the closing of the sockets.
+        keep_alive: Seconds after which an idle connection is closed.
+        max_body: Maximum size of a request body in bytes.
+        body_seconds: Seconds in which a request body has to arrive.
+        page: Whether to serve the page, ``/score`` and ``/examples``.
+        local: Whether the service listens on this machine only and therefore accepts only local host names.
+        shared: Directory through which several workers share their state; None for a single worker.
+    """
 
     bundle: Path
     other: Path | None = None
-    threads: int = 1  # that compute, each a batch of its own
+    threads: int = 1
     watch: bool = False
     token: str | None = field(default=None, repr=False)
-    batch: int = 32
-    queue: int = 256
-    deadline: int = 1000
-    drain: int = 0  # seconds in which it says that it ends and still takes requests
-    keep_alive: int = 75  # seconds that a connection may be idle
-    max_body: int = 1_000_000
-    body_seconds: float = 5.0  # in which a body has to come
+    batch: int = limits.BATCH_REQUESTS
+    queue: int = limits.QUEUE_REQUESTS
+    deadline: int = limits.DEADLINE_MS
+    drain: int = 0
+    keep_alive: int = limits.KEEP_ALIVE_SECONDS
+    max_body: int = limits.BODY_BYTES
+    body_seconds: float = limits.BODY_SECONDS
     page: bool = True
-    local: bool = False  # whether only those of this machine can reach it, who call it localhost
-    shared: Path | None = None  # the directory in which several workers tell each other what they serve
+    local: bool = False
+    shared: Path | None = None

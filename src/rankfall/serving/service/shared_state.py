@@ -1,6 +1,7 @@
-"""What every slot holds by the word of the workers, in a file that all of them read.
+"""Which bundle each slot serves, shared by all workers in a file.
 
-Workers agree by it, and one that starts in the place of another reads it first. A worker alone keeps it in memory.
+All workers follow this file, and a worker that replaces another one reads it first. A single worker keeps the state in
+memory.
 """
 
 from __future__ import annotations
@@ -16,105 +17,116 @@ from rankfall.serving.service.bundle_slots import MAIN, OTHER, find_bundle, find
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankfall.serving.service.bundle_slots import Served
+    from rankfall.serving.service.bundle_slots import ServedBundle
     from rankfall.serving.service.settings import Settings
 
 
 _log = logging.getLogger(__name__)
-_ARGUMENTS = {MAIN: "bundle", OTHER: "other"}  # which name the places
+_ARGUMENTS = {MAIN: "bundle", OTHER: "other"}  # of the command line, by slot
 
 
 @dataclass(frozen=True)
-class Entry:
-    """The bundle of a slot."""
+class SlotEntry:
+    """The bundle of a slot.
 
-    number: int  # grows with every change
+    Args:
+        version: Number that grows with every change.
+        path: Directory of the bundle.
+        model: Name of its model.
+        seen: Fingerprint of the newest bundle at the watched path when it was last considered.
+    """
+
+    version: int
     path: str
     model: str
-    seen: str  # the fingerprint of what was found when the watched place was looked at last
+    seen: str
 
 
-_NOTHING = Entry(0, "", "", "")
+_EMPTY = SlotEntry(0, "", "", "")
 
 
-class Board:
-    """The entries of all slots."""
+class SharedState:
+    """The entries of all slots.
 
-    def __init__(self, shared: Path | None) -> None:
-        self._file = None if shared is None else shared / "slots.json"
-        self._own: dict[str, Entry] = {}
+    Args:
+        directory: Directory of the file; None keeps the entries in memory.
+    """
 
-    def read(self) -> dict[str, Entry]:
-        """What is known."""
+    def __init__(self, directory: Path | None) -> None:
+        self._file = None if directory is None else directory / "slots.json"
+        self._entries: dict[str, SlotEntry] = {}
+
+    def read(self) -> dict[str, SlotEntry]:
+        """Return the entries by slot."""
         if self._file is None:
-            return self._own
+            return self._entries
         try:
             content = json.loads(self._file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
-        return {slot: Entry(**entry) for slot, entry in content.items()}
+        return {slot: SlotEntry(**entry) for slot, entry in content.items()}
 
-    def write(self, slot: str, served: Served, *, seen: str | None = None) -> Entry:
-        """Say that a slot holds this bundle now; `seen` stays as it was unless it is given."""
+    def write(self, slot: str, served: ServedBundle, *, seen: str | None = None) -> SlotEntry:
+        """Publish the bundle of a slot and return its entry; without `seen` the previous fingerprint stays."""
         if self._file is None:
-            self._own = _changed(self._own, slot, served, seen)
-            return self._own[slot]
+            self._entries = _updated(self._entries, slot, served, seen)
+            return self._entries[slot]
         with locked(self._file.with_suffix(".lock"), wait=True):
-            entries = _changed(self.read(), slot, served, seen)
+            entries = _updated(self.read(), slot, served, seen)
             write_file(self._file, json.dumps({name: asdict(entry) for name, entry in entries.items()}))
         return entries[slot]
 
 
-def _changed(entries: dict[str, Entry], slot: str, served: Served, seen: str | None) -> dict[str, Entry]:
-    before = entries.get(slot, _NOTHING)
+def _updated(entries: dict[str, SlotEntry], slot: str, served: ServedBundle, seen: str | None) -> dict[str, SlotEntry]:
+    before = entries.get(slot, _EMPTY)
     path = str(served.bundle.path.resolve())
-    return {
-        **entries,
-        slot: Entry(before.number + 1, path, served.model, before.seen if seen is None else seen),
-    }
+    entry = SlotEntry(before.version + 1, path, served.model, before.seen if seen is None else seen)
+    return {**entries, slot: entry}
 
 
-def places(settings: Settings) -> dict[str, Path]:
-    """Where the bundles of the slots were to be found at the start."""
+def configured_paths(settings: Settings) -> dict[str, Path]:
+    """Return the paths of the command line by slot."""
     return {MAIN: settings.bundle} | ({} if settings.other is None else {OTHER: settings.other})
 
 
-def load_first(settings: Settings, board: Board) -> dict[str, Served]:
-    """Load what a service starts with.
+def load_initial_bundles(settings: Settings, shared: SharedState) -> dict[str, ServedBundle]:
+    """Load and publish the bundles with which a service starts.
 
-    A bundle that is not good is an error. In a directory that is watched the newest good one is taken, and if there is
-    none the slot stays empty until one comes.
+    In a watched directory, the newest valid bundle is loaded; if there is none, the slot stays empty until one appears.
+
+    Raises:
+        ValueError: If a bundle is invalid, or a path cannot have a bundle.
     """
     loaded = {}
-    for slot, place in places(settings).items():
+    for slot, path in configured_paths(settings).items():
         try:
-            served, seen = (_newest_good if settings.watch else _newest)(place)
+            served, seen = (_load_newest_valid if settings.watch else _load_newest)(path)
         except ValueError as error:
             raise ValueError(f"{_ARGUMENTS[slot]}: {str(error).removeprefix('path: ')}") from None
         if served is not None:
             loaded[slot] = served
-            board.write(slot, served, seen=seen)
+            shared.write(slot, served, seen=seen)
     return loaded
 
 
-def _newest(place: Path) -> tuple[Served | None, str]:
-    found = find_bundle(place)
-    seen = fingerprint(found)  # before it is read, so that a change meanwhile is noticed
+def _load_newest(path: Path) -> tuple[ServedBundle | None, str]:
+    found = find_bundle(path)
+    seen = fingerprint(found)  # before loading, so that a change during loading is noticed
     return load_checked(found), seen
 
 
-def _newest_good(place: Path) -> tuple[Served | None, str]:
-    """The newest good bundle of a directory, if there is one, and what the newest of all looks like.
+def _load_newest_valid(path: Path) -> tuple[ServedBundle | None, str]:
+    """Return the newest valid bundle of a directory, if there is one, and the fingerprint of the newest of all.
 
-    A newest one that is bad counts as seen, so that it is tried again only when it changes.
+    An invalid newest bundle counts as seen, so that it is tried again only when it changes.
     """
-    found = list(find_bundles(place))
-    if found == [place]:
-        return _newest(place)
+    found = list(find_bundles(path))
+    if found == [path]:
+        return _load_newest(path)
     seen = fingerprint(found[0]) if found else ""
-    for path in found:
+    for bundle in found:
         try:
-            return load_checked(path), seen
+            return load_checked(bundle), seen
         except (ValueError, OSError) as error:
-            _log.warning("%s is not served: %s", path, str(error).removeprefix("path: "))
+            _log.warning("%s is not served: %s", bundle, str(error).removeprefix("path: "))
     return None, seen

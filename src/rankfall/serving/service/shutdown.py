@@ -1,4 +1,4 @@
-"""The end of a service, of which load balancers have to hear before its sockets close."""
+"""Graceful shutdown: load balancers see that ``/ready`` fails before the sockets close."""
 
 from __future__ import annotations
 
@@ -16,45 +16,49 @@ _log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Ending:
-    """Hears the signals that end a process, before uvicorn does.
+class ShutdownSignal:
+    """Handles SIGINT and SIGTERM before uvicorn does.
 
-    From the first one on the service says that it is ending, and for some seconds it still takes requests; then uvicorn
-    closes the sockets and waits for what is under way. A second one ends the process at once. Only a worker ignores
-    it: it is told by the process that started it, and may be told by whoever ends all processes of a service, too.
+    After the first signal `received` is true, and for `seconds` the service still accepts requests. Then uvicorn closes
+    the sockets and waits for the requests in progress. A second signal ends the process at once, except in a worker:
+    it is signalled by its parent process and possibly once more by whatever signals all processes of a service.
+
+    Args:
+        seconds: Time between the first signal and the closing of the sockets.
+        is_worker: Whether this process is one of several workers.
     """
 
     def __init__(self, seconds: int, *, is_worker: bool) -> None:
-        self.has_begun = False
+        self.received = False
         self._seconds = seconds
         self._is_worker = is_worker
 
-    def start(self) -> None:
-        """Take the place of uvicorn's handlers, which are there already, and call them later."""
+    def install(self) -> None:
+        """Replace the signal handlers of uvicorn, which are called after `seconds`."""
         if threading.current_thread() is not threading.main_thread():
-            return  # no other thread hears signals
+            return  # only the main thread handles signals
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             close = signal.getsignal(number)
             assert callable(close)
-            signal.signal(number, partial(self._hear, loop, close))
+            signal.signal(number, partial(self._handle, loop, close))
 
-    def _hear(
+    def _handle(
         self, loop: asyncio.AbstractEventLoop, close: Callable[[int, None], object], number: int, frame: object
     ) -> None:
-        if not self.has_begun:
-            self.has_begun = True
+        if not self.received:
+            self.received = True
             loop.call_soon_threadsafe(self._begin, loop, partial(close, number, None))
         elif not self._is_worker:
-            end_by(number)
+            exit_by_signal(number)
 
     def _begin(self, loop: asyncio.AbstractEventLoop, close: Callable[[], object]) -> None:
         if self._seconds:
-            _log.info("ending: /ready says so, and requests are taken for %d more seconds", self._seconds)
+            _log.info("shutting down: /ready returns 503, requests are accepted for %d more seconds", self._seconds)
         loop.call_later(self._seconds, close)
 
 
-def end_by(number: int) -> None:
-    """End this process as a signal does that nobody handles."""
+def exit_by_signal(number: int) -> None:
+    """End this process with the default action of a signal."""
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)

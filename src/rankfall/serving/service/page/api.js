@@ -1,15 +1,16 @@
-// The service: questions, answers, and what can go wrong in between.
+// Calls of the service, their errors, and JSON.
 
 export class ServiceError extends Error {
   constructor(message, { status = 0, field = null, retry = null } = {}) {
     super(message);
-    this.status = status; // 0: there was no answer at all
+    this.status = status; // 0: there was no response
     this.field = field;
-    this.retry = retry; // seconds, if the service says when to ask again
+    this.retry = retry; // seconds of the Retry-After header
   }
 }
 
-export async function ask(path, body, signal) {
+/** Send a request and return the parsed response; throw a ServiceError if that fails. */
+export async function call(path, body, signal) {
   const request = body === undefined ? {} : {
     method: "POST",
     headers: { "Content-Type": "application/json" },
@@ -21,11 +22,11 @@ export async function ask(path, body, signal) {
     text = await response.text();
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ServiceError("The service does not answer. Is it running?");
+    throw new ServiceError("The service does not respond. Is it running?");
   }
   const content = contentOf(text);
   if (response.ok && content !== null) return content;
-  throw new ServiceError(content?.error ?? `The service answered ${response.status} ${response.statusText}`, {
+  throw new ServiceError(content?.error ?? `The service returned ${response.status} ${response.statusText}`, {
     status: response.status,
     field: content?.field ?? null,
     retry: secondsOf(response.headers.get("Retry-After")),
@@ -36,7 +37,7 @@ function contentOf(text) {
   try {
     return fromJson(text);
   } catch {
-    return null; // a proxy in between may answer with a page
+    return null; // a proxy may return an HTML page
   }
 }
 
@@ -44,7 +45,7 @@ function secondsOf(header) {
   return header !== null && /^\d+$/.test(header) ? Number(header) : null;
 }
 
-// --- JSON, with whole numbers beyond 2^53, which ids may be ----------------------------------------------------------
+// --- JSON, with exact integers beyond 2^53, because ids may be that large ---------------------------------------------
 
 export function fromJson(text) {
   return JSON.parse(text, (key, value, context) =>
@@ -54,14 +55,14 @@ export function fromJson(text) {
 }
 
 export function toJson(value) {
-  return JSON.stringify(value, (key, one) => (typeof one === "bigint" ? rawNumber(one) : one));
+  return JSON.stringify(value, (key, part) => (typeof part === "bigint" ? rawNumber(part) : part));
 }
 
 function rawNumber(value) {
   return JSON.rawJSON ? JSON.rawJSON(String(value)) : Number(value);
 }
 
-/** JSON for people: what fits on a line stays on it, so that an event is a line. */
+/** Format JSON for the editor: a value that fits on one line stays on one line, so that every event is a line. */
 export function pretty(value, indent = "") {
   const line = toJson(value);
   if (value === null || typeof value !== "object" || line.length + indent.length <= 76) return spaced(value, line);

@@ -1,12 +1,12 @@
-// Two funnels of one request: what they share, and what only one of them keeps.
+// Comparison of two bundles on one request: the items they share and those that only one of them keeps.
 
 import { el, keyOf, number, percent, plural, svg, whole } from "./dom.js";
 import { ranks } from "./list.js";
 
-const FIRST = 40; // answers that are drawn
-const ROW = 30; // their height
+const FIRST = 40; // ranked items that are drawn
+const ROW = 30; // pixels per item
 
-/** What two lists of ids have in common. */
+/** Count what two ranked lists of ids have in common. */
 export function overlap(ours, theirs) {
   const [one, other] = [ranks(ours), ranks(theirs)];
   const shared = [...one.keys()].filter((key) => other.has(key));
@@ -22,10 +22,10 @@ export function overlap(ours, theirs) {
 
 const keptOf = (trace) => trace.ids.slice(0, trace.kept);
 
-/** What to say beside an item of a stage that the other bundle's stage did not keep. */
+/** Return a function that labels the items that the other bundle's stage did not keep. */
 export function onlyHere(trace) {
-  const theirs = new Set(trace ? keptOf(trace).map(keyOf) : []);
-  return (key, kept) => (kept && !theirs.has(key) ? "only here" : null);
+  const otherKept = new Set(trace ? keptOf(trace).map(keyOf) : []);
+  return (key, kept) => (kept && !otherKept.has(key) ? "only here" : null);
 }
 
 export function comparison(ours, theirs) {
@@ -33,16 +33,16 @@ export function comparison(ours, theirs) {
   const most = Math.max(ours.ids.length, theirs.ids.length);
   return el("section", { class: "comparison", "aria-label": "Comparison" },
     el("div", { class: "figures" },
-      figure(`${answers.shared} of ${most}`, "answers shared"),
+      figure(`${answers.shared} of ${most}`, "results shared"),
       figure(whole(answers.same), "at the same rank"),
-      figure(answers.shared ? answers.meanMove.toFixed(1) : "none", "ranks moved on average"),
+      figure(answers.shared ? answers.meanMove.toFixed(1) : "none", "mean change of rank"),
       figure(`${answers.onlyOurs} | ${answers.onlyTheirs}`, "only main | only other")),
     slopes(ours, theirs),
     legend(),
     stagesTable(ours, theirs));
 }
 
-/** What the lines and the dots mean. */
+/** The legend of the lines and dots. */
 function legend() {
   const kinds = { up: "higher in other", down: "lower in other", same: "at the same rank" };
   const lines = Object.entries(kinds).map(([kind, words]) => el("li", {}, el("i", { class: `line ${kind}` }), words));
@@ -51,7 +51,7 @@ function legend() {
 
 const figure = (value, words) => el("div", {}, el("strong", {}, value), el("span", { class: "soft small" }, words));
 
-/** Both answers with a line between the places of every item that they share. */
+/** Both result lists, with a line between the ranks of every shared item. */
 function slopes(ours, theirs) {
   const [one, other] = [ours.ids.slice(0, FIRST), theirs.ids.slice(0, FIRST)];
   const [placeOne, placeOther] = [ranks(one), ranks(other)];
@@ -66,34 +66,34 @@ function slopes(ours, theirs) {
   const shape = { viewBox: `0 0 100 ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" };
   const picture = svg("svg", shape, lines);
   picture.style.height = `${height}px`;
-  const title = (name) => el("h3", {}, name, el("span", { class: "soft small" }, " answers"));
+  const title = (name) => el("h3", {}, name, el("span", { class: "soft small" }, " results"));
   return el("div", { class: "slopes" }, title("main"), el("span"), title("other"),
     answerList("main", ours, one, placeOther), picture, answerList("other", theirs, other, placeOne));
 }
 
-function answerList(title, answer, ids, elsewhere) {
-  const name = `Answers of ${title}: ${plural(ids.length, "item")}`;
+function answerList(title, answer, ids, otherRanks) {
+  const name = `Results of ${title}: ${plural(ids.length, "item")}`;
   return el("ol", { class: "items", role: "listbox", "aria-label": name }, ids.map((id, place) => {
-    const key = keyOf(id), only = !elsewhere.has(key);
-    const there = only ? `only in ${title}` : `rank ${elsewhere.get(key)} in the other`;
+    const key = keyOf(id), only = !otherRanks.has(key);
+    const label = only ? `only in ${title}` : `rank ${otherRanks.get(key)} in the other`;
     return el("li", {
       role: "option", class: "item", tabindex: place ? "-1" : "0", "data-key": key, "aria-selected": "false",
-      "aria-label": `rank ${place + 1}, item ${key}, score ${number(answer.scores[place])}, ${there}`,
+      "aria-label": `rank ${place + 1}, item ${key}, score ${number(answer.scores[place])}, ${label}`,
     }, el("span", { class: "rank" }, whole(place + 1)), el("span", { class: "id", title: key }, key),
-    only ? el("span", { class: "only", title: there }) : null);
+    only ? el("span", { class: "only", title: label }) : null);
   }));
 }
 
 function stagesTable(ours, theirs) {
   const count = Math.max(ours.stages.length, theirs.stages.length);
-  const lines = Array.from({ length: count }, (_, place) => stageLine(ours.stages[place], theirs.stages[place]));
-  const heads = ["stage", "main keeps", "other keeps", "shared", "of the smaller"];
+  const lines = Array.from({ length: count }, (_, place) => stageRow(ours.stages[place], theirs.stages[place]));
+  const heads = ["stage", "main keeps", "other keeps", "shared", "share of the smaller"];
   return el("div", { class: "scroll", tabindex: "0" }, el("table", {},
     el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))),
     el("tbody", {}, lines)));
 }
 
-function stageLine(mine, yours) {
+function stageRow(mine, yours) {
   const name = mine && yours && mine.name !== yours.name ? `${mine.name} | ${yours.name}` : (mine ?? yours).name;
   const both = mine && yours ? overlap(keptOf(mine), keptOf(yours)) : null;
   const counts = [mine?.kept, yours?.kept, both?.shared].map((count) => (count === undefined ? "none" : whole(count)));

@@ -1,17 +1,17 @@
-// Elements and numbers. Data becomes text nodes and attributes, never markup.
+// Helpers for elements and numbers. Data becomes text nodes and attributes, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element; what is null is left out, text stays text. */
+/** Create an element; children that are null are left out, strings become text nodes. */
 export function el(name, attributes = {}, ...children) {
-  return filled(document.createElement(name), attributes, children);
+  return withContent(document.createElement(name), attributes, children);
 }
 
 export function svg(name, attributes = {}, ...children) {
-  return filled(document.createElementNS(SVG, name), attributes, children);
+  return withContent(document.createElementNS(SVG, name), attributes, children);
 }
 
-function filled(element, attributes, children) {
+function withContent(element, attributes, children) {
   for (const [key, value] of Object.entries(attributes)) {
     if (value === true) element.setAttribute(key, "");
     else if (value !== null && value !== undefined && value !== false) element.setAttribute(key, value);
@@ -22,10 +22,10 @@ function filled(element, attributes, children) {
 
 export const byId = (id) => document.getElementById(id);
 
-/** 1684 as "1,684". */
+/** Format 1684 as "1,684". */
 export const whole = (value) => value.toLocaleString("en-US");
 
-/** A score, with enough digits to tell it from its neighbours. */
+/** Format a score with enough digits to distinguish neighbouring scores. */
 export function number(value) {
   const size = Math.abs(value);
   if (size >= 1e6 || (size > 0 && size < 5e-5)) return value.toExponential(2);
@@ -41,7 +41,7 @@ export function percent(part, all) {
   return `${share && share < 0.1 ? "< 0.1" : share.toFixed(share < 10 ? 1 : 0)} %`;
 }
 
-/** What tells items apart; within a bundle all ids are numbers, or all are text. */
+/** Return the key of an item; within a bundle all ids are numbers, or all are text. */
 export const keyOf = (id) => String(id);
 
 export const plural = (count, word) => `${whole(count)} ${word}${count === 1 ? "" : "s"}`;

@@ -1,4 +1,4 @@
-// The request as a form made of the bundle's schema, and as JSON; the two stay in step.
+// The request as a form, built from the bundle's schema, and as JSON; both are kept in sync.
 
 import { fromJson, pretty, toJson } from "./api.js";
 import { byId, el, plural } from "./dom.js";
@@ -8,23 +8,23 @@ const GROUPS = ["user", "context"];
 export class RequestForm {
   constructor(onEdit) {
     this.request = {};
-    this.broken = null; // why the editor holds no request
+    this.broken = null; // why the JSON in the editor is not a request, or null
     this.onEdit = onEdit;
     this.fields = new Map(); // by path, such as user.age
     this.json = byId("json");
     this.json.addEventListener("input", () => this.readJson());
   }
 
-  /** Make the fields that a bundle's requests have. */
+  /** Build the fields of a bundle's requests. */
   build(about) {
     const { properties } = about.schema;
     const last = about.stages.at(-1);
     this.fields.clear();
     const parts = [];
     for (const group of GROUPS) {
-      const features = Object.entries(properties[group]?.properties ?? {}).filter(([, of]) => isTyped(of));
-      const needed = properties[group]?.required ?? [];
-      const made = features.map(([name, of]) => this.field(`${group}.${name}`, name, hint(of, needed.includes(name))));
+      const features = Object.entries(properties[group]?.properties ?? {}).filter(([, of]) => isEditable(of));
+      const required = properties[group]?.required ?? [];
+      const made = features.map(([name, of]) => this.field(`${group}.${name}`, name, hint(of, required.includes(name))));
       if (made.length) parts.push(el("fieldset", { class: "fields" }, el("legend", {}, group), made));
     }
     parts.push(el("fieldset", { class: "fields" }, el("legend", {}, "request"),
@@ -87,7 +87,7 @@ export class RequestForm {
   readJson() {
     this.clearErrors();
     this.broken = this.parsed();
-    // fields would write over what is half typed here
+    // otherwise a field could overwrite the incomplete JSON
     for (const { input } of this.fields.values()) input.disabled = this.broken !== null;
     if (this.broken) this.fail(null, this.broken);
     else {
@@ -96,7 +96,7 @@ export class RequestForm {
     }
   }
 
-  /** Take what the editor says; gives what is wrong with it, if anything. */
+  /** Read the request from the editor; return the error message, or null. */
   parsed() {
     try {
       const request = fromJson(this.json.value);
@@ -104,11 +104,11 @@ export class RequestForm {
       this.request = request;
       return null;
     } catch (error) {
-      return `no JSON: ${error.message}`;
+      return `not valid JSON: ${error.message}`;
     }
   }
 
-  /** Say what is wrong at the field that is, or at the editor, which has all of them; gives where that is. */
+  /** Show an error at the field of a path, or at the editor if there is no such field; return that input. */
   fail(path, message) {
     const field = this.fields.get(path ?? "");
     const [input, error] = field ? [field.input, field.error] : [this.json, byId("json-error")];
@@ -118,8 +118,8 @@ export class RequestForm {
     return input;
   }
 
-  /** Say what is wrong, and go where it is: the field and the words about it have to be in the window. */
-  goWrong(path, message) {
+  /** Show an error and focus its input; the input and the message must be in the window. */
+  failAndFocus(path, message) {
     const input = this.fail(path, message);
     input.focus({ preventScroll: true });
     input.closest(".field, details").scrollIntoView({ block: "nearest" });
@@ -134,37 +134,37 @@ export class RequestForm {
   }
 }
 
-/** A user in a few words: the first features that are known. */
+/** Label a user by the first features that have a value. */
 export function labelOf(request) {
   const known = Object.entries(request.user ?? {}).filter(([, value]) => value !== null);
   const text = (value) => ("id" in Object(value) ? `row ${value.id}` : shown(value));
   const words = known.slice(0, 3).map(([name, value]) => `${name} ${text(value)}`);
-  return words.join(", ") || "nothing is known of the user";
+  return words.join(", ") || "user without features";
 }
 
 function eventsOf(sequence) {
   if (Array.isArray(sequence)) return sequence.length;
-  return Object.values(sequence ?? {})[0]?.length ?? 0; // columns
+  return Object.values(sequence ?? {})[0]?.length ?? 0; // stored as columns
 }
 
-/** Whether one can type a value: not of what no stage looks at, nor of what follows from the time of the request. */
-function isTyped(schema) {
+/** Whether a feature has an input: not if no stage uses it or if it is derived from the time of the request. */
+function isEditable(schema) {
   return (schema.anyOf ?? []).some((of) => !["null", "object"].includes(of.type));
 }
 
-function hint(schema, needed) {
+function hint(schema, required) {
   const kinds = schema.anyOf.map((of) => {
     if (of.format === "date-time") return "time";
-    if (of.type === "integer") return of.description ? null : "whole number";
+    if (of.type === "integer") return of.description ? null : "integer";
     if (of.type === "array") return `list of ${of.minItems}`;
     return { string: "text", number: "number" }[of.type] ?? null;
   });
-  return `${kinds.filter(Boolean).join(" or ")}${needed ? ", needed" : ""}`;
+  return `${kinds.filter(Boolean).join(" or ")}${required ? ", required" : ""}`;
 }
 
-// --- values as one types them ----------------------------------------------------------------------------------------
+// --- values in inputs -------------------------------------------------------------------------------------------------
 
-/** 7 is a number, "7" in quotes is text, and so is what is no JSON; nothing is a value that is left out. */
+/** Parse an input: 7 is a number, "7" in quotes and anything that is not JSON is text, an empty input is no value. */
 function typed(text) {
   const trimmed = text.trim();
   if (trimmed === "") return undefined;

@@ -1,28 +1,28 @@
-// Where an item went, and why: one verdict a stage.
+// What happened to an item and why: one verdict per stage.
 
 import { el, keyOf, number, whole } from "./dom.js";
 
 const SAME = 1e-6; // scores that differ by less, relative to the larger of 1 and the score, count as equal
 
 /**
- * What every stage did to an item.
- * `run` is a funnel as it was answered: {answer, about, request}; `scores` are those of the item, by stage.
+ * Return the verdict of every stage on an item.
+ * `run` is a ranked request: {answer, about, request}; `scores` are the scores of the item by stage.
  */
 export function verdicts(id, run, scores) {
   const { answer, about } = run;
   if (answer.stages.every((stage) => scores[stage.name] === null)) {
-    return [{ name: null, state: "unknown", text: "This is not an item of this bundle." }];
+    return [{ name: null, state: "unknown", text: "This bundle has no such item." }];
   }
   const found = [];
-  let gone = null; // the verdict of the stage that did not keep it
+  let dropped = null; // the verdict of the stage that did not keep the item
   answer.stages.forEach((stage, place) => {
     const seen = {
       id, stage, score: scores[stage.name], at: placeIn(stage, id), quota: about.stages[place].quota,
       last: place === answer.stages.length - 1,
     };
-    const verdict = gone === null ? judged(seen, run, about.stages[place]) : neverCame(seen, gone);
+    const verdict = dropped === null ? judged(seen, run, about.stages[place]) : notReceived(seen, dropped);
     const one = { name: stage.name, score: seen.score, threshold: stage.threshold, stage, ...verdict };
-    if (gone === null && verdict.state !== "kept") gone = one;
+    if (dropped === null && verdict.state !== "kept") dropped = one;
     found.push(one);
   });
   return found;
@@ -36,26 +36,26 @@ function judged(seen, run, about) {
 function kept({ stage, score, at, last }, { answer }) {
   const rank = `Kept, rank ${whole(at + 1)} of ${whole(stage.ids.length)}`;
   if (last && at >= answer.ids.length) {
-    return { state: "cut", text: `${rank}, but not answered: only the first ${answer.ids.length} were asked for.` };
+    return { state: "cut", text: `${rank}, but not returned: the request asked for ${answer.ids.length} items.` };
   }
-  const over = near(score, stage) ? "which is the threshold itself" : `${gap(score, stage)} above ${limit(stage)}`;
+  const over = near(score, stage) ? "equal to the threshold" : `${gap(score, stage)} above ${limit(stage)}`;
   return { state: "kept", text: `${rank}: score ${number(score)}, ${over}.` };
 }
 
 function below({ stage, score, at }) {
-  const rank = `rank ${whole(at + 1)} of ${whole(stage.ids.length)}, and ${whole(stage.kept)} are kept`;
+  const rank = `rank ${whole(at + 1)} of ${whole(stage.ids.length)}, ${whole(stage.kept)} are kept`;
   const why = near(score, stage)
-    ? `Score ${number(score)} equals the threshold, and of equal scores the first are kept`
+    ? `Score ${number(score)} equals the threshold, and only the first of equal scores are kept`
     : against(score, stage);
   return { state: "dropped", text: `${why}: dropped here, ${rank}.` };
 }
 
-/** Stages in front list what they kept: the request kept the item out, its score did, or the index missed it. */
+/** The first stage lists only kept items: the request left the item out, its score is too low, or the index missed it. */
 function notListed({ id, stage, score }, { request }, about) {
-  if (has(request.exclude, id)) return keptOut("the request excludes it");
-  if (Array.isArray(request.candidates)) return keptOut("it is not among the request's candidates");
+  if (has(request.exclude, id)) return leftOut("the request excludes it");
+  if (Array.isArray(request.candidates)) return leftOut("it is not a candidate of the request");
   if (near(score, stage)) {
-    const why = `Score ${number(score)} is as good as the threshold, but the quota was full with others`;
+    const why = `Score ${number(score)} equals the threshold, but the quota was filled by other items`;
     return { state: "dropped", text: `${why}: dropped here.` };
   }
   if (score < stage.threshold) return { state: "dropped", text: `${against(score, stage)}: dropped here.` };
@@ -64,28 +64,28 @@ function notListed({ id, stage, score }, { request }, about) {
   return { state: "missed", text };
 }
 
-const keptOut = (why) => ({ state: "out", why, text: `${why[0].toUpperCase()}${why.slice(1)}.` });
+const leftOut = (why) => ({ state: "out", why, text: `${why[0].toUpperCase()}${why.slice(1)}.` });
 
-function neverCame(seen, gone) {
+function notReceived(seen, dropped) {
   const { stage, score, quota } = seen;
-  if (gone.state === "out") return notAsked(seen, gone.why);
-  const before = `Never came here, as ${gone.name} did not keep it. Its score here, ${number(score)},`;
+  if (dropped.state === "out") return notRequested(seen, dropped.why);
+  const before = `Not received, because ${dropped.name} dropped it. Its score here, ${number(score)},`;
   const better = stage.scores.filter((other) => other > score).length;
   if (stage.kept < quota) {
-    return { state: "never", would: true, text: `${before} would have been enough: there was room.` };
+    return { state: "never", would: true, text: `${before} would have been enough: the quota was not reached.` };
   }
   if (better < stage.kept) {
-    const text = `${before} is above ${limit(stage)}: it would have been kept as rank ${whole(better + 1)}.`;
+    const text = `${before} is above ${limit(stage)}: it would have been kept at rank ${whole(better + 1)}.`;
     return { state: "never", would: true, text };
   }
   const text = `${before} is ${gap(score, stage)} below ${limit(stage)}: it would have been dropped.`;
   return { state: "never", text };
 }
 
-/** The request kept it out, so that no stage disagrees with another: its score alone is told. */
-function notAsked({ stage, score }, why) {
+/** The request left the item out, so that no stage has dropped it: report only its score. */
+function notRequested({ stage, score }, why) {
   const compared = stage.threshold === null ? `Score ${number(score)}` : against(score, stage);
-  return { state: "never", text: `Never came here, as ${why}. ${compared}.` };
+  return { state: "never", text: `Not received, because ${why}. ${compared}.` };
 }
 
 function against(score, stage) {
@@ -107,7 +107,7 @@ function placeIn(stage, id) {
 
 const MARKS = { kept: "✓", dropped: "✕", missed: "✕", out: "✕", cut: "✓", never: "–", unknown: "?" };
 
-/** A step a stage: what it did, by how much, in a sentence. */
+/** Create a list with one step per stage: its decision, with the margin, in a sentence. */
 export function pathView(id, found, title) {
   const outcome = outcomeOf(found);
   const before = title ? `${title}: item ` : "Item ";
@@ -119,10 +119,10 @@ export function pathView(id, found, title) {
 
 export function outcomeOf(found) {
   const end = found.find((one) => one.state !== "kept");
-  if (!end) return { kind: "good", text: "in the answer" };
+  if (!end) return { kind: "good", text: "in the results" };
   if (end.state === "unknown") return { kind: "none", text: "not an item of this bundle" };
-  if (end.state === "out") return { kind: "none", text: "kept out by the request" };
-  if (end.state === "cut") return { kind: "none", text: "kept, not answered" };
+  if (end.state === "out") return { kind: "none", text: "left out by the request" };
+  if (end.state === "cut") return { kind: "none", text: "kept, not returned" };
   return { kind: "bad", text: `dropped by ${end.name}` };
 }
 
@@ -137,7 +137,7 @@ function step(verdict) {
       name === null || verdict.threshold === null || state === "out" ? null : gauge(verdict)));
 }
 
-/** The score on a line with the threshold, among the scores that were here. */
+/** Draw the score and the threshold on the range of scores of a stage. */
 function gauge({ score, threshold, stage }) {
   const low = Math.min(score, stage.scores.at(-1)), high = Math.max(score, stage.scores[0]);
   const room = 0.06 * (high - low) || 1;

@@ -1,15 +1,15 @@
-// The items that a stage scored: rank, movement and score of each, and the line below which they were dropped.
+// The items that a stage scored: rank, change of rank and score of each, and the threshold.
 
 import { el, keyOf, number, plural, whole } from "./dom.js";
 
-const FIRST = 50; // rows that are shown at once,
-const AROUND = 10; // and on both sides of the threshold
-const MORE = 1000; // rows that are added at a time, which stays fast
+const FIRST = 50; // rows shown initially
+const AROUND = 10; // rows shown on both sides of the threshold
+const MORE = 1000; // rows added at a time; more would be slow
 
 export class ItemList {
   /**
-   * `before` gives the ranks in the stage before, `answered` how many are answered (of the last stage), `marked` what
-   * to say beside an item, `unlisted` how many items the stage searched without listing them.
+   * `before` maps items to their ranks in the previous stage, `answered` is the number of returned items (last stage
+   * only), `marked` returns the label of an item, `unlisted` is the number of items searched but not listed.
    */
   constructor(trace, { name, unlisted, before = null, answered = null, marked = null }) {
     this.trace = trace;
@@ -47,13 +47,13 @@ export class ItemList {
   }
 
   showMore() {
-    const [[, next]] = this.shown; // the first that is new
+    const [[, next]] = this.shown; // the first new row
     this.shown = merged([...this.shown, ...this.within([[0, next + MORE]])]);
     this.fill();
     moveTo(this.rows[next]);
   }
 
-  /** Mark an item, and show it if it was not. */
+  /** Select an item, and show it if it was hidden. */
   choose(key) {
     this.chosen = key;
     const at = this.trace.ids.findIndex((id) => keyOf(id) === key);
@@ -64,7 +64,7 @@ export class ItemList {
     this.reveal();
   }
 
-  /** Scroll to the item, or to the line that it did not reach: the list alone, as the page shows why. */
+  /** Scroll the list, not the page, to the selected item, or to the threshold if the item is not listed. */
   reveal() {
     const target = this.element.querySelector("[aria-selected=true]") ?? this.element.querySelector(".threshold");
     if (!target) return;
@@ -79,14 +79,14 @@ export class ItemList {
   }
 }
 
-/** Give an item of a list the focus; it is then the one that Tab comes back to. */
+/** Focus an item of a list; Tab then returns to it. */
 export function moveTo(item) {
   for (const one of item.parentElement.querySelectorAll("[tabindex='0']")) one.setAttribute("tabindex", "-1");
   item.setAttribute("tabindex", "0");
   item.focus();
 }
 
-/** Ranges in order, those that touch as one; a single row between two is not worth a line that says so. */
+/** Sort ranges and merge those that touch or are one row apart, for which a note would take as much space. */
 function merged(wanted) {
   const found = [];
   for (const [from, to] of [...wanted].sort((one, other) => one[0] - other[0])) {
@@ -106,9 +106,9 @@ function lines(trace, shown, options) {
     if (from > end) found.push(note(`${plural(from - end, "item")} not shown`, "gap"));
     for (let place = from; place < to; place++) {
       if (place === answered && answered < trace.kept) {
-        found.push(note(`answered: the first ${whole(answered)}`, "asked"));
+        found.push(note(`returned: the first ${whole(answered)}`, "asked"));
       }
-      if (place === trace.kept) found.push(note(`threshold ${number(trace.threshold)}: dropped below`, "threshold"));
+      if (place === trace.kept) found.push(note(`threshold ${number(trace.threshold)}, dropped below`, "threshold"));
       found.push(row(trace, place, scale, options));
     }
     end = to;
@@ -116,12 +116,12 @@ function lines(trace, shown, options) {
   if (end < trace.ids.length) found.push(note(`${plural(trace.ids.length - end, "item")} not shown`, "gap"));
   if (unlisted > 0 && trace.kept) {
     found.push(note(`threshold ${number(trace.threshold)}`, "threshold"));
-    found.push(note(`${plural(unlisted, "other item")} not listed: find one by its id`, "gap"));
+    found.push(note(`${plural(unlisted, "other item")} not listed; find one by its id`, "gap"));
   }
   return found;
 }
 
-/** What the columns are; readers of the screen hear it in every row. */
+/** The column headings; for screen readers they are part of every row. */
 function heads({ before }) {
   const words = ["rank", "item", before ? "moved" : null, "", "score"].filter((word) => word !== null);
   return el("li", { class: "heads", role: "presentation", "aria-hidden": "true" },
@@ -135,7 +135,7 @@ function row(trace, place, scale, { before, marked }) {
   const was = before?.get(key);
   const mark = marked?.(key, kept) ?? null;
   const words = [`rank ${place + 1}`, `item ${key}`, `score ${score}`, kept ? "kept" : "dropped",
-    before ? `rank ${was} before` : null, mark];
+    before ? `previous rank ${was}` : null, mark];
   return el("li", {
     role: "option", tabindex: "-1", class: `item ${kept ? "kept" : "dropped"}`, "data-key": key,
     "aria-label": words.filter(Boolean).join(", "),
@@ -150,17 +150,17 @@ function row(trace, place, scale, { before, marked }) {
 function movement(was, now) {
   const by = was - now;
   const [kind, text] = by > 0 ? ["up", `▲ ${whole(by)}`] : by < 0 ? ["down", `▼ ${whole(-by)}`] : ["same", "="];
-  return el("span", { class: `moved ${kind}`, title: `rank ${whole(was)} in the stage before` }, text);
+  return el("span", { class: `moved ${kind}`, title: `rank ${whole(was)} in the previous stage` }, text);
 }
 
-/** From scores to shares of the width, and where the threshold is. */
+/** Return the scale from scores to per cent of the width, and the place of the threshold. */
 function scaleOf(trace) {
   const low = trace.scores.at(-1), width = trace.scores[0] - low || 1;
   const at = (score) => (100 * (score - low)) / width;
   return { at, threshold: at(trace.threshold) };
 }
 
-/** From the threshold to the score: to the right if it is above, to the left if below. */
+/** Draw a bar from the threshold to the score: to the right if it is above, to the left if it is below. */
 function meter(score, { at, threshold }) {
   const piece = el("i"), line = el("b");
   piece.style.left = `${Math.min(at(score), threshold)}%`;

@@ -1,6 +1,6 @@
-// The funnel explorer: asks the service for the funnel of a request, and shows it.
+// The funnel explorer: ranks a request with the service and shows the funnel.
 
-import { ServiceError, ask, fromJson, toJson } from "./api.js";
+import { ServiceError, call, fromJson, toJson } from "./api.js";
 import { comparison, onlyHere } from "./compare.js";
 import { byId, el, keyOf, plural, whole } from "./dom.js";
 import { RequestForm, labelOf } from "./form.js";
@@ -8,21 +8,21 @@ import { flow, overview, stageCard, times } from "./funnel.js";
 import { outcomeOf, pathView, verdicts } from "./item.js";
 import { moveTo, ranks } from "./list.js";
 
-const RETRIES = 3; // of a busy service, before one has to ask for more
+const RETRIES = 3; // if the service is busy; after that the user decides
 
 const form = new RequestForm(() => { byId("example").value = ""; });
 let bundles = { main: null, other: null };
 let view = "main"; // or other, or compare
 let examples = [];
-let runs = []; // what was answered: {bundle, answer, about, request, took}
-let lists = []; // of items, one for each stage
-let asking = new AbortController();
-let waiting = null; // the timer of a retry
+let runs = []; // ranked requests: {bundle, answer, about, request, took}
+let lists = []; // ItemList of every stage
+let pending = new AbortController();
+let retryTimer = null; // the timer of a retry
 
 const inView = () => (view === "compare" ? ["main", "other"] : [view]);
 const titleOf = (bundle) => (view === "compare" ? bundle : null);
 
-// --- what is loaded --------------------------------------------------------------------------------------------------
+// --- loading ---------------------------------------------------------------------------------------------------------
 
 async function load() {
   try {
@@ -35,7 +35,7 @@ async function load() {
 }
 
 async function loadModels() {
-  ({ bundles } = await ask("model"));
+  ({ bundles } = await call("model"));
   byId("models").replaceChildren(...Object.entries(bundles).filter(([, about]) => about).map(modelLine));
   byId("views").hidden = !bundles.other;
   if (!bundles.other && view !== "main") setView("main");
@@ -50,9 +50,9 @@ function modelLine([bundle, about]) {
 }
 
 async function loadExamples() {
-  ({ examples } = await ask(`examples?bundle=${inView()[0]}`));
+  ({ examples } = await call(`examples?bundle=${inView()[0]}`));
   byId("example").replaceChildren(
-    el("option", { value: "", disabled: examples.length > 0 }, "typed by hand"),
+    el("option", { value: "", disabled: examples.length > 0 }, "custom request"),
     ...examples.map((request, place) => el("option", { value: place }, labelOf(request))));
 }
 
@@ -67,13 +67,13 @@ function setView(name) {
   document.querySelector(`input[name=view][value=${name}]`).checked = true;
 }
 
-// --- asking ----------------------------------------------------------------------------------------------------------
+// --- calls -----------------------------------------------------------------------------------------------------------
 
 async function rank(tries = 0) {
   startOver();
   if (form.broken) return refuse(form.broken);
   byId("results").setAttribute("aria-busy", "true");
-  const { signal } = asking;
+  const { signal } = pending;
   try {
     const found = await Promise.all(inView().map((bundle) => runOf(bundle, signal)));
     await catchUp(found);
@@ -85,30 +85,30 @@ async function rank(tries = 0) {
     if (error.name !== "AbortError") report(error, rank, tries);
     return false;
   } finally {
-    if (signal === asking.signal) byId("results").removeAttribute("aria-busy");
+    if (signal === pending.signal) byId("results").removeAttribute("aria-busy");
   }
 }
 
-/** Forget what was asked before, and what went wrong with it. */
+/** Cancel earlier calls and clear their errors. */
 function startOver() {
-  asking.abort();
-  asking = new AbortController();
-  clearTimeout(waiting);
+  pending.abort();
+  pending = new AbortController();
+  clearTimeout(retryTimer);
   form.clearErrors();
   failItem(null);
   byId("banner").replaceChildren();
 }
 
-/** What the editor holds is no request: what is shown is not its answer. */
+/** Report that the JSON is not a request, and remove the results of an earlier one. */
 function refuse(reason) {
-  byId("results").removeAttribute("aria-busy"); // an answer that was waited for will not come
+  byId("results").removeAttribute("aria-busy"); // the earlier call was cancelled
   showIdle();
   notice("The request cannot be read", reason);
-  form.goWrong(null, reason);
+  form.failAndFocus(null, reason);
   return false;
 }
 
-/** Say what is wrong with the id of an item, or that nothing is. */
+/** Show an error at the item input, or clear it. */
 function failItem(message) {
   byId("item-error").textContent = message ?? "";
   if (message === null) byId("item").removeAttribute("aria-invalid");
@@ -117,18 +117,18 @@ function failItem(message) {
 
 async function runOf(bundle, signal) {
   const request = structuredClone(form.request);
-  request.time ??= new Date().toISOString(); // now, which it still has to be when an item is explained later
+  request.time ??= new Date().toISOString(); // fixed now, so that a later explanation uses the same time
   const begin = performance.now();
-  const answer = await ask("rank", { ...request, explain: true, bundle }, signal);
+  const answer = await call("rank", { ...request, explain: true, bundle }, signal);
   return { bundle, answer, request, about: bundles[bundle], took: performance.now() - begin };
 }
 
-/** Learn what there is to know of a bundle that has come since the page was loaded. */
+/** Load the descriptions again if a bundle was replaced since the page was loaded. */
 async function catchUp(found) {
   const isNew = (run) => run.answer.model !== bundles[run.bundle]?.model;
   if (!found.some(isNew)) return;
   await loadModels();
-  if (found.some(isNew)) throw new ServiceError("The service is changing its bundle", { status: 503, retry: 1 });
+  if (found.some(isNew)) throw new ServiceError("The service is replacing its bundle", { status: 503, retry: 1 });
   for (const run of found) run.about = bundles[run.bundle];
 }
 
@@ -140,7 +140,7 @@ async function explain(text, mayRank = true) {
     const id = idOf(text);
     const answers = await Promise.all(runs.map((run) => scoresOf(id, run)));
     if (mayRank && answers.some(({ model }, place) => model !== runs[place].answer.model)) {
-      runs = []; // these scores belong to another bundle
+      runs = []; // these scores come from another bundle
       await explain(text, false);
       return;
     }
@@ -149,37 +149,37 @@ async function explain(text, mayRank = true) {
   } catch (problem) {
     if (problem.name === "AbortError") return;
     byId("path").replaceChildren();
-    tell([]);
+    announce([]);
     failItem(problem.message);
   }
 }
 
-/** Ids are whole numbers, or text, as those that were answered. */
+/** Parse an item id: an integer or text, like the ids of the results. */
 function idOf(text) {
   const known = runs.flatMap((run) => run.answer.stages[0].ids)[0];
   const isNumber = /^-?\d+$/.test(text);
   if (typeof known === "string") return text;
   if (known !== undefined && !isNumber) {
-    throw new ServiceError(`found ${text || "nothing"}, expected an id of an item, a whole number`);
+    throw new ServiceError(`found ${text || "nothing"}, expected an item id, which is an integer`);
   }
   return isNumber ? fromJson(text) : text;
 }
 
 async function scoresOf(id, run) {
   const { k, candidates, exclude, ...rest } = run.request;
-  const { model, scores } = await ask("score", { ...rest, candidates: [id], bundle: run.bundle }, asking.signal);
+  const { model, scores } = await call("score", { ...rest, candidates: [id], bundle: run.bundle }, pending.signal);
   return { model, scores: Object.fromEntries(Object.entries(scores).map(([stage, [score]]) => [stage, score])) };
 }
 
-// --- showing ---------------------------------------------------------------------------------------------------------
+// --- views -----------------------------------------------------------------------------------------------------------
 
 function showIdle() {
   if (!bundles.main) return;
   runs = [];
   lists = [];
   byId("path").replaceChildren();
-  tell([]);
-  const hint = "Pick a user or type one, then press Rank to see what every stage keeps and drops.";
+  announce([]);
+  const hint = "Choose an example user or enter a request, then press Rank to see what every stage keeps and drops.";
   const pictures = inView().map((bundle) => overview(flow(bundles[bundle])));
   byId("funnel").replaceChildren(...pictures, el("p", { class: "idle soft" }, hint));
 }
@@ -193,11 +193,11 @@ function showRuns() {
     runView(parts[0]),
     el("div", { class: "cards" }, parts[0].steps.map((_, place) => cardOf(parts[0], place))),
   ]));
-  tell(parts.map(({ bundle, steps }) =>
-    [titleOf(bundle), steps.map((step) => `${step.name} kept ${step.kept} of ${step.came}`).join(", ")]));
+  announce(parts.map(({ bundle, steps }) =>
+    [titleOf(bundle), steps.map((step) => `${step.name} kept ${step.kept} of ${step.received}`).join(", ")]));
 }
 
-/** Both bundles, stage beside stage. */
+/** Show both bundles, stage by stage. */
 function pairs(parts) {
   const [ours, theirs] = parts;
   const count = Math.max(...parts.map((run) => run.steps.length));
@@ -211,7 +211,7 @@ function runView({ bundle, answer, about, steps, took }) {
   return el("div", {}, ...(title ?? []), overview(steps), times(answer, took), unknownNote(answer));
 }
 
-/** Which bundle it is, and how good it was found to be, by the first of its metrics. */
+/** Show the name of a bundle and the first of its test metrics. */
 function bundleLine({ path, metrics }) {
   const [[name, value] = []] = Object.entries(metrics?.test?.metrics ?? {});
   const found = typeof value === "number" ? ` · ${name} ${value.toFixed(4)} on ${metrics.test.split}` : "";
@@ -233,55 +233,55 @@ function cardOf(run, place, than = null) {
 function unknownNote({ unknown }) {
   if (!unknown.length) return null;
   const some = unknown.slice(0, 5).map(keyOf).join(", ") + (unknown.length > 5 ? ", …" : "");
-  return el("p", { class: "notice" }, `The bundle does not have ${plural(unknown.length, "candidate")}: ${some}`);
+  return el("p", { class: "notice" }, `Not in the bundle: ${plural(unknown.length, "candidate")} (${some})`);
 }
 
 function showPath(id, found) {
   const views = found.map((one, place) => pathView(id, one, titleOf(runs[place].bundle)));
   byId("path").replaceChildren(el("div", { class: views.length > 1 ? "pair" : null }, views));
   for (const list of lists) list.choose(keyOf(id));
-  tell(found.map((one, place) => [titleOf(runs[place].bundle), `item ${keyOf(id)}: ${outcomeOf(one).text}`]));
+  announce(found.map((one, place) => [titleOf(runs[place].bundle), `item ${keyOf(id)}: ${outcomeOf(one).text}`]));
   byId("path").scrollIntoView({ block: "nearest" });
 }
 
-/** What readers of the screen hear. */
-function tell(parts) {
-  byId("said").textContent = parts.map((words) => words.filter(Boolean).join(": ")).join("; ");
+/** Set the text that screen readers announce. */
+function announce(parts) {
+  byId("announcement").textContent = parts.map((words) => words.filter(Boolean).join(": ")).join("; ");
 }
 
-// --- what goes wrong -------------------------------------------------------------------------------------------------
+// --- errors ----------------------------------------------------------------------------------------------------------
 
 function report(error, again, tries = 0) {
   if (!(error instanceof ServiceError)) throw error;
   showIdle();
   if (error.status === 422 || error.status === 400) {
-    notice("The request has a wrong value", error.message);
-    return form.goWrong(error.field, withoutPath(error));
+    notice("The request has an invalid value", error.message);
+    return form.failAndFocus(error.field, withoutPath(error));
   }
   if (error.status === 503) return busy(error, again, tries);
   if (error.status === 504) {
-    const longer = 'A request may say "deadline": 5000 in its JSON, in milliseconds.';
-    return notice("The answer took too long", `${error.message}. ${longer}`, again);
+    const longer = 'The JSON of the request can set a longer deadline, for example "deadline": 5000 (milliseconds).';
+    return notice("The response took too long", `${error.message}. ${longer}`, again);
   }
-  return notice(error.status ? "The service refused" : "No answer", error.message, again);
+  return notice(error.status ? "The service refused the request" : "No response", error.message, again);
 }
 
-/** What is wrong, without the name of the field it is shown at. */
+/** Return the message of an error without the path of the field, which is shown at that field. */
 function withoutPath({ message, field }) {
   return field && message.startsWith(`${field}: `) ? message.slice(field.length + 2) : message;
 }
 
 function busy(error, again, tries) {
   const seconds = error.retry ?? 1;
-  if (tries >= RETRIES) return notice("The service is busy", `It was asked ${tries + 1} times.`, again);
-  waiting = setTimeout(() => again(tries + 1), 1000 * seconds);
-  return notice("The service is busy", `Asking again in ${seconds} s (${tries + 1} of ${RETRIES}).`, again);
+  if (tries >= RETRIES) return notice("The service is busy", `${tries + 1} attempts failed.`, again);
+  retryTimer = setTimeout(() => again(tries + 1), 1000 * seconds);
+  return notice("The service is busy", `Trying again in ${seconds} s (${tries + 1} of ${RETRIES}).`, again);
 }
 
 function notice(title, text, again = null) {
   const button = again && el("button", { type: "button" }, "Try now");
   button?.addEventListener("click", () => {
-    clearTimeout(waiting);
+    clearTimeout(retryTimer);
     byId("banner").replaceChildren();
     again();
   });
@@ -292,7 +292,7 @@ function notice(title, text, again = null) {
 
 // --- links -----------------------------------------------------------------------------------------------------------
 
-/** Put what is shown into the address, so that it can be sent to somebody. */
+/** Store the view in the address, so that it can be shared as a link. */
 function remember() {
   const words = new URLSearchParams();
   const place = byId("example").value;
@@ -304,7 +304,7 @@ function remember() {
   history.replaceState(null, "", `#${words}`);
 }
 
-/** Show what the address says. */
+/** Restore the view from the address. */
 async function follow() {
   const words = new URLSearchParams(location.hash.slice(1));
   const wanted = words.get("view");
@@ -314,7 +314,7 @@ async function follow() {
   if (words.has("request")) {
     form.json.value = words.get("request");
     form.readJson();
-    if (form.broken) return rank(); // which says so
+    if (form.broken) return rank(); // shows the error
     form.show();
   } else if (words.has("k")) form.set({ ...form.request, k: fromJsonOrText(words.get("k")) });
   if (!asked) showIdle();
@@ -351,7 +351,7 @@ byId("views").addEventListener("change", async (event) => {
 });
 addEventListener("hashchange", () => follow().catch((error) => report(error, load)));
 
-const TYPED = "input[type=text], textarea, select"; // where keys are text
+const TYPED = "input[type=text], textarea, select"; // where keys type text
 
 addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
@@ -384,7 +384,7 @@ function onItemKey(event) {
   }
 }
 
-/** The next one in the list, past the lines between. */
+/** Return the next item of the list, skipping notes. */
 function nextOption(item, way) {
   let next = item[way];
   while (next && next.getAttribute("role") !== "option") next = next[way];
@@ -397,9 +397,9 @@ function sameItem(item, by) {
   return same[same.indexOf(item) + by];
 }
 
-let lit; // the item under the mouse or with the focus
+let lit; // the key of the item under the mouse or with the focus
 
-/** Light an item up wherever it is. */
+/** Highlight an item in all lists. */
 function light(event) {
   const key = event.target.closest?.("[data-key]")?.dataset.key;
   if (key === lit) return;
@@ -417,7 +417,7 @@ byId("funnel").addEventListener("click", (event) => {
 });
 
 new ResizeObserver(([{ target }]) => {
-  document.documentElement.style.setProperty("--header", `${target.offsetHeight}px`); // the request fits below it
+  document.documentElement.style.setProperty("--header", `${target.offsetHeight}px`); // the request panel fits below the header
 }).observe(document.querySelector("header"));
-byId("features").open = matchMedia("(min-width: 60rem)").matches; // on a telephone the funnel comes first
+byId("features").open = matchMedia("(min-width: 60rem)").matches; // on a phone the funnel comes first
 load();

@@ -1,0 +1,243 @@
+"""uvicorn's HTTP protocol with the limits it lacks: headers, connections, unread bodies and slow readers.
+
+`LimitedHttpProtocol` overrides methods of an internal class of uvicorn; tests check that the attributes it relies on
+still exist, and pyproject.toml bounds the version of uvicorn. The numbers are in `limits`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from httptools import HttpParserUpgrade, HttpRequestParser
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from rankfall.serving.service import limits
+
+ON_DISCONNECT = "rankfall.on_disconnect"  # key of a scope: called if the client disconnects before the response
+_TOO_MANY = b'{"error":"connections: too many are open; try again"}'
+_REFUSED = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+    b"retry-after: 1\r\nconnection: close\r\n\r\n%b" % (len(_TOO_MANY), _TOO_MANY)
+)
+_CONTINUE = b"HTTP/1.1 100 "  # begins an interim response, which the response follows
+
+
+class UpgradeIgnoringParser(HttpRequestParser):
+    """A parser that treats a request with an Upgrade header like any other.
+
+    httptools assumes that such a request has no body and would parse its body as the next request. Java's HTTP client
+    offers HTTP/2 in this way with its first request.
+    """
+
+    def __init__(self, protocol: LimitedHttpProtocol) -> None:
+        super().__init__(protocol)
+        self._protocol = protocol
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own parser
+
+    def feed_data(self, data: Any) -> None:
+        """Parse more data."""
+        while True:
+            try:
+                return super().feed_data(data)
+            except HttpParserUpgrade as error:
+                data = memoryview(data)[error.args[0] :]
+                super().feed_data(self._protocol.head_without_upgrade())
+
+
+class _CoalescingTransport(asyncio.Transport):
+    """The transport of one response; it sends the headers with the body in one packet, so the client wakes once."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._headers = b""
+        self._has_headers = False
+
+    def is_closing(self) -> bool:
+        """Whether the connection is closing."""
+        return self._transport.is_closing()
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]  # uvicorn writes bytes only
+        """Keep the headers, or write a part of the body after them."""
+        if self._has_headers or data.startswith(_CONTINUE):
+            self._transport.write(self._headers + data)
+            self._headers = b""
+        else:
+            self._has_headers = True
+            self._headers = data
+
+    def close(self) -> None:
+        """Write what was kept, and close."""
+        if self._headers:
+            self.write(b"")
+        self._transport.close()
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    _header_bytes = 0  # of the current request
+    _discarded_bytes = 0
+    _is_reading_headers = False  # whether a request has begun and its headers are incomplete
+    _header_timer: asyncio.TimerHandle | None = None  # closes the connection of a silent client
+    _response_timer: asyncio.TimerHandle | None = None  # aborts the connection of a client that does not read
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.parser = UpgradeIgnoringParser(self)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the header timeout of a new connection, or refuse it if there are too many."""
+        super().connection_made(transport)
+        # Without TCP_NODELAY the body of a response waits up to 40 ms for the client to acknowledge the headers.
+        # asyncio sets it only for sockets that were created with an explicit protocol number.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if len(self.connections) > limits.max_connections():
+            transport.write(_REFUSED)
+            self._close()
+        else:
+            self._start_header_timer()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse data, and start the header timeout if it belongs to an incomplete request."""
+        super().data_received(data)
+        if self._header_timer is None and (self._is_reading_headers or self._has_no_timeout()):
+            self._start_header_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timers, and call the `ON_DISCONNECT` function of a request that is not answered yet."""
+        self._stop_header_timer()
+        self._stop_response_timer()
+        cycle = self.cycle
+        is_unanswered = cycle is not None and not cycle.response_complete
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        if is_unanswered and ON_DISCONNECT in cycle.scope:
+            cycle.scope[ON_DISCONNECT]()  # type: ignore[literal-required]  # a key of our own
+
+    # --- parser callbacks -------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """Reset the counters for a new request."""
+        self._header_bytes = self._discarded_bytes = 0
+        self._is_reading_headers = True
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Count a part of the path."""
+        self._count_header_bytes(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count a header."""
+        self._count_header_bytes(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Stop the header timeout and start the request."""
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise ValueError("not a proxy")  # the parser turns it into a 400 response
+            return
+        self._is_reading_headers = False
+        self._stop_header_timer()
+        self._unset_keepalive_if_required()
+        super().on_headers_complete()
+        if self.scope["method"] == "POST":  # responses to other methods may have no body
+            self.cycle.transport = _CoalescingTransport(self.transport)
+
+    def head_without_upgrade(self) -> bytes:
+        """Return the path and headers of the current request without its Upgrade header."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def on_body(self, body: bytes) -> None:
+        """Pass on a part of a body, or discard a limited number of bytes after the response."""
+        if self.cycle.response_complete:
+            self._discarded_bytes += len(body)
+            if self._discarded_bytes > limits.DISCARDED_BODY_BYTES:
+                self._close()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Start the keep-alive timeout if the response was sent before the request was complete."""
+        if self.parser.should_upgrade():
+            return
+        super().on_message_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self._stop_header_timer()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def _count_header_bytes(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > limits.HEADER_BYTES:
+            raise ValueError("headers too large")  # the parser turns it into a 400 response
+
+    # --- timeouts ---------------------------------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        """Limit the time for reading the response if the connection is closing."""
+        super().on_response_complete()
+        self._limit_closing()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse a request that is not HTTP."""
+        super().send_400_response(msg)
+        self._limit_closing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection."""
+        self._close()
+
+    def shutdown(self) -> None:
+        """Close the connection after its current response."""
+        super().shutdown()
+        self._limit_closing()
+
+    def pause_writing(self) -> None:
+        """Start the response timeout when the client reads too slowly."""
+        super().pause_writing()
+        self._start_response_timer()
+
+    def resume_writing(self) -> None:
+        """Stop the response timeout when the client has read enough."""
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._stop_response_timer()
+
+    def _has_no_timeout(self) -> bool:
+        """Whether the connection is idle without a keep-alive timeout, so that nothing would ever close it."""
+        is_idle = self.cycle is None or self.cycle.response_complete
+        return is_idle and self.timeout_keep_alive_task is None and not self.transport.is_closing()
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._limit_closing()
+
+    def _limit_closing(self) -> None:
+        """Start the response timeout: a closing transport waits forever for the client to read the rest."""
+        if self.transport.is_closing():
+            self._start_response_timer()
+
+    def _start_response_timer(self) -> None:
+        if self._response_timer is None:
+            self._response_timer = self.loop.call_later(limits.RESPONSE_SECONDS, self.transport.abort)
+
+    def _stop_response_timer(self) -> None:
+        if self._response_timer is not None:
+            self._response_timer.cancel()
+            self._response_timer = None
+
+    def _start_header_timer(self) -> None:
+        self._header_timer = self.loop.call_later(limits.HEADER_SECONDS, self._close)
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None

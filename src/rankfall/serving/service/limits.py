@@ -1,0 +1,48 @@
+"""All limits of the service, each with its default and the reason for it.
+
+The first group holds the defaults of options of ``rankfall serve``; the others are fixed. Other modules read them as
+``limits.NAME`` when they need them, so that a test can change a single one.
+"""
+
+from __future__ import annotations
+
+import resource
+
+# --- defaults of options (see `Settings`) ---------------------------------------------------------------------------
+
+QUEUE_REQUESTS = 256  # --queue: further requests get 503 at once; a longer queue only adds waiting time
+BATCH_REQUESTS = 32  # --batch: larger batches barely raise the throughput but delay every request of the batch
+DEADLINE_MS = 1000  # --deadline: a request without a deadline of its own gets 504 after this time
+KEEP_ALIVE_SECONDS = 75  # --keep-alive: longer than the 60 s of common load balancers, so that they close first
+BODY_BYTES = 1_000_000  # --max-body: larger bodies get 413 before they are read
+
+# --- connections and headers (enforced by http_protocol, because uvicorn has no such limits) ------------------------
+
+CONNECTIONS = 4096  # per worker, further ones get 503: connections without a bound exhaust the file descriptors
+RESERVED_FILES = 128  # file descriptors that a worker keeps for anything but connections (bundles, logs, metrics)
+HEADER_BYTES = 65_536  # path and headers of a request: uvicorn would collect headers in memory without end
+HEADER_SECONDS = 10.0  # from the connection to complete headers: a silent client would keep its connection forever
+DISCARDED_BODY_BYTES = 64_000_000  # read and dropped after a refused request, to keep the connection; then it closes
+RESPONSE_SECONDS = 30.0  # for reading a response: a client that does not read would keep the response in memory
+LISTEN_BACKLOG = 2048  # connections that the kernel holds until a worker accepts them, enough for a burst
+
+# --- bodies (enforced by http_io.BodyReader) ------------------------------------------------------------------------
+
+BODY_SECONDS = 5.0  # for receiving a body: a slow client gets 408 and occupies no place in the queue
+ALL_BODIES_BYTES = 64_000_000  # of all bodies in memory, per worker: many bodies at once get 503, not the OOM killer
+LARGE_BODY_BYTES = 65_536  # larger bodies are parsed in a thread, so that other requests are not delayed
+PARSE_QUEUE_BYTES = 4_000_000  # of large bodies that wait for that thread, which takes tenths of a second for them
+
+# --- time and threads -----------------------------------------------------------------------------------------------
+
+MAX_DEADLINE_MS = 60_000  # the longest deadline a request may ask for: it bounds how long old bundles stay in memory
+MAX_THREADS = 4  # per worker: more compute threads only compete with the event loop of the same process
+BATCH_ATTEMPTS = 3  # a batch with invalid requests is repeated without them, then its requests are computed singly
+SHUTDOWN_SECONDS = MAX_DEADLINE_MS // 1000 + 15  # for requests in progress at the end, whatever their deadline
+WORKER_SILENCE_SECONDS = 30  # a worker that does not react is replaced; on a busy machine workers start slowly
+
+
+def max_connections() -> int:
+    """Return the number of connections that a worker accepts, which is lower if it may open few files."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(CONNECTIONS, files - RESERVED_FILES))
