@@ -26,7 +26,7 @@ import faiss
 import rankfall.serving.bundle as bundles_module
 from rankfall.data import ImpressionLoader
 from rankfall.models import TwoTower
-from rankfall.serving import Batch, Bundle, RequestError
+from rankfall.serving import Bundle, EncodedRequests, RequestError
 from rankfall.serving.bundle_files import seal
 from rankfall.serving.export.vector_index import exact_search, write_index
 from rankfall.serving.onnx_stages import Index
@@ -143,7 +143,7 @@ def test_a_batch_is_answered_as_its_requests_alone(bundle: Bundle, requests: lis
 def test_callers_may_be_gathered(bundle: Bundle, requests: list[dict[str, Any]]) -> None:
     parts = [bundle.encode([requests[0]], k=2), bundle.encode([{"time": 0}], candidates=[item_ids()[:5]])]
     parts.append(bundle.encode(requests[1:3], exclude=[None, item_ids()[:9]]))
-    answers = bundle.run(Batch.join(parts))
+    answers = bundle.run(EncodedRequests.join(parts))
     apart = [ranking for part in parts for ranking in bundle.run(part).rankings]
     assert [ranking.ids for ranking in answers.rankings] == [ranking.ids for ranking in apart]
     assert list(answers.milliseconds) == bundle.names
@@ -153,7 +153,7 @@ def test_callers_may_be_gathered(bundle: Bundle, requests: list[dict[str, Any]])
 def test_batches_are_joined_as_if_they_had_come_together(bundle: Bundle, requests: list[dict[str, Any]]) -> None:
     some = [*requests[:5], {"time": 0}, {"time": 0, "sequences": {"history": requests[5]["sequences"]["history"][:2]}}]
     parts = [bundle.encode([request]) for request in some[:4]]
-    joined, together = Batch.join([*parts, bundle.encode(some[4:])]), bundle.encode(some)
+    joined, together = EncodedRequests.join([*parts, bundle.encode(some[4:])]), bundle.encode(some)
     assert joined.arrays.keys() == together.arrays.keys()
     for name, expected in together.arrays.items():
         np.testing.assert_array_equal(joined.arrays[name], expected)
@@ -546,7 +546,7 @@ def test_many_candidates_are_ranked_in_parts(
     expected = bundle.rank(requests[:6], **options)
     given = [one or [] for one in lists]
     scores = bundle.score(requests[:6], given)
-    monkeypatch.setattr(bundles_module, "_TOGETHER", 100)
+    monkeypatch.setattr(bundles_module, "_MAX_PADDED", 100)
     for one, other in zip(bundle.rank(requests[:6], **options), expected, strict=True):
         assert one.ids == other.ids
         np.testing.assert_allclose(one.scores, other.scores, atol=1e-5)
@@ -586,17 +586,17 @@ def test_examples_are_answered_as_at_export(bundle: Bundle) -> None:
         assert bundle.rank(example["request"]).ids == example["ids"]
     stages = [replace_quota(bundle.stages[0], 12), bundle.stages[1]]
     other = Bundle(bundle.path, bundle.manifest, bundle.items, stages, bundle.examples())
-    with pytest.raises(ValueError, match="answers its example 0 otherwise"):
+    with pytest.raises(ValueError, match="answers its example 0 differently"):
         other.check()
 
 
 def test_other_items_with_the_same_scores_are_noticed(bundle: Bundle) -> None:
     examples = bundle.examples()
     swapped = [{**example, "ids": [example["ids"][1], example["ids"][0], *example["ids"][2:]]} for example in examples]
-    with pytest.raises(ValueError, match="answers its example 0 otherwise"):
+    with pytest.raises(ValueError, match="answers its example 0 differently"):
         Bundle(bundle.path, bundle.manifest, bundle.items, bundle.stages, swapped).check()
     strangers = [{**example, "ids": [10**9, *example["ids"][1:]]} for example in examples]
-    with pytest.raises(ValueError, match="answers its example 0 otherwise"):
+    with pytest.raises(ValueError, match="answers its example 0 differently"):
         Bundle(bundle.path, bundle.manifest, bundle.items, bundle.stages, strangers).check()
     # but of equal ones either may come first, and either may be the last
     tied = [{**example, "ids": [*example["ids"][:-1], 10**9]} for example in examples]

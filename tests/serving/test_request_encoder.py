@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -17,13 +17,15 @@ pytest.importorskip("faiss", reason="needs the extra serve")
 
 from rankfall.data.impressions.encoding import Encoding
 from rankfall.data.impressions.spec import validate_spec
+from rankfall.encoding import BadValueError, rule_from_json
+from rankfall.encoding.lookup import Lookup, plain_values
 from rankfall.serving import RequestError
-from rankfall.serving.export.encoding_rules import plain_values
-from rankfall.serving.lookup import Lookup
 from rankfall.serving.request_encoder import RequestEncoder
 from rankfall.serving.request_schema import request_schema
-from rankfall.serving.value_checks import BadValueError
 from rankfall.serving.value_encoders import Encoders, make_encoder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 RULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the log, and of the bundle
     "numbers": ({"kind": "categorical", "num_buckets": 10}, {"kind": "categorical", "ids": "numbers", "rows": 12}),
@@ -92,12 +94,12 @@ COLUMNS: list[tuple[str, list[Any]]] = [
 ]
 
 
-def encoder(kind: str) -> Any:
+def encoder(kind: str) -> Callable[[list[Any]], Any]:
     rule = RULES[kind][1]
     if rule.get("kind") is None:
         rule = DENSE | {"edges": None} | rule
     lookups = {name: Lookup.of(plain_values(pa.array(values)), name=name) for name, values in VALUES.items()}
-    return make_encoder(rule, lookups)
+    return make_encoder(rule_from_json(rule, lookups)).encode
 
 
 @pytest.mark.parametrize(("kind", "values"), COLUMNS)
@@ -155,7 +157,7 @@ def test_an_id_can_be_given_itself(kind: str) -> None:
     for bad in ({"id": 70}, {"id": -1}, {"id": "4"}, {"id": 4, "x": 1}, {}):
         with pytest.raises(BadValueError, match=r"expected .*id") as error:
             encoder(kind)([usual, bad])
-        assert error.value.place == 1
+        assert error.value.position == 1
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,7 @@ def test_values_that_are_none(kind: str, bad: object) -> None:
     }.get(kind, 1)
     with pytest.raises(BadValueError, match=r"found .*, expected ") as error:
         encoder(kind)([good, good, bad, good])
-    assert error.value.place == 2
+    assert error.value.position == 2
 
 
 WHOLE = strategies.integers(-2, 20) | strategies.sampled_from([2**63, 2.0, 2.5, True, None, "7"])
@@ -203,22 +205,23 @@ SOME = WHOLE | strategies.fixed_dictionaries({"id": strategies.integers(-1, 30)}
 def test_features_are_read_together_as_each_alone(columns: list[list[Any]]) -> None:
     rules = {name: {"kind": "categorical", "ids": "numbers", "rows": rows} for name, rows in (("a", 4), ("b", 12))}
     rules["c"] = RULES["hash"][1]
+    parsed = {name: rule_from_json(rule, {}) for name, rule in rules.items()}
     given = dict(zip(rules, columns, strict=True))
     alone: dict[str, Any] = {}
     wrong: list[tuple[str, int]] = []
     for name, values in given.items():
         try:
-            alone[name] = make_encoder(rules[name], {})(values)
+            alone[name] = make_encoder(parsed[name]).encode(values)
         except BadValueError as error:
-            wrong.append((name, error.place))
+            wrong.append((name, error.position))
     if not wrong:
-        found = Encoders(rules, {})(given, lambda name, error: error)
+        found = Encoders(parsed).encode(given, lambda name, error: error)
         for name, expected in alone.items():
             np.testing.assert_array_equal(found[name], expected)
             assert found[name].dtype == np.int32
         return
     with pytest.raises(KeyError) as raised:
-        Encoders(rules, {})(given, lambda name, error: KeyError(name, error.place))
+        Encoders(parsed).encode(given, lambda name, error: KeyError(name, error.position))
     assert raised.value.args == wrong[0]
 
 
@@ -231,7 +234,7 @@ def test_a_lookup_finds_what_is_there() -> None:
     assert len(lookup.find(pa.array([], pa.int64()))) == 0
     text = Lookup.of(pa.array([f"item {number}" for number in numbers], pa.large_string()), name="text")
     assert text.find(pa.array(["item 7", "item 07"], pa.large_string())).tolist() == [numbers.tolist().index(7), -1]
-    with pytest.raises(ValueError, match="numbers: 4 stands there twice"):
+    with pytest.raises(ValueError, match="numbers: 4 occurs twice"):
         Lookup.of(pa.array([1, 4, 2, 4]), name="numbers")
 
 

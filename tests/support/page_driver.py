@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from rankfall.encoding.lookup import Lookup
 from rankfall.serving import Bundle
 from rankfall.serving.bundle_files import about_files, seal
 from rankfall.serving.export.simulated_source import simulated_source
 from rankfall.serving.export.write_bundle import write_bundle
-from rankfall.serving.lookup import Lookup
 from support.bundles import platform_bundle
 
 if TYPE_CHECKING:

@@ -1,18 +1,19 @@
-"""Trained cascades that answer requests.
+"""Serving of trained cascades.
 
-``rankfall export`` writes a bundle: graphs, an index, item features and vocabularies. :class:`Bundle` answers with it::
+``rankfall export`` writes a bundle: ONNX graphs, an index, item features and vocabularies. :class:`Bundle` answers
+requests with it::
 
     bundle = rf.serving.Bundle.load("bundle")
     bundle.rank({"user": {"user_id": 17}}, k=10).ids
 
-Serving needs numpy, pyarrow, onnxruntime and faiss (``pip install 'rankfall[serve]'``); torch is never imported.
+Serving needs numpy, pyarrow, onnxruntime and faiss (``pip install 'rankfall[serve]'``); torch is not imported.
 """
 
 from __future__ import annotations
 
 import os
 
-# Releases of onnxruntime from 1.29 on tell their maker about every model, unless this is set before they are imported.
+# onnxruntime 1.29 and later send telemetry about every model unless this is set before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 try:
     import faiss  # noqa: F401
@@ -23,7 +24,8 @@ except ModuleNotFoundError as error:
     ) from None
 
 from rankfall.serving.bundle import Bundle
-from rankfall.serving.request_encoder import Batch, RequestError
+from rankfall.serving.encoded_requests import EncodedRequests
+from rankfall.serving.request_encoder import RequestError
 from rankfall.serving.results import Answers, Ranking, StageTrace
 
-__all__ = ["Answers", "Batch", "Bundle", "Ranking", "RequestError", "StageTrace"]
+__all__ = ["Answers", "Bundle", "EncodedRequests", "Ranking", "RequestError", "StageTrace"]

@@ -1,4 +1,4 @@
-"""A trained cascade that answers requests. Needs neither torch nor anything else of training."""
+"""A trained cascade that answers requests without torch or any training code."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from rankfall.serving.bundle_files import EXAMPLES, ITEMS, map_table, numbers, one_array, read_manifest, verify
+from rankfall.encoding import BadValueError
+from rankfall.serving.bundle_files import EXAMPLES, ITEMS, map_lookup, map_table, read_manifest, verify
 from rankfall.serving.bundle_items import Items
-from rankfall.serving.lookup import Lookup
-from rankfall.serving.onnx_stages import NOBODY, NotFiniteError, at, by_row, load_stage
-from rankfall.serving.request_encoder import Batch, RequestEncoder, RequestError, padded
+from rankfall.serving.encoded_requests import NO_ITEM, EncodedRequests, padded
+from rankfall.serving.onnx_stages import NotFiniteError, at_places, by_row, load_stage
+from rankfall.serving.request_encoder import RequestEncoder, RequestError
 from rankfall.serving.request_schema import request_schema
 from rankfall.serving.results import Answers, Ranking, StageTrace
-from rankfall.serving.value_checks import BadValueError, shown
+from rankfall.serving.value_checks import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rankfall.encoding.lookup import Lookup
     from rankfall.serving.onnx_stages import Rows, Scores, Stage
     from rankfall.serving.request_encoder import Request
     from rankfall.serving.results import Id
 
 MOST_IDS = 100_000  # in `candidates`, and in `exclude`, of one request
-_TOGETHER = 2**20  # candidates of all requests that are ranked at once, with what pads the shorter lists
+_MAX_PADDED = 2**20  # candidates of all requests that are ranked at once, padding included
 _NO_ROWS = np.empty(0, np.int64)
-TOLERANCE = 1e-4  # of scores, relative to the larger of 1 and the score
+TOLERANCE = 1e-4  # of scores, relative to max(1, score)
 
 
 class Bundle:
-    """A bundle that ``rankfall export`` wrote; any number of threads may ask it at once.
+    """A bundle written by ``rankfall export``. It may be used by any number of threads at once.
 
     ::
 
@@ -61,7 +63,15 @@ class Bundle:
 
     @classmethod
     def load(cls, path: str | Path, *, threads: int = 1) -> Bundle:
-        """Open a bundle all of whose files have their checksums. `threads` is how many a call may use."""
+        """Load a bundle after comparing all its files with their checksums.
+
+        Args:
+            path: Directory of the bundle.
+            threads: The number of threads that one call may use.
+
+        Raises:
+            ValueError: A file is missing or has changed, or this release cannot read the bundle.
+        """
         if not isinstance(threads, int) or threads < 1:
             raise ValueError(f"threads: found {shown(threads)}, expected a whole number of at least 1")
         path = Path(path)
@@ -76,26 +86,26 @@ class Bundle:
             raise ValueError(f"path: {path} is damaged, or was not written by 'rankfall export' ({error!r})") from None
 
     def __repr__(self) -> str:
-        """One line: what there is."""
+        """Return one line with the number of items and the stages."""
         funnel = " -> ".join(f"{stage.name} {stage.quota}" for stage in self.stages)
         return f"Bundle({self.path}: {len(self.items):,} items -> {funnel})"
 
     @property
     def names(self) -> list[str]:
-        """The stages in order."""
+        """The names of the stages, in order."""
         return [stage.name for stage in self.stages]
 
     @property
     def quotas(self) -> list[int]:
-        """How many items each of them keeps."""
+        """The number of items that each stage keeps."""
         return [stage.quota for stage in self.stages]
 
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of a request."""
+        """Return the JSON schema of a request."""
         return request_schema(self.manifest["request"])
 
     def examples(self) -> list[dict[str, Any]]:
-        """Some requests of the log and what they were answered at export: ``request``, ``ids``, ``scores``."""
+        """Return sample requests of the log with their answers at export: ``request``, ``ids``, ``scores``."""
         return deepcopy(self._examples)
 
     # --- answers ------------------------------------------------------------------------------------------------
@@ -129,17 +139,25 @@ class Bundle:
         exclude: Any = None,
         explain: bool = False,
     ) -> Ranking | list[Ranking]:
-        """The best items for a request, or for each of several.
+        """Return the best items for a request, or for each of several.
 
-        k: how many, by default all that the last stage keeps. candidates: rank these items, not all. exclude: never
-        answer with these. Of several requests each has its own, or None. explain: say what each stage did.
+        Args:
+            requests: A request or a list of requests.
+            k: The number of items to return; by default as many as the last stage keeps.
+            candidates: Ids of the items to rank; by default all items.
+            exclude: Ids of items that are never returned.
+            explain: Whether to return what each stage did.
+
+        For a list of requests, `k`, `candidates` and `exclude` are lists with one entry per request, which may be None.
+
+        Raises:
+            RequestError: A request is not valid.
         """
         if not isinstance(requests, Mapping):
-            return self.run(
-                self.encode(requests, k=k, candidates=candidates, exclude=exclude), explain=explain
-            ).rankings
-        batch = self._encode([requests], [k], [candidates], [exclude], _the_only)
-        return self.run(batch, explain=explain).rankings[0]
+            encoded = self.encode(requests, k=k, candidates=candidates, exclude=exclude)
+            return self.run(encoded, explain=explain).rankings
+        encoded = self._encode([requests], [k], [candidates], [exclude], _only_request)
+        return self.run(encoded, explain=explain).rankings[0]
 
     @overload
     def score(self, requests: Request, candidates: Sequence[Id]) -> dict[str, list[float]]: ...
@@ -148,27 +166,38 @@ class Bundle:
         self, requests: Sequence[Request], candidates: Sequence[Sequence[Id]]
     ) -> list[dict[str, list[float]]]: ...
     def score(self, requests: Any, candidates: Any) -> Any:
-        """The scores of candidates by every stage, whatever the stages before would drop: ``{stage: [score, ...]}``.
+        """Score candidates by every stage, including those that an earlier stage would drop.
 
-        One for each candidate in their order, NaN for those that the bundle does not have. Of several requests each has
-        its own candidates.
+        Args:
+            requests: A request or a list of requests.
+            candidates: Ids of items, or one list of them per request.
+
+        Returns:
+            ``{stage: [score, ...]}`` with one score per candidate, NaN for items that the bundle does not have; for a
+            list of requests one such dictionary each.
+
+        Raises:
+            RequestError: A request is not valid.
         """
         if isinstance(requests, Mapping):
-            (found,) = self._score([requests], [candidates], _the_only)
-            return found
-        return self._score(requests, _one_each("candidates", candidates, len(requests)), _one_of_many)
+            (scores,) = self._score([requests], [candidates], _only_request)
+            return scores
+        return self._score(requests, _one_each("candidates", candidates, len(requests)), _numbered_request)
 
     def check(self) -> None:
-        """Answer the examples of the bundle, and refuse one that answers otherwise than at export.
+        """Answer the examples of the bundle and compare the answers with those at export.
 
-        Items whose scores are equal within the tolerance may change places, or be another at the end of a ranking.
+        Items whose scores are equal within the tolerance may change places, or be replaced at the end of a ranking.
+
+        Raises:
+            ValueError: An answer differs.
         """
         examples = self.examples()
         for place, ranking in enumerate(self.rank([example["request"] for example in examples])):
             if not _is_same(ranking, examples[place]["ids"], examples[place]["scores"]):
-                raise ValueError(f"path: {self.path} answers its example {place} otherwise than when it was exported")
+                raise ValueError(f"path: {self.path} answers its example {place} differently than at export")
 
-    # --- in two steps, for those who gather requests of several callers --------------------------------------------
+    # --- in two steps, to compute the requests of several callers at once -----------------------------------------
 
     def encode(
         self,
@@ -177,37 +206,46 @@ class Bundle:
         k: int | Sequence[int | None] | None = None,
         candidates: Sequence[Sequence[Id] | None] | None = None,
         exclude: Sequence[Sequence[Id] | None] | None = None,
-    ) -> Batch:
-        """Check requests, and everything else that :meth:`rank` takes; nothing of it can be wrong afterwards."""
+    ) -> EncodedRequests:
+        """Validate and encode a list of requests with the arguments of :meth:`rank`, for `run` and `run_scores`."""
         if not isinstance(requests, list | tuple):
             raise ValueError(f"requests: found {shown(requests)}, expected a request or a list of them")
         count = len(requests)
         each = [k] * count if k is None or isinstance(k, int) else _one_each("k", k, count)
         allowed = [None] * count if candidates is None else _one_each("candidates", candidates, count)
         forbidden = [None] * count if exclude is None else _one_each("exclude", exclude, count)
-        return self._encode(requests, each, allowed, forbidden, _one_of_many)
+        return self._encode(requests, each, allowed, forbidden, _numbered_request)
 
-    def run(self, batch: Batch, *, explain: bool = False) -> Answers:
-        """Answer requests that were checked.
+    def run(self, encoded: EncodedRequests, *, explain: bool = False) -> Answers:
+        """Rank items for encoded requests.
 
-        Numbers that are too large for the models are still an error, a :class:`RequestError` that names the request.
+        Raises:
+            RequestError: The numbers of a request are too large for the models.
         """
         try:
-            return self._run_parts(batch, explain)
+            return self._run_parts(encoded, explain)
         except NotFiniteError as error:
-            raise _too_large(error.place, _the_only if len(batch) == 1 else _one_of_many) from None
+            raise _too_large(error.place, _request_name(encoded)) from None
 
-    def _run_parts(self, batch: Batch, explain: bool) -> Answers:
-        if not len(batch):
+    def run_scores(self, encoded: EncodedRequests) -> list[dict[str, list[float]]]:
+        """Score the candidates of encoded requests by every stage, as :meth:`score` does.
+
+        Raises:
+            RequestError: A request has no candidates, or its numbers are too large for the models.
+        """
+        return self._run_scores(encoded, _request_name(encoded))
+
+    def _run_parts(self, encoded: EncodedRequests, explain: bool) -> Answers:
+        if not len(encoded):
             return Answers([], dict.fromkeys(self.names, 0.0))
-        parts = _parts(batch.candidates)
+        parts = _parts(encoded.candidates)
         if len(parts) == 1:
-            return self._run(batch, explain)
-        rankings: list[Any] = [None] * len(batch)
+            return self._run(encoded, explain)
+        rankings: list[Any] = [None] * len(encoded)
         milliseconds = dict.fromkeys(self.names, 0.0)
         for places in parts:
-            with at(places):
-                answers = self._run(batch.take(places), explain)
+            with at_places(places):
+                answers = self._run(encoded.take(places), explain)
             for place, ranking in zip(places, answers.rankings, strict=True):
                 rankings[place] = ranking
             milliseconds = {name: milliseconds[name] + answers.milliseconds[name] for name in milliseconds}
@@ -220,79 +258,78 @@ class Bundle:
         candidates: Sequence[Sequence[Id] | None],
         exclude: Sequence[Sequence[Id] | None],
         name: Callable[[int], str],
-    ) -> Batch:
+    ) -> EncodedRequests:
         arrays = self._requests.encode(requests, name=name)
         excluded = [
-            _NO_ROWS if ids is None else np.unique(self._known(ids, f"{name(place)}.exclude", place))
+            _NO_ROWS if ids is None else self._excluded(ids, f"{name(place)}.exclude", place)
             for place, ids in enumerate(exclude)
         ]
-        allowed: list[Rows | None] = []
-        unknown: list[list[Id]] = []
-        for place, ids in enumerate(candidates):
-            if ids is None:
-                allowed.append(None)
-                unknown.append([])
-                continue
-            rows = self._rows(ids, f"{name(place)}.candidates", place)
-            allowed.append(_once(rows[rows != NOBODY], excluded[place]))
-            unknown.append([ids[i] for i in np.flatnonzero(rows == NOBODY).tolist()])
+        given = [
+            None if ids is None else self._rows(ids, f"{name(place)}.candidates", place)
+            for place, ids in enumerate(candidates)
+        ]
+        allowed = [None if rows is None else _distinct(rows, excluded[place]) for place, rows in enumerate(given)]
+        unknown = [_unknown(ids, rows) for ids, rows in zip(candidates, given, strict=True)]
         counts = [self._count(one, f"{name(place)}.k", place) for place, one in enumerate(k)]
-        return Batch(arrays, np.array(counts, np.int64), allowed, excluded, unknown)
+        return EncodedRequests(arrays, np.array(counts, np.int64), allowed, excluded, given, unknown)
 
     def _score(
         self, requests: Sequence[Request], candidates: Sequence[Any], name: Callable[[int], str]
     ) -> list[dict[str, list[float]]]:
-        if not requests:
-            return []
         nothing: list[None] = [None] * len(requests)
-        batch = self._encode(requests, nothing, nothing, nothing, name)
-        rows = [self._rows(ids, f"{name(place)}.candidates", place) for place, ids in enumerate(candidates)]
-        found: list[dict[str, list[float]]] = [{} for _ in requests]
+        return self._run_scores(self._encode(requests, nothing, candidates, nothing, name), name)
+
+    def _run_scores(self, encoded: EncodedRequests, name: Callable[[int], str]) -> list[dict[str, list[float]]]:
+        lists = [_needed(rows, f"{name(place)}.candidates", place) for place, rows in enumerate(encoded.given)]
+        scores: list[dict[str, list[float]]] = [{} for _ in lists]
         try:
-            for places in _parts(rows):
-                with at(places):
-                    self._score_part(batch.take(places), [rows[place] for place in places], [found[p] for p in places])
+            for places in _parts(lists):
+                with at_places(places):
+                    found = self._score_part(encoded.take(places), [lists[place] for place in places])
+                for place, of_request in zip(places, found, strict=True):
+                    scores[place] = of_request
         except NotFiniteError as error:
             raise _too_large(error.place, name) from None
-        return found
+        return scores
 
-    def _score_part(self, batch: Batch, lists: Sequence[Rows], found: Sequence[dict[str, list[float]]]) -> None:
+    def _score_part(self, encoded: EncodedRequests, lists: Sequence[Rows]) -> list[dict[str, list[float]]]:
         rows = padded(lists)
-        for stage in self.stages:
-            scores = np.where(rows == NOBODY, np.nan, stage.score(batch, rows))
-            for place, of_request in enumerate(found):
-                of_request[stage.name] = scores[place, : len(lists[place])].tolist()
+        scores = {stage.name: np.where(rows == NO_ITEM, np.nan, stage.score(encoded, rows)) for stage in self.stages}
+        return [
+            {name: of_stage[place, : len(given)].tolist() for name, of_stage in scores.items()}
+            for place, given in enumerate(lists)
+        ]
 
     # --- the funnel ---------------------------------------------------------------------------------------------
 
-    def _run(self, batch: Batch, explain: bool) -> Answers:
-        traces: list[list[StageTrace]] = [[] for _ in range(len(batch))]
+    def _run(self, encoded: EncodedRequests, explain: bool) -> Answers:
+        traces: list[list[StageTrace]] = [[] for _ in range(len(encoded))]
         milliseconds: dict[str, float] = {}
-        rows = None if batch.candidates[0] is None else padded(batch.candidates)
+        rows = None if encoded.candidates[0] is None else padded(encoded.candidates)
         scores: Scores | None = None
         for stage in self.stages:
             begin = perf_counter()
-            if rows is None:  # a search keeps all that it finds, and most of the time nobody needs its scores
-                rows, scores = kept = stage.search(batch, scored=explain or stage is self.stages[-1])
+            if rows is None:  # a search keeps all that it finds; its scores are rarely needed
+                rows, scores = kept = stage.search(encoded, scored=explain or stage is self.stages[-1])
             else:
-                scores = stage.score(batch, rows)
+                scores = stage.score(encoded, rows)
                 kept = _best_first(rows, scores, stage.quota)
             milliseconds[stage.name] = 1000 * (perf_counter() - begin)
             if explain and scores is not None:
                 self._trace(stage, rows, scores, milliseconds[stage.name], traces)
             rows, scores = kept
-        assert rows is not None  # there is a stage,
-        assert scores is not None  # and the last one has scores
-        rankings = self._rankings(batch, *_best_first(rows, scores), traces if explain else None)
+        assert rows is not None  # a bundle has at least one stage,
+        assert scores is not None  # and the last one returns scores
+        rankings = self._rankings(encoded, *_best_first(rows, scores), traces if explain else None)
         return Answers(rankings, milliseconds)
 
     def _rankings(
-        self, batch: Batch, rows: Rows, scores: Scores, traces: Sequence[list[StageTrace]] | None
+        self, encoded: EncodedRequests, rows: Rows, scores: Scores, traces: Sequence[list[StageTrace]] | None
     ) -> list[Ranking]:
-        counts = np.minimum((rows != NOBODY).sum(axis=1), batch.k).tolist()
+        counts = np.minimum((rows != NO_ITEM).sum(axis=1), encoded.k).tolist()
         ids, lists = self._ids(rows, counts), scores.tolist()
         return [
-            Ranking(ids[place], lists[place][:count], batch.unknown[place], traces[place] if traces else None)
+            Ranking(ids[place], lists[place][:count], encoded.unknown[place], traces[place] if traces else None)
             for place, count in enumerate(counts)
         ]
 
@@ -300,7 +337,7 @@ class Bundle:
         self, stage: Stage, rows: Rows, scores: Scores, milliseconds: float, traces: list[list[StageTrace]]
     ) -> None:
         rows, scores = _best_first(rows, scores)
-        scored = (rows != NOBODY).sum(axis=1).tolist()
+        scored = (rows != NO_ITEM).sum(axis=1).tolist()
         for place, ids in enumerate(self._ids(rows, scored)):
             kept = min(len(ids), stage.quota)
             of_request = scores[place, : len(ids)].tolist()
@@ -308,11 +345,11 @@ class Bundle:
             traces[place].append(StageTrace(stage.name, ids, of_request, kept, threshold, milliseconds))
 
     def _ids(self, rows: Rows, counts: Sequence[int]) -> list[list[Id]]:
-        """The source's ids of the first rows of each request, so many as `counts` says."""
+        """Return the ids of the first `counts` rows of each request."""
         flat, width = self.items.ids(np.maximum(rows, 0).ravel()), rows.shape[1]
         return [flat[place * width : place * width + count] for place, count in enumerate(counts)]
 
-    # --- what else is checked -------------------------------------------------------------------------------------
+    # --- validation -----------------------------------------------------------------------------------------------
 
     def _rows(self, ids: Any, where: str, place: int) -> Rows:
         if not isinstance(ids, list | tuple | np.ndarray):
@@ -323,12 +360,11 @@ class Bundle:
         try:
             return self.items.rows(ids)
         except BadValueError as error:
-            raise RequestError(f"{where}[{error.place}]: {error}", place) from None
+            raise RequestError(f"{where}[{error.position}]: {error}", place) from None
 
-    def _known(self, ids: Any, where: str, place: int) -> Rows:
+    def _excluded(self, ids: Any, where: str, place: int) -> Rows:
         rows = self._rows(ids, where, place)
-        known: Rows = rows[rows != NOBODY]
-        return known
+        return np.unique(rows[rows != NO_ITEM])
 
     def _count(self, k: Any, where: str, place: int) -> int:
         last = self.stages[-1]
@@ -341,13 +377,13 @@ class Bundle:
 
 
 def _best_first(rows: Rows, scores: Scores, count: int | None = None) -> tuple[Rows, Scores]:
-    """The best items of each request and their scores; of equal ones the first is the first, and -1 comes last."""
+    """Return the items of each request and their scores, best first; ties keep their order, and -1 comes last."""
     order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
     return by_row(rows, order), by_row(scores, order)
 
 
 def _is_same(ranking: Ranking, ids: Sequence[Id], scores: Sequence[float]) -> bool:
-    """Whether a ranking has the scores that were expected, of the same items but for equal ones."""
+    """Return whether a ranking has the expected scores, and the expected items except for ties."""
     if len(ranking.ids) != len(ids):
         return False
     of_item = dict(zip(ids, scores, strict=True))
@@ -359,39 +395,39 @@ def _is_same(ranking: Ranking, ids: Sequence[Id], scores: Sequence[float]) -> bo
     )
 
 
-def _the_only(place: int) -> str:
+def _only_request(place: int) -> str:
     return "request"
 
 
-def _one_of_many(place: int) -> str:
+def _numbered_request(place: int) -> str:
     return f"requests[{place}]"
+
+
+def _request_name(encoded: EncodedRequests) -> Callable[[int], str]:
+    return _only_request if len(encoded) == 1 else _numbered_request
 
 
 def _too_large(place: int, name: Callable[[int], str]) -> RequestError:
     return RequestError(
-        f"{name(place)}: found numbers so large that its scores are not finite, expected some like those of the log",
+        f"{name(place)}: found numbers so large that scores are not finite, expected numbers like those of the log",
         place,
     )
 
 
 def _vocabularies(path: Path, manifest: Mapping[str, Any]) -> dict[str, Lookup]:
-    lookups = {}
-    for table in manifest["vocabularies"]:
-        columns = map_table(path / "vocabularies" / f"{table}.arrow")
-        hashes, places = (numbers(one_array(columns, name)) for name in ("hash", "place"))
-        lookups[table] = Lookup(one_array(columns, "value"), hashes, places)
-    return lookups
+    files = {table: path / "vocabularies" / f"{table}.arrow" for table in manifest["vocabularies"]}
+    return {table: map_lookup(map_table(file), "value") for table, file in files.items()}
 
 
 def _parts(lists: Sequence[Rows | None]) -> list[list[int]]:
-    """Which requests are answered together: without a list, or with lists that can be padded to the longest."""
+    """Return the indices of requests to compute together: those without a list, and lists of similar length."""
     parts = [without] if (without := [place for place, rows in enumerate(lists) if rows is None]) else []
     lengths = {place: len(rows) for place, rows in enumerate(lists) if rows is not None}
-    if len(lengths) * max(lengths.values(), default=0) <= _TOGETHER:
+    if len(lengths) * max(lengths.values(), default=0) <= _MAX_PADDED:
         return [*parts, list(lengths)] if lengths else parts
     part: list[int] = []
     for place in sorted(lengths, key=lambda place: lengths[place]):
-        if part and (len(part) + 1) * lengths[place] > _TOGETHER:
+        if part and (len(part) + 1) * lengths[place] > _MAX_PADDED:
             parts.append(part)
             part = []
         part.append(place)
@@ -405,9 +441,20 @@ def _one_each(what: str, given: Any, count: int) -> Sequence[Any]:
     return given
 
 
-def _once(rows: Rows, excluded: Rows) -> Rows:
-    """Every row once, at its first place, without those excluded."""
+def _distinct(rows: Rows, excluded: Rows) -> Rows:
+    """Return every known row once, in the order of first occurrence, without excluded ones."""
+    rows = rows[rows != NO_ITEM]
     _, first = np.unique(rows, return_index=True)
     rows = rows[np.sort(first)]
     left: Rows = rows[~np.isin(rows, excluded)]
     return left
+
+
+def _unknown(ids: Sequence[Id] | None, rows: Rows | None) -> list[Id]:
+    return [] if ids is None or rows is None else [ids[place] for place in np.flatnonzero(rows == NO_ITEM).tolist()]
+
+
+def _needed(rows: Rows | None, where: str, place: int) -> Rows:
+    if rows is None:
+        raise RequestError(f"{where}: found nothing, expected a list of ids of items", place)
+    return rows

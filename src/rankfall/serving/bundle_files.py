@@ -1,16 +1,16 @@
-"""The files of a bundle, and whether they are what was written.
+"""The files of a bundle, with checksums.
 
 ::
 
-    BUNDLE/manifest.json                   everything below with its SHA-256, rules of requests, checks, versions
-    BUNDLE/items.arrow                     ids of the items, the features that stages look at, where each id stands
-    BUNDLE/vocabularies/TABLE.arrow        values with ids, and where each stands
-    BUNDLE/stages/NAME/user.onnx           of a two-tower stage that comes first: vectors of requests,
+    BUNDLE/manifest.json                   the other files with their SHA-256, encoding rules, checks, versions
+    BUNDLE/items.arrow                     ids of the items, their features that the stages use, an index of the ids
+    BUNDLE/vocabularies/TABLE.arrow        values with ids, and an index of them
+    BUNDLE/stages/NAME/user.onnx           a two-tower stage that comes first: vectors of requests,
     BUNDLE/stages/NAME/items.faiss         and those of the items
-    BUNDLE/stages/NAME/scorer.onnx         of any other stage: scores of requests and candidates
-    BUNDLE/examples.json                   a few requests and what they were answered
+    BUNDLE/stages/NAME/scorer.onnx         any other stage: scores of pairs of a request and a candidate
+    BUNDLE/examples.json                   sample requests and their answers
 
-Nothing of it is ever executed or unpickled. Tables are Arrow IPC without compression, mapped into memory.
+No file is ever executed or unpickled. Tables are Arrow IPC without compression and are mapped into memory.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import pyarrow as pa
 from rankfall import _manifest
 from rankfall._files import checksum
 from rankfall._manifest import MANIFEST, has_format
+from rankfall.encoding.lookup import Lookup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,29 +35,29 @@ if TYPE_CHECKING:
 FORMAT = "rankfall bundle"
 VERSION = 1
 ITEMS, EXAMPLES = "items.arrow", "examples.json"
-SEAL = "sha256"  # of the manifest itself, without this key
+SEAL = "sha256"  # key of the manifest's own checksum, which leaves this key out
 USER_GRAPH, INDEX, SCORER_GRAPH = "user.onnx", "items.faiss", "scorer.onnx"
 
 
 def is_bundle(path: Path) -> bool:
-    """Whether a directory holds a bundle of any version."""
+    """Return whether a directory holds a bundle of any version."""
     return has_format(path / MANIFEST, FORMAT)
 
 
 def why_no_bundle(path: Path) -> str | None:
-    """What is wrong with the manifest of a directory that is no bundle; None for a bundle of any version."""
+    """Return what is wrong with the manifest of a directory, None for a bundle of any version."""
     file = path / MANIFEST
     try:
         json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         return f"{file} cannot be read: {error.strerror or error}"
     except ValueError:
-        return f"{file} is no JSON, it is damaged or cut off"
-    return None if is_bundle(path) else f"{file} is not that of a bundle"
+        return f"{file} is not valid JSON: it is damaged or cut off"
+    return None if is_bundle(path) else f"{file} is not the manifest of a bundle"
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """What a bundle says of itself, if this release can read it."""
+    """Return the manifest of a bundle, if this release can read it."""
     kind = "a bundle (see 'rankfall export --help')"
     keys = ("files", "stages", "vocabularies", "request", "items", SEAL)
     manifest = _manifest.read_manifest(path, FORMAT, VERSION, kind=kind, remedy="export it again", keys=keys)
@@ -66,13 +67,13 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def seal(manifest: Mapping[str, Any]) -> str:
-    """The checksum of everything that a manifest says."""
+    """Return the checksum of the content of a manifest."""
     content = {key: value for key, value in manifest.items() if key != SEAL}
     return sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def needed_files(manifest: Mapping[str, Any]) -> list[str]:
-    """The files that a bundle cannot do without."""
+    """Return the names of the files that a bundle needs."""
     names = [ITEMS, EXAMPLES, *(f"vocabularies/{table}.arrow" for table in manifest["vocabularies"])]
     for stage in manifest["stages"]:
         graphs = [USER_GRAPH, INDEX] if stage["kind"] == "index" else [SCORER_GRAPH]
@@ -81,9 +82,9 @@ def needed_files(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def verify(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Read every file of a bundle and compare it with its checksum."""
+    """Read every file of a bundle and compare it with its checksum; raise ValueError if one differs."""
     for name in [*manifest["vocabularies"], *(stage["name"] for stage in manifest["stages"])]:
-        if name in ("", ".", "..") or set(name) & set("/\\\0"):  # it would lead to a file that has no checksum
+        if name in ("", ".", "..") or set(name) & set("/\\\0"):  # a path to a file without a checksum
             raise ValueError(f"path: {path / MANIFEST} is damaged, it names a table or a stage {name!r}")
     for name in needed_files(manifest):
         if name not in manifest["files"]:
@@ -104,7 +105,7 @@ def verify(path: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def about_files(path: Path) -> dict[str, dict[str, Any]]:
-    """Size and checksum of every file in a directory."""
+    """Return size and checksum of every file in a directory."""
     files = sorted(file for file in path.rglob("*") if file.is_file())
     return {
         file.relative_to(path).as_posix(): {"bytes": file.stat().st_size, "sha256": checksum(file)} for file in files
@@ -112,14 +113,14 @@ def about_files(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """A table as one block, which is mapped into memory as it is."""
+    """Write a table as one block, so that it can be mapped into memory without copies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table.combine_chunks())
 
 
 def map_table(path: Path) -> pa.Table:
-    """A table, of which nothing is read before it is used."""
+    """Map a table into memory."""
     try:
         return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     except (pa.ArrowInvalid, FileNotFoundError) as error:
@@ -127,15 +128,21 @@ def map_table(path: Path) -> pa.Table:
 
 
 def one_array(table: pa.Table, name: str) -> pa.Array:
-    """A column as one array, not copied if it was written as one block."""
+    """Return a column as one array, without a copy if it was written as one block."""
     column = table[name]
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def numbers(array: pa.Array) -> NDArray[Any]:
-    """The numbers of a column, (n,) or (n, size), as they lie in memory."""
+    """Return the numbers of a column, (n,) or (n, size), without a copy."""
     if pa.types.is_fixed_size_list(array.type):
         vectors: NDArray[Any] = array.flatten().to_numpy().reshape(len(array), array.type.list_size)
         return vectors
     single: NDArray[Any] = array.to_numpy()
     return single
+
+
+def map_lookup(table: pa.Table, name: str) -> Lookup:
+    """Return the index of a column that is stored with its sorted hashes."""
+    hashes, places = (numbers(one_array(table, key)) for key in ("hash", "place"))
+    return Lookup(one_array(table, name), hashes, places)

@@ -1,12 +1,11 @@
-"""The items of a bundle: their ids, and their features ready to be gathered by row."""
+"""The items of a bundle: their ids and features by row."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rankfall.serving.bundle_files import map_table, numbers, one_array
-from rankfall.serving.lookup import Lookup
-from rankfall.serving.value_checks import ids_like
+from rankfall.serving.bundle_files import map_lookup, map_table, numbers, one_array
+from rankfall.serving.value_checks import values_like
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,28 +19,30 @@ if TYPE_CHECKING:
 
 
 class Items:
-    """A table of items, mapped into memory."""
+    """A table of items that is mapped into memory.
+
+    Args:
+        path: The file ``items.arrow`` of a bundle.
+    """
 
     def __init__(self, path: Path) -> None:
         table = map_table(path)
-        self.lookup = Lookup(
-            one_array(table, "id"), numbers(one_array(table, "hash")), numbers(one_array(table, "place"))
-        )
+        self.lookup = map_lookup(table, "id")
         self._features = {
             name: numbers(one_array(table, name)) for name in table.column_names if name.startswith("item.")
         }
         self._numbers = None if self.lookup.is_text else numbers(self.lookup.values)
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of items."""
         return len(self.lookup.values)
 
     def gather(self, name: str, rows: Rows) -> NDArray[Any]:
-        """A feature of the items in these rows."""
+        """Return a feature of the items in these rows."""
         return self._features[name].take(rows, axis=0)
 
     def ids(self, rows: Rows) -> list[Id]:
-        """The source's ids of rows (n,)."""
+        """Return the ids of the items in rows (n,)."""
         if self._numbers is not None:
             found: list[Id] = self._numbers[rows].tolist()
         else:
@@ -49,10 +50,9 @@ class Items:
         return found
 
     def rows(self, ids: Sequence[Any]) -> Rows:
-        """Where items stand, -1 for those that the bundle does not have."""
-        return self.lookup.find(ids_like(self.lookup, ids, self.expected))
+        """Return the rows of items, -1 for those that the bundle does not have."""
+        return self.lookup.find(values_like(self.lookup, ids, self._expected))
 
     @property
-    def expected(self) -> str:
-        """In words, what an id is."""
+    def _expected(self) -> str:
         return "an id of an item, text" if self.lookup.is_text else "an id of an item, a whole number"

@@ -1,10 +1,11 @@
-"""The JSON schema of a request, from the rules of a manifest."""
+"""The JSON schema of requests, from the encoding rules in a manifest."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rankfall.serving.value_checks import WRITTEN
+from rankfall.serving.request_encoder import GROUPS, ignored_names
+from rankfall.serving.value_checks import INTEGER_TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,23 +15,27 @@ _TEXT = {"type": "string"}
 _BOOLEAN = {"type": "boolean"}
 _NULL = {"type": "null"}
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000}
-_TIMES = -62_000_000_000, 253_000_000_000  # seconds since 1970, in the years 5 to 9987: they have a date in every zone
+_TIMES = -62_000_000_000, 253_000_000_000  # seconds since 1970, in the years 5 to 9987, which have a date in every zone
 
 
 def request_schema(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request may hold."""
+    """Return the schema of a request.
+
+    Args:
+        rules: The entry ``request`` of the manifest.
+    """
     sequences = {name: _sequence(rule) for name, rule in rules["sequences"].items()}
     parts: dict[str, Any] = {"time": {"anyOf": [*_times((rules["time"] or {}).get("unit")), _NULL]}}
-    for group in ("user", "context"):
+    for group in GROUPS:
         features = {name: feature_schema(rule) for name, rule in rules[group].items()}
         needed = [name for name, rule in rules[group].items() if _is_needed(rule)]
-        parts[group] = _object(features, _ignored(rules, group), needed)
-    parts["sequences"] = _object(sequences, _ignored(rules, "sequence"), [])
-    return _object(parts, [], [group for group in ("user", "context") if parts[group].get("required")])
+        parts[group] = _object(features, ignored_names(rules["ignored"], group), needed)
+    parts["sequences"] = _object(sequences, ignored_names(rules["ignored"], "sequence"), [])
+    return _object(parts, [], [group for group in GROUPS if parts[group].get("required")])
 
 
 def feature_schema(rule: Mapping[str, Any]) -> dict[str, Any]:
-    """What a feature may be."""
+    """Return the schema of a feature from its rule."""
     if rule["kind"] == "dense":
         number: dict[str, Any] = {"type": "number"}
         if rule["size"] > 1:
@@ -43,7 +48,7 @@ def feature_schema(rule: Mapping[str, Any]) -> dict[str, Any]:
             "type": "integer",
             "minimum": 0,
             "maximum": rule["rows"] - 1,
-            "description": "the row of an embedding",
+            "description": "the row of an embedding table",
         }
         kinds.append(_object({"id": number}, [], ["id"]))
     return {"anyOf": kinds}
@@ -51,11 +56,11 @@ def feature_schema(rule: Mapping[str, Any]) -> dict[str, Any]:
 
 def _values(rule: Mapping[str, Any]) -> list[dict[str, Any]]:
     if rule["kind"] == "time":
-        return [] if rule["of_request"] else _times(rule["unit"])  # what follows from the request's own is not given
+        return [] if rule["of_request"] else _times(rule["unit"])  # it follows from the time of the request
     if rule["ids"] == "numbers":
         return [{**_WHOLE, "minimum": 0}, _BOOLEAN]
     if rule["ids"] == "hash" and rule.get("text") is False:
-        return [{**_TEXT, "pattern": f"^({WRITTEN.pattern})$"}, _WHOLE, _BOOLEAN]
+        return [{**_TEXT, "pattern": f"^({INTEGER_TEXT.pattern})$"}, _WHOLE, _BOOLEAN]
     if rule["ids"] == "hash" or rule["text"]:
         return [_TEXT, _WHOLE, _BOOLEAN]
     return [_WHOLE, _BOOLEAN]
@@ -74,9 +79,9 @@ def _sequence(rule: Mapping[str, Any]) -> dict[str, Any]:
     needed = [name for name, of in rule["features"].items() if _is_needed(of)]
     lists = {name: {"type": "array", "items": features.get(name, {})} for name in (*features, *rule["ignored"])}
     columns = _object(lists, [], [])
-    if needed:  # no columns at all are no events
+    if needed:  # without any column there are no events
         columns["dependentRequired"] = dict.fromkeys(lists, needed)
-    kept = f"the last {rule['max_length']} count"
+    kept = f"the last {rule['max_length']} are used"
     return {
         "anyOf": [
             {
@@ -84,7 +89,7 @@ def _sequence(rule: Mapping[str, Any]) -> dict[str, Any]:
                 "items": _object(features, rule["ignored"], needed),
                 "description": f"oldest first; {kept}",
             },
-            {**columns, "description": f"a column a feature, all of one length; {kept}"},
+            {**columns, "description": f"one column per feature, all of the same length; {kept}"},
             _NULL,
         ]
     }
@@ -92,10 +97,6 @@ def _sequence(rule: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_needed(rule: Mapping[str, Any]) -> bool:
     return rule["kind"] == "dense" and rule["missing"] is None
-
-
-def _ignored(rules: Mapping[str, Any], group: str) -> list[str]:
-    return [name.partition(".")[2] for name in rules["ignored"] if name.startswith(f"{group}.")]
 
 
 def _object(properties: Mapping[str, Any], ignored: list[str], required: list[str]) -> dict[str, Any]:

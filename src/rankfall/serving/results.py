@@ -1,4 +1,4 @@
-"""What a request is answered."""
+"""The answers to requests."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ Id = int | str
 
 @dataclass(frozen=True, slots=True)
 class StageTrace:
-    """What one stage of the funnel did to a request.
+    """The items that one stage of the cascade scored for a request.
 
-    `ids` are the items that it scored, the best first, of which it kept the first `kept`. A stage that searches
-    all items knows the scores of those alone that it kept.
+    `ids` are in the order of their scores, best first; the stage kept the first `kept` of them. A stage that searches
+    an index has scores of the kept items only.
     """
 
     name: str
     ids: list[Id]
     scores: list[float]
     kept: int
-    threshold: float | None  # the lowest score that was kept, None if nothing was
-    milliseconds: float  # of the batch in which the request was answered
+    threshold: float | None  # the lowest kept score, None if no item was kept
+    milliseconds: float  # that the stage took for the whole batch
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The best items for a request by the scores of the last stage, the best first."""
+    """The best items for a request by the scores of the last stage, best first."""
 
     ids: list[Id]
     scores: list[float]
     unknown: list[Id]  # candidates that the bundle does not have
-    stages: list[StageTrace] | None = None  # the funnel, if it was asked for
+    stages: list[StageTrace] | None = None  # with `explain`
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The rankings of a batch, and the milliseconds that each stage took for all of it."""
+    """The rankings of a batch, and the milliseconds that each stage took for the whole batch."""
 
     rankings: list[Ranking]
     milliseconds: dict[str, float]

@@ -1,33 +1,42 @@
-"""From the raw values of a request to what a model sees, by the rules with which the log of its training was made.
+"""Encode the raw values of requests as models receive them.
 
-The rules are those of :mod:`rankfall.data.impressions.encoding`, which works on whole columns of a log and needs
-polars. Here values come from anybody, a few at a time: each is checked, and what is wrong is named.
+The rules are those of :mod:`rankfall.encoding`, which the log of the training run was prepared with. Requests come from
+anywhere, so each value is checked first, and an error names the one that is wrong.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from rankfall._ids import FIRST_KNOWN, MISSING, UNSEEN, hash_numbers, hash_strings
-from rankfall.serving.value_checks import (
+from rankfall.encoding import (
+    FIRST_KNOWN,
+    MISSING,
     BadValueError,
-    as_text,
-    ids_like,
-    is_number,
-    is_number_type,
-    is_whole,
-    number,
-    overflows,
-    strings,
-    whole_numbers,
+    Buckets,
+    HashedIds,
+    NumberedIds,
+    Numbers,
+    TimePart,
+    VocabularyIds,
+)
+from rankfall.encoding.rules import number_ids
+from rankfall.serving.value_checks import (
+    bad_value,
+    finite_numbers,
+    integers,
+    integers_or_their_text,
+    is_integer,
+    text_array,
+    texts,
+    values_like,
 )
 
 if TYPE_CHECKING:
@@ -35,370 +44,243 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rankfall.serving.lookup import Lookup
+    from rankfall.encoding import Rule
+    from rankfall.encoding.rules import IdRule
 
-    Rule = Mapping[str, Any]  # of a feature, as manifests keep it
+    Ids = NDArray[np.int64]
+    Read = Callable[[Sequence[Any], str], Any]  # values, and what is expected of them -> the array that a rule takes
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}  # microseconds
-
-
-class Encoder(Protocol):
-    """What makes ids or numbers of the values of one feature."""
-
-    @property
-    def expected(self) -> str:
-        """In words, what it takes."""
-
-    def __call__(self, values: Sequence[object]) -> NDArray[Any]:
-        """Ids (n,) int32, or numbers, (n,) or (n, size) float32."""
-
-
-def make_encoder(rule: Rule, vocabularies: Mapping[str, Lookup]) -> Encoder:
-    """The encoder of a rule."""
-    if rule["kind"] == "time":
-        return IdEncoder(Times(rule["part"], rule["unit"], rule["zone"]), rule["rows"])
-    if rule["kind"] == "categorical":
-        return IdEncoder(_known_values(rule, vocabularies), rule["rows"])
-    numbers = Numbers(rule["size"], rule["log1p"], rule["missing"], rule["mean"], rule["deviation"])
-    return numbers if rule["edges"] is None else IdEncoder(Buckets(numbers, rule["edges"]), rule["rows"])
-
-
-def _known_values(rule: Rule, vocabularies: Mapping[str, Lookup]) -> Values:
-    if rule["ids"] == "vocabulary":
-        return Vocabulary(vocabularies[rule["vocabulary"]], rule["rows"] - FIRST_KNOWN)
-    count = rule["rows"] - FIRST_KNOWN
-    return Hashed(count, rule.get("text")) if rule["ids"] == "hash" else Numbered(count)
+_LOCAL_EPOCH = datetime(1970, 1, 1)
+_MILLISECOND = timedelta(milliseconds=1)
+_MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 class Encoders:
-    """The encoders of several features, whose values come as columns of one length."""
+    """Encoders of several features whose values are given as columns of the same length.
 
-    def __init__(self, rules: Mapping[str, Rule], vocabularies: Mapping[str, Lookup]) -> None:
-        self._each = {name: make_encoder(rule, vocabularies) for name, rule in rules.items()}
-        counts = {name: rule["rows"] - FIRST_KNOWN for name, rule in rules.items() if rule.get("ids") == "numbers"}
-        self._numbered = list(counts)
-        self._counts = np.array(list(counts.values()), np.int64)[:, None]
+    Args:
+        rules: The rules by feature.
+    """
+
+    def __init__(self, rules: Mapping[str, Rule]) -> None:
+        self._encoders = {name: make_encoder(rule) for name, rule in rules.items()}
+        numbered = {name: rule for name, rule in rules.items() if isinstance(rule, NumberedIds)}
+        self._numbered = list(numbered)
+        self._counts = np.array([[rule.rows - FIRST_KNOWN] for rule in numbered.values()], np.int64)
 
     @property
     def names(self) -> Collection[str]:
-        """The features."""
-        return self._each.keys()
+        """The names of the features."""
+        return self._encoders.keys()
 
-    def __call__(
-        self, columns: Mapping[str, list[Any]], wrong: Callable[[str, BadValueError], Exception]
+    def encode(
+        self, columns: Mapping[str, list[Any]], error_for: Callable[[str, BadValueError], Exception]
     ) -> dict[str, NDArray[Any]]:
-        """The ids or numbers of all features; `wrong` makes the error of a value that cannot be taken."""
-        found = self._together([columns[name] for name in self._numbered])
-        for name, encode in self._each.items():
-            if name not in found:
-                try:
-                    found[name] = encode(columns[name])
-                except BadValueError as error:
-                    raise wrong(name, error) from None
-        return found
+        """Encode the columns of all features.
 
-    def _together(self, columns: Sequence[list[Any]]) -> dict[str, NDArray[Any]]:
-        """The ids of whole numbers, in a few steps for all features; nothing if there is anything else among them."""
+        Args:
+            columns: The values by feature.
+            error_for: Returns the exception to raise for a value that a feature does not accept.
+        """
+        encoded = self._encode_numbered([columns[name] for name in self._numbered])
+        for name, encoder in self._encoders.items():
+            if name not in encoded:
+                try:
+                    encoded[name] = encoder.encode(columns[name])
+                except BadValueError as error:
+                    raise error_for(name, error) from None
+        return encoded
+
+    def _encode_numbered(self, columns: Sequence[list[Any]]) -> dict[str, NDArray[Any]]:
+        """Encode all features with numbered ids at once, or none of them if a value needs a closer look."""
         if not columns:
             return {}
         try:
             numbers = np.asarray(array("q", list(chain.from_iterable(columns)))).reshape(len(columns), -1)
-        except (TypeError, OverflowError):
-            return {}
-        known = numbers.view(np.uint64) < self._counts.view(np.uint64)  # as such, negative ones are the largest
-        if known.all():
-            ids = numbers + FIRST_KNOWN
-        elif (numbers >= 0).all():
-            ids = np.where(known, numbers + FIRST_KNOWN, UNSEEN)
-        else:
+            ids = number_ids(numbers, self._counts)
+        except (TypeError, OverflowError, BadValueError):
             return {}
         return dict(zip(self._numbered, ids.astype(np.int32), strict=True))
+
+
+def make_encoder(rule: Rule) -> NumberEncoder | IdEncoder:
+    """Return the encoder of a rule."""
+    match rule:
+        case Numbers():
+            return NumberEncoder(rule)
+        case Buckets():
+            return _id_encoder(
+                rule, partial(finite_numbers, size=rule.numbers.size), _expected_number(rule.numbers.size)
+            )
+        case NumberedIds():
+            return _id_encoder(rule, integers, "a whole number from 0 on")
+        case VocabularyIds():
+            return _id_encoder(
+                rule, partial(values_like, rule.known), "text" if rule.known.is_text else "a whole number"
+            )
+        case TimePart():
+            times = Times(rule.unit, rule.zone)
+            return _id_encoder(rule, lambda values, expected: times.local_milliseconds(values), times.expected)
+        case HashedIds(text=False):
+            return _id_encoder(rule, integers_or_their_text, "a whole number")
+        case HashedIds(text=True):
+            return _id_encoder(rule, texts, "a whole number or text")
+        case HashedIds():
+            expected = "a whole number or text"
+            return IdEncoder(partial(_mixed_hash_ids, rule, expected), rule.rows, expected)
+
+
+def _id_encoder(rule: IdRule, read: Read, expected: str) -> IdEncoder:
+    # the rule for buckets has a number that replaces missing ones
+    return IdEncoder(partial(_apply, rule, read, expected), rule.rows, expected, accepts_none=isinstance(rule, Buckets))
+
+
+def _apply(rule: Any, read: Read, expected: str, values: Sequence[Any]) -> Ids:
+    """Return the ids of values that are read first."""
+    array = read(values, expected)
+    try:
+        ids: Ids = rule.ids(array)
+    except BadValueError as error:
+        raise bad_value(error.position, values[error.position], expected) from None
+    return ids
 
 
 # --- ids ----------------------------------------------------------------------------------------------------------
 
 
-class Values(Protocol):
-    """What gives ids to values that are there."""
-
-    @property
-    def expected(self) -> str:
-        """In words, what it takes."""
-
-    @property
-    def takes_nothing(self) -> bool:
-        """Whether it has ids of its own for what is missing."""
-
-    def __call__(self, values: Sequence[Any]) -> NDArray[Any]:
-        """The ids of values."""
-
-
 class IdEncoder:
-    """Ids of values. Nothing has the id 0, and ``{"id": 7}`` is an id already."""
+    """Encoder of values as ids. None has the id 0, and ``{"id": 7}`` gives an id itself.
 
-    def __init__(self, values: Values, rows: int) -> None:
-        self._values = values
+    Args:
+        ids: Returns the ids of values.
+        rows: The number of ids.
+        expected: The accepted values, in words.
+        accepts_none: Whether `ids` accepts None.
+    """
+
+    def __init__(
+        self, ids: Callable[[Sequence[Any]], Ids], rows: int, expected: str, *, accepts_none: bool = False
+    ) -> None:
+        self._ids = ids
         self._rows = rows
+        self._expected = expected
+        self._accepts_none = accepts_none
 
-    @property
-    def expected(self) -> str:
-        """In words, what it takes."""
-        return self._values.expected
-
-    def __call__(self, values: Sequence[object]) -> NDArray[np.int32]:
-        """The ids of values."""
+    def encode(self, values: Sequence[Any]) -> NDArray[np.int32]:
+        """Return the ids of values."""
         kinds = set(map(type, values))
         if type(None) not in kinds and not any(issubclass(kind, Mapping) for kind in kinds):
-            return self._values(values).astype(np.int32, copy=False)
+            return self._ids(values).astype(np.int32, copy=False)
         ids = np.full(len(values), MISSING, np.int32)
         plain: list[int] = []
-        for place, value in enumerate(values):
+        for position, value in enumerate(values):
             if isinstance(value, Mapping):
-                ids[place] = self._given(place, value)
-            elif value is not None or self._values.takes_nothing:
-                plain.append(place)
+                ids[position] = self._given_id(position, value)
+            elif value is not None or self._accepts_none:
+                plain.append(position)
         if plain:
-            ids[plain] = _at(plain, lambda: self._values([values[place] for place in plain]))
+            ids[plain] = _encode_some(plain, values, self._ids)
         return ids
 
-    def _given(self, place: int, value: Mapping[Any, Any]) -> int:
+    def _given_id(self, position: int, value: Mapping[Any, Any]) -> int:
         number: Any = value.get("id")
-        if set(value) != {"id"} or not is_whole(number) or not 0 <= number < self._rows:
-            raise BadValueError(place, value, f'{self.expected}, or {{"id": 0 to {self._rows - 1}}}')
+        if set(value) != {"id"} or not is_integer(number) or not 0 <= number < self._rows:
+            raise bad_value(position, value, f'{self._expected}, or {{"id": 0 to {self._rows - 1}}}')
         return int(number)
 
 
-def _at(places: Sequence[int], encode: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-    """Encode some of several values; what is wrong is named by its place among all of them."""
+def _mixed_hash_ids(rule: HashedIds, expected: str, values: Sequence[Any]) -> Ids:
+    """Return the ids of integers and text, of which it is unknown which the log had."""
+    ids = np.empty(len(values), np.int64)
+    is_text = np.array([isinstance(value, str) for value in values], np.bool_)
+    for positions, read in ((np.flatnonzero(~is_text), integers), (np.flatnonzero(is_text), text_array)):
+        if len(positions):
+            ids[positions] = _encode_some(positions.tolist(), values, partial(_apply, rule, read, expected))
+    return ids
+
+
+def _encode_some(positions: Sequence[int], values: Sequence[Any], encode: Callable[[Sequence[Any]], Ids]) -> Ids:
+    """Encode the values at some positions; the position of an error is that among all values."""
     try:
-        return encode()
+        return encode([values[position] for position in positions])
     except BadValueError as error:
-        error.place = places[error.place]
-        raise
+        raise BadValueError(str(error), positions[error.position]) from None
 
 
-@dataclass(frozen=True)
-class Numbered:
-    """Whole numbers below `count`."""
-
-    count: int
-    takes_nothing = False
-
-    @property
-    def expected(self) -> str:
-        """In words, what it takes."""
-        return "a whole number from 0 on"
-
-    def __call__(self, values: Sequence[Any]) -> NDArray[np.int64]:
-        """Larger ones were never seen."""
-        numbers = whole_numbers(values, self.expected)
-        if (numbers < 0).any():
-            place = int((numbers < 0).argmax())
-            raise BadValueError(place, values[place], self.expected)
-        return np.where(numbers < self.count, numbers + FIRST_KNOWN, UNSEEN)
+# --- times --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Hashed:
-    """Whole numbers or text, hashed into `count` ids.
+class Times:
+    """Reader of times in ISO 8601 or, with a unit, as integers since 1970.
 
-    7 and "7" have different hashes. If it is known which of them the log had, the other is taken for it.
+    Args:
+        unit: Unit of integers (s, ms, us); None refuses them.
+        zone: Time zone of times without one.
     """
 
-    count: int
-    text: bool | None  # what the log had
-    takes_nothing = False
+    def __init__(self, unit: str | None, zone: str) -> None:
+        self._unit = unit
+        self._zone = ZoneInfo(zone)
+        integers = "" if unit is None else f", or a whole number of {unit} since 1970"
+        self.expected = f"a time such as 2024-01-13T08:30:00{integers}"
 
-    @property
-    def expected(self) -> str:
-        """In words, what it takes."""
-        return "a whole number" if self.text is False else "a whole number or text"
+    def local_milliseconds(self, values: Sequence[Any]) -> NDArray[np.int64]:
+        """Return local times in milliseconds since 1970."""
+        local = [moment.replace(tzinfo=None) - _LOCAL_EPOCH for moment in self.read(values)]
+        return np.array([since // _MILLISECOND for since in local], np.int64)
 
-    def __call__(self, values: Sequence[Any]) -> NDArray[np.int64]:
-        """Different ones may share an id."""
-        if self.text is None:
-            hashes = self._as_they_are(values)
-        elif self.text:
-            hashes = hash_strings(as_text(values, self.expected))
-        else:
-            hashes = hash_numbers(whole_numbers([number(value) for value in values], self.expected))
-        return FIRST_KNOWN + (hashes % np.uint64(self.count)).astype(np.int64)
+    def read(self, values: Sequence[Any]) -> list[datetime]:
+        """Return times in the zone."""
+        return [self._read(position, value) for position, value in enumerate(values)]
 
-    def _as_they_are(self, values: Sequence[Any]) -> NDArray[np.uint64]:
-        hashes = np.empty(len(values), np.uint64)
-        text = [place for place, value in enumerate(values) if isinstance(value, str)]
-        other = [place for place, value in enumerate(values) if not isinstance(value, str)]
-        if other:
-            hashes[other] = hash_numbers(
-                _at(other, lambda: whole_numbers([values[place] for place in other], self.expected))
-            )
-        if text:
-            hashes[text] = _at(text, lambda: hash_strings(strings([values[place] for place in text], self.expected)))
-        return hashes
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The first `count` values of a list."""
-
-    known: Lookup
-    count: int
-    takes_nothing = False
-
-    @property
-    def expected(self) -> str:
-        """In words, what it takes."""
-        return "text" if self.known.is_text else "a whole number"
-
-    def __call__(self, values: Sequence[Any]) -> NDArray[np.int64]:
-        """Others were never seen."""
-        places = self.known.find(ids_like(self.known, values, self.expected))
-        return np.where((places >= 0) & (places < self.count), places + FIRST_KNOWN, UNSEEN)
-
-
-@dataclass(frozen=True)
-class Times:
-    """A part of points in time, in a time zone."""
-
-    part: str
-    unit: str | None
-    zone: str
-    takes_nothing = False
-
-    @property
-    def expected(self) -> str:
-        """In words, what it takes."""
-        number = "" if self.unit is None else f", or a whole number of {self.unit} since 1970"
-        return f"a time such as 2024-01-13T08:30:00{number}"
-
-    def __call__(self, values: Sequence[Any]) -> NDArray[np.int64]:
-        """Parts are counted from 0, and Monday is the first day of a week."""
-        moments = self.moments(values)
-        match self.part:
-            case "month":
-                parts = [moment.month - 1 for moment in moments]
-            case "weekday":
-                parts = [moment.weekday() for moment in moments]
-            case "hour":
-                parts = [moment.hour for moment in moments]
-            case _:
-                parts = [moment.minute for moment in moments]
-        return np.array(parts, np.int64) + FIRST_KNOWN
-
-    def moments(self, values: Sequence[Any]) -> list[datetime]:
-        """Points in time, in the zone."""
-        zone = ZoneInfo(self.zone)
-        return [self._moment(place, value, zone) for place, value in enumerate(values)]
-
-    def _moment(self, place: int, value: Any, zone: ZoneInfo) -> datetime:
+    def _read(self, position: int, value: Any) -> datetime:
         try:
             if isinstance(value, str | datetime):
-                return _local(datetime.fromisoformat(value.strip()) if isinstance(value, str) else value, zone)
-            if self.unit is not None and is_whole(value):
-                return (_EPOCH + timedelta(microseconds=int(value) * _UNITS[self.unit])).astimezone(zone)
+                return self._local(datetime.fromisoformat(value.strip()) if isinstance(value, str) else value)
+            if self._unit is not None and is_integer(value):
+                since = timedelta(microseconds=int(value) * _MICROSECONDS[self._unit])
+                return (_EPOCH + since).astimezone(self._zone)
         except (ValueError, OverflowError):
             pass
-        raise BadValueError(place, value, self.expected)
+        raise bad_value(position, value, self.expected)
 
-
-def _local(moment: datetime, zone: ZoneInfo) -> datetime:
-    """A time in the zone; one without a zone is the zone's own."""
-    if moment.tzinfo is not None:
-        return moment.astimezone(zone)
-    local = moment.replace(tzinfo=zone)
-    if local.astimezone(UTC).astimezone(zone).replace(tzinfo=None) != moment:
-        raise ValueError("the clocks were put forward over that time")
-    return local
-
-
-@dataclass(frozen=True)
-class Buckets:
-    """Between which edges numbers fall."""
-
-    numbers: Numbers
-    edges: Sequence[float]
-    takes_nothing = True  # what stands for it falls between edges, too
-
-    @property
-    def expected(self) -> str:
-        """In words, what it takes."""
-        return self.numbers.expected
-
-    def __call__(self, values: Sequence[Any]) -> NDArray[np.int64]:
-        """A bucket starts with its edge."""
-        return FIRST_KNOWN + np.searchsorted(np.array(self.edges), self.numbers.raw(values), side="right")
+    def _local(self, moment: datetime) -> datetime:
+        if moment.tzinfo is not None:
+            return moment.astimezone(self._zone)
+        local = moment.replace(tzinfo=self._zone)
+        if local.astimezone(UTC).astimezone(self._zone).replace(tzinfo=None) != moment:
+            raise ValueError("the clocks were put forward over that time")
+        return local
 
 
 # --- numbers ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """A number, or a vector of them, after a logarithm, what stands for nothing, and a scaling."""
+def _expected_number(size: int) -> str:
+    return "a finite number" if size == 1 else f"a list of {size} finite numbers"
 
-    size: int
-    log1p: bool
-    missing: float | None
-    mean: Sequence[float] | None
-    deviation: Sequence[float] | None
 
-    @property
-    def expected(self) -> str:
-        """In words, what it takes."""
-        return "a finite number" if self.size == 1 else f"a list of {self.size} finite numbers"
+class NumberEncoder:
+    """Encoder of numbers, or of vectors of numbers.
 
-    def __call__(self, values: Sequence[object]) -> NDArray[np.float32]:
-        """The numbers that a model sees, which are finite."""
-        numbers = self.raw(values)
-        if self.mean is not None:
-            numbers = (numbers - np.array(self.mean)) / np.array(self.deviation)
-        with np.errstate(over="ignore"):
-            scaled = numbers.astype(np.float32)
-        self._refuse(values, ~np.isfinite(scaled), "a number that is not so large")
-        return scaled
+    Args:
+        rule: The rule for numbers, which replaces None if it has a number for missing ones.
+    """
 
-    def raw(self, values: Sequence[object]) -> NDArray[np.float64]:
-        """The numbers before anything that is fitted."""
-        numbers = self._vectors(values) if self.size > 1 else self._singles(values)
-        self._refuse(values, np.isinf(numbers), self.expected)
-        if self.log1p:
-            numbers = np.copysign(np.log1p(np.abs(numbers)), numbers)
-        if np.isnan(numbers).any():  # nothing
-            if self.missing is None:
-                place = int(np.isnan(numbers).reshape(len(values), -1).any(axis=1).argmax())
-                raise BadValueError(place, values[place], self.expected)
-            numbers = np.where(np.isnan(numbers), self.missing, numbers)
-        return numbers
+    def __init__(self, rule: Numbers) -> None:
+        self._rule = rule
+        self._expected = _expected_number(rule.size)
 
-    def _singles(self, values: Sequence[Any]) -> NDArray[np.float64]:
-        """One number each, NaN for nothing; NaN itself is refused."""
-        kinds = set(map(type, values))
-        if not all(kind is type(None) or is_number_type(kind) for kind in kinds):
-            place = next(i for i, value in enumerate(values) if value is not None and not is_number(value))
-            raise BadValueError(place, values[place], self.expected)
+    def encode(self, values: Sequence[Any]) -> NDArray[np.float32]:
+        """Return the numbers that a model receives, which are finite."""
+        numbers = finite_numbers(values, self._expected, size=self._rule.size)
         try:
-            numbers = np.array(values, np.float64)
-        except OverflowError:
-            place = next(i for i, value in enumerate(values) if overflows(value))
-            raise BadValueError(place, values[place], self.expected) from None
-        for place in np.flatnonzero(np.isnan(numbers)).tolist():
-            if values[place] is not None:
-                raise BadValueError(place, values[place], self.expected)
-        return numbers
-
-    def _vectors(self, values: Sequence[Any]) -> NDArray[np.float64]:
-        lists = [[None] * self.size if value is None else value for value in values]
-        for place, value in enumerate(lists):
-            if not isinstance(value, list | tuple | np.ndarray) or len(value) != self.size:
-                raise BadValueError(place, value, self.expected)
-        try:
-            return self._singles(list(chain.from_iterable(lists))).reshape(len(values), self.size)
+            with np.errstate(over="ignore"):
+                encoded = self._rule.encode(numbers)
         except BadValueError as error:
-            place = error.place // self.size
-            raise BadValueError(place, values[place], self.expected) from None
-
-    def _refuse(self, values: Sequence[object], bad: NDArray[np.bool_], expected: str) -> None:
-        if bad.any():
-            place = int(bad.reshape(len(values), -1).any(axis=1).argmax())
-            raise BadValueError(place, values[place], expected)
+            raise bad_value(error.position, values[error.position], self._expected) from None
+        if not (finite := np.isfinite(encoded)).all():
+            position = int((~finite).reshape(len(values), -1).any(axis=1).argmax())
+            raise bad_value(position, values[position], "a smaller number")
+        return encoded

@@ -289,7 +289,7 @@ def test_the_bare_calls_find_what_the_bundle_answers(bundle: Bundle) -> None:
 
 
 def test_each_bad_twin_is_refused_for_its_own_reason(bundle: Bundle, tmp_path: Path) -> None:
-    reasons = iter(["has changed since", "is no graph that", "otherwise than when it was exported"])
+    reasons = iter(["has changed since", "is not a graph that", "differently than at export"])
     for path in bad_bundles(bundle.path, tmp_path).values():
         with pytest.raises(ValueError, match=next(reasons)):
             Bundle.load(path).check()

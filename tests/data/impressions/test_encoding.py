@@ -137,7 +137,7 @@ def test_each_time_is_read_by_itself() -> None:
         ([1.5], {"kind": "categorical", "hash_bucket_size": 9}, "x: found Float64, expected whole numbers or strings"),
         (["soon"], {"kind": "time", "part": "hour"}, "column 'x': found 'soon', expected times such as"),
         ([1.5], {"kind": "time", "part": "hour"}, "column 'x': found Float64, expected times"),
-        ([1], {"kind": "time", "part": "hour", "column": "x"}, "for which `unit` must say s, ms or us"),
+        ([1], {"kind": "time", "part": "hour", "column": "x"}, "for which `unit` must be s, ms or us"),
     ],
 )
 def test_wrong_values_are_named(raw: list[Any], feature: dict[str, Any], message: str) -> None:

@@ -27,16 +27,16 @@ import rankfall.serving.export.export_run as running
 import rankfall.serving.export.onnx_graphs as graphs
 import rankfall.serving.export.write_bundle as writing
 from rankfall.data import ImpressionLoader
+from rankfall.data.impressions.encoding import Encoding
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.impressions.spec import Feature, Features, Sequence, validate_spec
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
 from rankfall.models import DIN, Scorer
 from rankfall.serving import Bundle
-from rankfall.serving.export.encoder_parity import check_reading
-from rankfall.serving.export.encoding_rules import feature_rule, request_rules, vocabularies_of
-from rankfall.serving.export.export_run import export_run, measured_notes
+from rankfall.serving.export.encoding_rules import feature_rule, request_rules, request_vocabularies
+from rankfall.serving.export.export_run import export_run, recall_notes
 from rankfall.serving.export.item_table import ItemTable, load_items
-from rankfall.serving.export.logged_requests import check_features, draw
+from rankfall.serving.export.logged_requests import check_features, sample_requests
 from rankfall.serving.export.parity_check import DifferenceError, check
 from rankfall.serving.export.simulated_source import simulated_source
 from rankfall.serving.export.vector_index import exact_search, write_index
@@ -47,6 +47,7 @@ from rankfall.training.train_cascade import load_run, train
 from support.bundles import DAYS, platform_bundle, platform_log, platform_run, trained
 from support.cascades import content, liked_log
 from support.command_line import run
+from support.encoding_witness import compare_with_log
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -217,10 +218,10 @@ def test_an_index_that_finds_too_little_is_refused_with_the_figures(tmp_path: Pa
 
 def test_what_a_measured_recall_leaves_open_is_noted() -> None:
     index = {"kind": "lists", "queries": 512, "recall": 0.991, "asked_recall": 0.99}
-    assert measured_notes({"name": "first", "index": index}) == []
-    assert measured_notes({"name": "first", "index": {"kind": "exact", "recall": 1.0}}) == []
-    assert measured_notes({"name": "first"}) == []  # a scorer
-    assert measured_notes({"name": "first", "index": index | {"queries": 99}}) == [
+    assert recall_notes({"name": "first", "index": index}) == []
+    assert recall_notes({"name": "first", "index": {"kind": "exact", "recall": 1.0}}) == []
+    assert recall_notes({"name": "first"}) == []  # a scorer
+    assert recall_notes({"name": "first", "index": index | {"queries": 99}}) == [
         "the recall of first was measured on 99 requests only"
     ]
 
@@ -321,7 +322,7 @@ def test_items_of_another_preparation_are_refused(rows_log: ImpressionLog, tmp_p
     for log in (rows_log, other):
         shutil.copy(log.path / "items.arrow", tmp_path / f"{log.path.name}.arrow")
     load_items(tmp_path / "log.arrow", rows_log, rows_log.features, NAMES)
-    with pytest.raises(ValueError, match=r"other\.arrow: item\.sku has other ids than .* so it was prepared otherwise"):
+    with pytest.raises(ValueError, match=r"other\.arrow: item\.sku has other ids .* so it was prepared differently"):
         load_items(tmp_path / "other.arrow", rows_log, rows_log.features, NAMES)
     # what is hashed has the same ids everywhere
     load_items(tmp_path / "other.arrow", rows_log, rows_log.features, ["item.author"])
@@ -329,7 +330,7 @@ def test_items_of_another_preparation_are_refused(rows_log: ImpressionLog, tmp_p
 
 def rules_of(log: ImpressionLog) -> Rules:
     inputs = [f"{f.group}.{f.name}" for f in log.features.features]
-    return request_rules(log, log.features, [*inputs, "sequence.clicks.sku"])
+    return request_rules(Encoding.of_log(log), log.features, [*inputs, "sequence.clicks.sku"])
 
 
 def test_logs_say_what_was_hashed(rows_log: ImpressionLog, tmp_path: Path) -> None:
@@ -360,13 +361,13 @@ def test_rules_that_read_otherwise_than_the_log_are_refused(
 ) -> None:
     rules = rules_of(rows_log)
     of_events = rules["sequences"]["clicks"]["features"]
-    of_events["price"] = feature_rule(rows_log, rows_log.features.item("price"))
-    vocabularies = vocabularies_of(rows_log, rules)
-    assert check_reading(rows_log, rules, vocabularies) > 100
+    of_events["price"] = feature_rule(Encoding.of_log(rows_log), rows_log.features.item("price")).to_json()
+    vocabularies = request_vocabularies(Encoding.of_log(rows_log), rules)
+    assert compare_with_log(rows_log, rules, vocabularies) > 100
     rule = {**rules["user"], **rules["context"], **of_events}[feature]
     rule.update(change)
-    with pytest.raises(ValueError, match=rf"\.{feature}: .* is not read as the log was"):
-        check_reading(rows_log, rules, vocabularies)
+    with pytest.raises(ValueError, match=rf"\.{feature}: .* is encoded differently than in the log"):
+        compare_with_log(rows_log, rules, vocabularies)
 
 
 def test_ids_that_the_model_does_not_know_count_as_never_seen(rows_log: ImpressionLog) -> None:
@@ -375,7 +376,7 @@ def test_ids_that_the_model_does_not_know_count_as_never_seen(rows_log: Impressi
     items = load_items(rows_log.path, rows_log, features, NAMES)
     assert items.features["item.sku"].max() == 11
     assert (items.features["item.sku"] == 1).sum() == 30
-    assert items.notes == ["30 items have a item.sku that the model does not know; it counts as never seen"]
+    assert items.notes == ["30 items have a value of item.sku that the model has no row for; it counts as unseen"]
 
 
 def test_impressions_of_a_log_that_has_grown(rows_log: ImpressionLog) -> None:
@@ -386,14 +387,14 @@ def test_impressions_of_a_log_that_has_grown(rows_log: ImpressionLog) -> None:
     items = load_items(rows_log.path, rows_log, features, NAMES)
     inputs = ["user.user", "user.age", "sequence.clicks.sku", "sequence.clicks.mask"]
     days = ["2024-03-01..2024-03-20"]
-    sample, logged = draw(rows_log, days, items, features, inputs, count=40, k=1)
-    whole, _ = draw(rows_log, days, items, rows_log.features, inputs, count=40, k=1)
+    sample, logged = sample_requests(rows_log, days, items, features, inputs, count=40, k=1)
+    whole, _ = sample_requests(rows_log, days, items, rows_log.features, inputs, count=40, k=1)
     for name, most in (("user.user", 7), ("sequence.clicks.sku", 12)):
-        found, before = sample.batch.arrays[name], whole.batch.arrays[name]
+        found, before = sample.requests.arrays[name], whole.requests.arrays[name]
         assert before.max() >= most
         assert found.ravel().tolist() == [number if number < most else 1 for number in before.ravel().tolist()]
         assert found.dtype == np.int32
-    np.testing.assert_array_equal(sample.batch.arrays["user.age"], whole.batch.arrays["user.age"])
+    np.testing.assert_array_equal(sample.requests.arrays["user.age"], whole.requests.arrays["user.age"])
     assert check_features(logged, items, per_request=False) == []
 
 
@@ -401,14 +402,14 @@ def test_days_without_impressions_are_named(rows_log: ImpressionLog, monkeypatch
     items = load_items(rows_log.path, rows_log, rows_log.features, NAMES)
     monkeypatch.setattr(ImpressionLog, "choose", lambda log, days: [])
     with pytest.raises(ValueError, match=r"found no impressions on 2024-03-01, expected some"):
-        draw(rows_log, ["2024-03-01"], items, rows_log.features, [], count=40, k=1)
+        sample_requests(rows_log, ["2024-03-01"], items, rows_log.features, [], count=40, k=1)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda items: items.drop("price"), "has no column 'price'"),
-        (lambda items: pl.concat([items, items[3:4]]), "'sku-3' stands there twice"),
+        (lambda items: pl.concat([items, items[3:4]]), "'sku-3' occurs twice"),
         (lambda items: items.with_columns(price=pl.lit(None, pl.Float64)), "found nothing, expected numbers"),
         (lambda items: items.with_columns(sku=pl.lit(None, pl.String)), "has items without sku"),
         (lambda items: items.with_columns(author=pl.lit(1.5)), "found Float64, expected whole numbers or strings"),
@@ -440,7 +441,7 @@ def test_what_is_no_file_of_items(rows_log: ImpressionLog, tmp_path: Path) -> No
 def features_of_log(log: ImpressionLog, days: list[str], per_request: bool) -> list[str]:
     names = [f"item.{feature.name}" for feature in log.features.of("item")]
     items = load_items(log.path, log, log.features, names)
-    _, logged = draw(log, days, items, log.features, [], count=200, k=1)
+    _, logged = sample_requests(log, days, items, log.features, [], count=200, k=1)
     return check_features(logged, items, per_request=per_request)
 
 
@@ -459,10 +460,10 @@ def test_item_features_that_changed_are_noted(rows_log: ImpressionLog, tmp_path:
     cheaper = raw_items().with_columns(price=pl.when(pl.col("size") == 3).then(1.0).otherwise("price"))
     cheaper.write_parquet(tmp_path / "cheaper.parquet")
     items = load_items(tmp_path / "cheaper.parquet", rows_log, rows_log.features, NAMES)
-    _, logged = draw(rows_log, ["2024-03-01..2024-03-20"], items, rows_log.features, [], count=200, k=1)
+    _, logged = sample_requests(rows_log, ["2024-03-01..2024-03-20"], items, rows_log.features, [], count=200, k=1)
     share = np.mean([int(str(sku).split("-")[1]) % 9 == 3 for sku in items.lookup.values.take(logged.rows).to_pylist()])
     (note,) = check_features(logged, items, per_request=False)
-    assert note == f"item.price: {share:.1%} of the log's values are others than those of the items now"
+    assert note == f"item.price: {share:.1%} of the log's values differ from those of the items now"
 
 
 # --- whole runs ---------------------------------------------------------------------------------------------------
@@ -588,7 +589,7 @@ def test_a_run_is_exported_with_a_log_that_has_grown(tmp_path: Path) -> None:
     data = {"path": str(before.path), "train": "2024-01-01..2024-02-20", "valid": "2024-03-01..2024-03-20"}
     path = trained(before.path, tmp_path / "run", [{"name": "only", "quota": 5, "model": model}], data=data)
     exported = export_run(path, tmp_path / "bundle", data=after.path, examples=64)
-    assert "8 items have a item.sku that the model does not know; it counts as never seen" in exported.notes
+    assert "8 items have a value of item.sku that the model has no row for; it counts as unseen" in exported.notes
     bundle = Bundle.load(tmp_path / "bundle")
     strangers = [one for one in bundle.examples() if one["request"]["user"]["user"] == {"id": 1}]
     assert len(strangers) == 2
@@ -603,10 +604,10 @@ def test_a_bundle_that_answers_otherwise_is_refused(monkeypatch: pytest.MonkeyPa
     items = load_items(log.path, log, log.features, names)
     inputs = [f"{f.group}.{f.name}" for f in log.features.features if f.group != "item"]
     inputs += [f"sequence.history.{name}" for name in (*log.features.sequences[0].features, "mask")]
-    sample, _ = draw(log, [DAYS[2]], items, log.features, inputs, count=30, k=10)
+    sample, _ = sample_requests(log, [DAYS[2]], items, log.features, inputs, count=30, k=10)
 
     def compare(stages: list[Stage]) -> dict[str, Any]:
-        return check(bundle, stages, items, sample.batch, vectors=None, open_requests=5)
+        return check(bundle, stages, items, sample.requests, vectors=None, open_requests=5)
 
     assert compare(cascade.stages)["same_without"] == 5
     fewer = [*cascade.stages[:1], replace(cascade.stages[1], quota=9)]
@@ -620,7 +621,7 @@ def test_a_bundle_that_answers_otherwise_is_refused(monkeypatch: pytest.MonkeyPa
         compare(cascade.stages)
     with torch.no_grad():
         model.head.out.bias.fill_(torch.nan)
-    with pytest.raises(DifferenceError, match="its own scores of the log's impressions are not finite"):
+    with pytest.raises(DifferenceError, match="PyTorch's scores of the log's impressions are not finite"):
         compare(cascade.stages)
 
 
@@ -662,11 +663,11 @@ def test_requests_are_read_as_the_log_was_with_or_without_examples(
     use_written_graphs(monkeypatch)
 
     def an_hour_later(*args: Any, **options: Any) -> Any:
-        sample, logged = draw(*args, **options)
+        sample, logged = sample_requests(*args, **options)
         return sample._replace(times=sample.times + 3_600_000), logged
 
-    monkeypatch.setattr(running, "draw", an_hour_later)
-    with pytest.raises(DifferenceError, match=r"context\.\w+: requests are not read as the log was"):
+    monkeypatch.setattr(running, "sample_requests", an_hour_later)
+    with pytest.raises(DifferenceError, match=r"context\.\w+: requests are encoded differently than the log"):
         export_run(platform_run(), tmp_path / "bundle", examples=0)
 
 
@@ -717,7 +718,7 @@ def test_runs_that_cannot_be_exported(tmp_path: Path) -> None:
         export_run(tmp_path, tmp_path / "out")
     shutil.copytree(platform_run(), tmp_path / "demo/runs/first")
     shutil.copytree(platform_run(), tmp_path / "demo/second")
-    below = "demo is not the directory of a run; those below it are .*demo/runs/first, .*demo/second$"
+    below = "demo is not a run directory; the runs below it are .*demo/runs/first, .*demo/second$"
     with pytest.raises(ValueError, match=below):
         export_run(tmp_path / "demo", tmp_path / "out")
     shutil.copy(platform_run() / "config.yaml", tmp_path / "demo")  # what its runs were trained with
@@ -742,7 +743,9 @@ def test_many_items_get_an_index_in_lists(monkeypatch: pytest.MonkeyPatch, tmp_p
     """A simulated cascade: every stage is compared, and what the index misses is known."""
     source = simulated_source(5000, users=300, length=8, quotas=(50, 10), requests=100)
     again = simulated_source(5000, users=300, length=8, quotas=(50, 10), requests=100)
-    np.testing.assert_array_equal(source.sample.batch.arrays["user.user_id"], again.sample.batch.arrays["user.user_id"])
+    np.testing.assert_array_equal(
+        source.sample.requests.arrays["user.user_id"], again.sample.requests.arrays["user.user_id"]
+    )
     manifest = writing.write_bundle(source, tmp_path / "bundle", recall=0.8, exact_below=1000)
     index = manifest["stages"][0]["index"]
     assert index["kind"] == "lists"

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from rankfall.serving.request_encoder import Batch
+from rankfall.serving.encoded_requests import EncodedRequests
 from rankfall.serving.results import Answers, Ranking
 from rankfall.serving.service import settings
 from rankfall.serving.service.batching import Batcher, PendingCall
@@ -37,18 +37,15 @@ class Doubling:
         self._before = before
         self.sizes: list[int] = []
 
-    def run(self, batch: Batch, *, explain: bool) -> Answers:
+    def run(self, batch: EncodedRequests, *, explain: bool) -> Answers:
         self.sizes.append(len(batch))
         self._before()
         return Answers([Ranking([2 * number], [0.0], []) for number in batch.arrays["number"].tolist()], {"only": 0.0})
 
 
-def numbers(*given: int) -> Batch:
-    count = len(given)
-    nothing = np.empty(0, np.int64)
-    return Batch(
-        {"number": np.array(given)}, np.ones(count, np.int64), [None] * count, [nothing] * count, [[] for _ in given]
-    )
+def numbers(*given: int) -> EncodedRequests:
+    nothing = [np.empty(0, np.int64)] * len(given)
+    return EncodedRequests.with_candidates({"number": np.array(given)}, nothing, 1).without_candidates()
 
 
 def ask(bundle: Doubling, *given: int) -> PendingCall:

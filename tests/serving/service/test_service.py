@@ -296,7 +296,7 @@ def test_a_bad_bundle_is_an_error_before_the_port_opens(
     bad = spoiled(platform_bundle(), tmp_path / "bad")
     (tmp_path / "empty").mkdir()
     for path, word in (
-        (bad, "answers its example 0 otherwise"),
+        (bad, "answers its example 0 differently"),
         (tmp_path / "empty", "empty is a directory without bundles"),
         (tmp_path / "missing", "missing does not exist"),
         (bad / "examples.json", "is a file, expected a bundle"),

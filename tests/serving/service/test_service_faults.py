@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from rankfall.serving import Answers, Batch
+    from rankfall.serving import Answers, EncodedRequests
 
 
 class Gate:
@@ -46,11 +46,11 @@ class Gate:
         served = service.service.slots["main"]
         assert served is not None
         self.opened = threading.Event()
-        self.batches: list[Batch] = []
-        self.refuse: Callable[[Batch], Exception | None] = lambda batch: None
+        self.batches: list[EncodedRequests] = []
+        self.refuse: Callable[[EncodedRequests], Exception | None] = lambda batch: None
         run = served.bundle.run
 
-        def gated(batch: Batch, *, explain: bool = False) -> Answers:
+        def gated(batch: EncodedRequests, *, explain: bool = False) -> Answers:
             self.batches.append(batch)
             assert self.opened.wait(60)
             error = self.refuse(batch)
@@ -235,19 +235,19 @@ def test_what_waits_is_computed_together_if_it_can_be() -> None:
         assert sizes == {(1, 1): 1, (4, 2): 1, (1, 2): 1, (2, 3): 1}
 
 
-def too_large(batch: Batch) -> Exception | None:
+def too_large(batch: EncodedRequests) -> Exception | None:
     """As a bundle says it, which names the first of those that are wrong."""
     wrong = [place for place, k in enumerate(batch.k) if k == 7]
     name = f"requests[{wrong[0]}]" if wrong and len(batch) > 1 else "request"
     return RequestError(f"{name}: found numbers so large", wrong[0]) if wrong else None
 
 
-def broken(batch: Batch) -> Exception | None:
+def broken(batch: EncodedRequests) -> Exception | None:
     return RuntimeError("broken") if 7 in batch.k else None
 
 
 @pytest.mark.parametrize(("refuse", "code"), [(too_large, 422), (broken, 500)])
-def test_a_bad_request_fails_nobody_else(refuse: Callable[[Batch], Exception | None], code: int) -> None:
+def test_a_bad_request_fails_nobody_else(refuse: Callable[[EncodedRequests], Exception | None], code: int) -> None:
     with gated() as (service, gate, ask):
         gate.refuse = refuse
         first = ask(k=1)
@@ -405,7 +405,7 @@ def test_swaps_under_load_lose_and_mix_nothing(tmp_path: Path, threads: int) -> 
                 }
                 refused = admin.reload(bad)
                 assert refused.code == 409
-                assert "answers its example 0 otherwise" in refused.json["error"]
+                assert "answers its example 0 differently" in refused.json["error"]
         finally:
             done.set()
         seen = sum((client.result() for client in clients), Counter[str]())
@@ -445,7 +445,7 @@ def test_calls_without_an_answer_keep_no_bundle(monkeypatch: pytest.MonkeyPatch)
     """Nor does any circle that only the garbage collector would find."""
     run, opened = Bundle.run, threading.Event()
 
-    def gated_run(bundle: Bundle, batch: Batch, *, explain: bool = False) -> Answers:
+    def gated_run(bundle: Bundle, batch: EncodedRequests, *, explain: bool = False) -> Answers:
         assert opened.wait(60)
         return run(bundle, batch, explain=explain)
 

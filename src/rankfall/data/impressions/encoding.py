@@ -1,11 +1,12 @@
-"""From the values of a log to what a model sees: ids of embedding rows, and numbers.
+"""Encode the columns of a log as what models receive: ids of embedding rows, and numbers.
 
-An :class:`Encoding` is a description of a log and everything that was fitted: the values that have ids, means and
-deviations, the edges of buckets.
+The rules are those of :mod:`rankfall.encoding`, which requests are encoded with, too. This module builds them from the
+description of a log and from what was fitted, and converts columns of any type to the arrays that they take.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,134 +14,175 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from rankfall.data.impressions.hashing import hash_values
-from rankfall.data.impressions.spec import (
+from rankfall.data.impressions.hashing import hashable
+from rankfall.data.impressions.spec import PARTS, Dense, Features, Spec, Time, features_of, is_dense, table_of
+from rankfall.encoding import (
     FIRST_KNOWN,
     MISSING,
-    PARTS,
-    UNSEEN,
-    Categorical,
-    Dense,
-    Features,
-    Spec,
-    Time,
-    features_of,
-    table_of,
+    Buckets,
+    HashedIds,
+    NumberedIds,
+    Numbers,
+    TimePart,
+    VocabularyIds,
 )
+from rankfall.encoding import BadValueError as BadValueError
+from rankfall.encoding.lookup import Lookup, plain_values
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
+    from rankfall.data.impressions.log import ImpressionLog
     from rankfall.data.impressions.spec import FeatureConfig, Group, Unit
+    from rankfall.encoding import Rule
 
-    Ids = NDArray[np.int32]
-
-
-class BadValueError(ValueError):
-    """A value that a feature cannot take; `position` is its row."""
-
-    def __init__(self, message: str, position: int) -> None:
-        super().__init__(message)
-        self.position = position
+    Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How the values of each feature become ids or numbers.
+    """The rules by which the values of each feature of a log are encoded.
 
-    `vocabularies` holds the values with ids of each embedding table in the order of their ids, `scalings` mean and
-    deviation of the features ``GROUP.NAME`` that are standardised, `edges` the inner edges of those that are
-    bucketized.
+    Args:
+        spec: The description of the log.
+        vocabularies: The values of each embedding table that have ids, in the order of their ids.
+        scalings: Mean and deviation of each standardised feature ``GROUP.NAME``.
+        edges: Inner edges of the buckets of each bucketized feature ``GROUP.NAME``.
+        hashed: ``"text"`` or ``"numbers"`` for each hashed feature ``GROUP.NAME`` whose values are known.
     """
 
     spec: Spec
     vocabularies: Mapping[str, pl.Series] = field(default_factory=dict)
-    scalings: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = field(default_factory=dict)
+    scalings: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)
     edges: Mapping[str, list[float]] = field(default_factory=dict)
+    hashed: Mapping[str, str] = field(default_factory=dict)
+    _rules: dict[str, Rule] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _lookups: dict[str, Lookup] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of_log(cls, log: ImpressionLog) -> Encoding:
+        """Return the encoding that a log was prepared with, from its manifest and its vocabularies."""
+        about = log.manifest["about"]
+        scalings = {
+            key: (np.array(scaling["mean"]), np.array(scaling["deviation"]))
+            for key, scaling in about.get("scalings", {}).items()
+        }
+        tables = log.manifest["vocabularies"]
+        vocabularies = {table: pl.Series(pl.from_arrow(log.vocabulary(table))) for table in tables}
+        return cls(log.spec, vocabularies, scalings, about.get("edges", {}), about.get("hashed", {}))
 
     @cached_property
     def features(self) -> Features:
-        """What a model sees."""
+        """The features that models receive."""
         rows = {
-            table_of(group, name, feature): FIRST_KNOWN + self._known(group, name, feature)
+            table_of(group, name, feature): self.rule(group, name).rows
             for group, name, feature in self.spec.features
+            if not is_dense(feature)
         }
         return features_of(self.spec, rows)
 
     def encode(self, group: Group, name: str, raw: pl.Series) -> NDArray[Any]:
-        """The ids (n,) int32 of a feature's values, or its numbers, (n,) or (n, size) float32."""
-        feature: FeatureConfig = getattr(self.spec.features, group)[name]
-        if isinstance(feature, Categorical):
-            return self._encode_categorical(group, name, feature, raw)
-        if isinstance(feature, Time):
-            return _encode_time(feature, raw, self.spec)
-        return self._encode_dense(f"{group}.{name}", feature, raw)
+        """Encode a column of raw values.
 
-    def _known(self, group: Group, name: str, feature: FeatureConfig) -> int:
-        """How many different ids the known values have."""
+        Returns:
+            Ids (n,) int32, or numbers (n,) or (n, size) float32.
+
+        Raises:
+            BadValueError: The feature does not accept one of the values.
+            ValueError: The feature does not accept the type of the column.
+        """
+        rule = self.rule(group, name)
+        if isinstance(rule, Numbers):
+            with _naming_bad_numbers(raw):
+                return rule.encode(_floats(raw, rule.size))
+        if isinstance(rule, Buckets):
+            with _naming_bad_numbers(raw):
+                return rule.ids(_floats(raw, 1)).astype(np.int32)
+        if isinstance(rule, TimePart):
+            local = to_times(raw, rule.unit, rule.zone).dt.replace_time_zone(None).to_physical()
+            return _with_missing(rule.ids(local.fill_null(0).to_numpy()), local)
+        if raw.dtype == pl.Null:
+            return np.full(len(raw), MISSING, np.int32)
+        if isinstance(rule, NumberedIds):
+            return _with_missing(_number_ids(rule, raw), raw)
+        if isinstance(rule, HashedIds):
+            return _with_missing(rule.ids(hashable(_filled(raw))), raw)
+        values = raw.cast(self.vocabularies[rule.table].dtype)
+        return _with_missing(rule.ids(plain_values(_filled(values).to_arrow())), raw)
+
+    def rule(self, group: Group, name: str) -> Rule:
+        """Return the rule of a feature.
+
+        Raises:
+            ValueError: The feature needs a fitted scaling or fitted edges, of which there are none.
+        """
+        key = f"{group}.{name}"
+        if key not in self._rules:
+            self._rules[key] = self._make_rule(group, name, getattr(self.spec.features, group)[name])
+        return self._rules[key]
+
+    def _make_rule(self, group: Group, name: str, feature: FeatureConfig) -> Rule:
+        key = f"{group}.{name}"
         if isinstance(feature, Time):
-            return PARTS[feature.part]
+            unit = feature.unit if feature.column is not None else (self.spec.time.unit if self.spec.time else None)
+            rows = FIRST_KNOWN + PARTS[feature.part]
+            return TimePart(rows, feature.part, unit, self.spec.zone, of_request=feature.column is None)
         if isinstance(feature, Dense):
-            edges = self.edges.get(f"{group}.{name}", feature.bucketize)
-            return len(edges) + 1 if isinstance(edges, list) else 0
-        if feature.vocabulary is not None:
-            return len(self.vocabularies[table_of(group, name, feature)])
-        return feature.num_buckets or feature.hash_bucket_size or 0
-
-    def _encode_categorical(self, group: Group, name: str, feature: Categorical, raw: pl.Series) -> Ids:
+            return self._dense_rule(key, feature)
         if feature.num_buckets is not None:
-            ids = _bucket_ids(raw, feature.num_buckets)
-        elif feature.hash_bucket_size is not None:
-            ids = FIRST_KNOWN + (hash_values(_filled(raw)) % np.uint64(feature.hash_bucket_size)).astype(np.int64)
-        else:
-            ids = _lookup(raw, self._vocabulary_frames[table_of(group, name, feature)])
-        return np.where(raw.is_null().to_numpy(), MISSING, ids).astype(np.int32)
+            return NumberedIds(FIRST_KNOWN + feature.num_buckets)
+        if feature.hash_bucket_size is not None:
+            hashed = self.hashed.get(key)  # logs of early releases do not say
+            return HashedIds(FIRST_KNOWN + feature.hash_bucket_size, None if hashed is None else hashed == "text")
+        table = table_of(group, name, feature)
+        known = self.lookup(table)
+        return VocabularyIds(FIRST_KNOWN + len(known.values), table, known)
 
-    @cached_property
-    def _vocabulary_frames(self) -> dict[str, pl.DataFrame]:
-        return {
-            table: pl.DataFrame({"value": values, "id": np.arange(FIRST_KNOWN, FIRST_KNOWN + len(values))})
-            for table, values in self.vocabularies.items()
-        }
+    def _dense_rule(self, key: str, feature: Dense) -> Rule:
+        mean, deviation = self.scalings.get(key, (None, None)) if feature.standardise else (None, None)
+        edges = self.edges.get(key, feature.bucketize)
+        if (feature.standardise and mean is None) or isinstance(edges, int):
+            raise ValueError(f"{key}: found no fitted scaling or edges, which are needed to encode its values")
+        numbers = Numbers(feature.size, feature.log1p, feature.missing, mean, deviation)
+        return numbers if edges is None else Buckets(FIRST_KNOWN + len(edges) + 1, numbers, edges)
 
-    def _encode_dense(self, key: str, feature: Dense, raw: pl.Series) -> NDArray[Any]:
-        values = dense_values(feature, raw)
-        if feature.bucketize is not None:
-            edges = np.array(self.edges.get(key, feature.bucketize))
-            return (FIRST_KNOWN + np.searchsorted(edges, values, side="right")).astype(np.int32)
-        if feature.standardise:
-            mean, deviation = self.scalings[key]
-            values = (values - mean) / deviation
-        return values.astype(np.float32)
+    def lookup(self, table: str) -> Lookup:
+        """Return the vocabulary of an embedding table."""
+        if table not in self._lookups:
+            self._lookups[table] = Lookup(plain_values(self.vocabularies[table].to_arrow()))
+        return self._lookups[table]
 
 
-def dense_values(feature: Dense, raw: pl.Series) -> NDArray[np.float64]:
-    """The numbers (n,) or (n, size) of a feature after `log1p` and `missing`, before anything that is fitted."""
-    values = _numbers(feature, raw)
-    if feature.log1p:
-        values = np.copysign(np.log1p(np.abs(values)), values)
-    bad = ~np.isfinite(values)
-    if bad.any():
-        if feature.missing is None:
-            position = int(np.flatnonzero(bad.reshape(len(values), -1).any(axis=1))[0])
-            found = raw.slice(position, 1).to_list()[0]
-            shown = "nothing" if found is None else str(found)
-            raise BadValueError(f"column {raw.name!r}: found {shown}, expected numbers (or give `missing`)", position)
-        values = np.where(bad, feature.missing, values)
-    return values
+def dense_values(feature: Dense, raw: pl.Series) -> Floats:
+    """Return the numbers of a feature, (n,) or (n, size), after `log1p` and `missing` but before anything fitted."""
+    rule = Numbers(feature.size, feature.log1p, feature.missing)
+    with _naming_bad_numbers(raw):
+        return rule.filled(_floats(raw, rule.size))
+
+
+# --- columns as arrays --------------------------------------------------------------------------------------------
 
 
 def to_times(raw: pl.Series, unit: Unit | None, zone: str) -> pl.Series:
-    """Points in time as datetimes of the zone. Dates and times without a zone are taken as the zone's own."""
+    """Return a column of times as datetimes in a time zone.
+
+    Args:
+        raw: Dates, datetimes, ISO 8601 text or integers since 1970. Those without a zone are local times of `zone`.
+        unit: Unit of integers.
+        zone: Name of the time zone.
+
+    Raises:
+        ValueError: A value is no time, or does not exist because the clocks were put forward.
+    """
     where = f"column {raw.name!r}"
     if raw.dtype.is_integer():
         if unit is None:
-            raise ValueError(f"{where}: found whole numbers, for which `unit` must say s, ms or us")
+            raise ValueError(f"{where}: found whole numbers, for which `unit` must be s, ms or us")
         return pl.from_epoch(raw, unit).dt.cast_time_unit("ms").dt.replace_time_zone("UTC").dt.convert_time_zone(zone)
     if raw.dtype == pl.String:
-        return _parsed_times(raw, zone)
+        return _parse_times(raw, zone)
     if raw.dtype == pl.Date:
         raw = raw.cast(pl.Datetime("ms"))
     kind = raw.dtype
@@ -152,21 +194,21 @@ def to_times(raw: pl.Series, unit: Unit | None, zone: str) -> pl.Series:
     return times.convert_time_zone(zone)
 
 
-_TIMES = ("%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d")  # in the zone of the log,
-_ZONED_TIMES = ("%Y-%m-%dT%H:%M:%S%.f%#z", "%Y-%m-%dT%H:%M%#z")  # or in one of their own
+_LOCAL_FORMATS = ("%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
+_ZONED_FORMATS = ("%Y-%m-%dT%H:%M:%S%.f%#z", "%Y-%m-%dT%H:%M%#z")
 
 
-def _parsed_times(raw: pl.Series, zone: str) -> pl.Series:
-    """Times written as ISO 8601 has it, each by itself: what others look like must not matter."""
+def _parse_times(raw: pl.Series, zone: str) -> pl.Series:
+    """Parse ISO 8601 text, each value by itself: its result must not depend on the format of the others."""
     text = raw.str.strip_chars().str.replace(" ", "T", literal=True).str.replace("Z$", "+00:00")
     parsed = pl.Series(raw.name, [None] * len(raw), pl.Datetime("ms", zone))
-    for form in _TIMES:
+    for form in _LOCAL_FORMATS:
         local = text.str.to_datetime(form, time_unit="ms", strict=False)
         local = local.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
         parsed = parsed.zip_with(parsed.is_not_null(), local)
-    for form in _ZONED_TIMES:
-        own = text.str.to_datetime(form, time_unit="ms", strict=False, time_zone="UTC").dt.convert_time_zone(zone)
-        parsed = parsed.zip_with(parsed.is_not_null(), own)
+    for form in _ZONED_FORMATS:
+        zoned = text.str.to_datetime(form, time_unit="ms", strict=False, time_zone="UTC").dt.convert_time_zone(zone)
+        parsed = parsed.zip_with(parsed.is_not_null(), zoned)
     bad = parsed.is_null() & raw.is_not_null()
     if bad.any():
         found = raw.filter(bad)[0]
@@ -176,58 +218,46 @@ def _parsed_times(raw: pl.Series, zone: str) -> pl.Series:
     return parsed
 
 
-def _encode_time(feature: Time, raw: pl.Series, spec: Spec) -> Ids:
-    unit = feature.unit if feature.column is not None else (spec.time.unit if spec.time else None)
-    times = to_times(raw, unit, spec.zone).dt
-    match feature.part:
-        case "month":
-            part = times.month() - 1
-        case "weekday":
-            part = times.weekday() - 1
-        case "hour":
-            part = times.hour()
-        case "minute":
-            part = times.minute()
-    return (part.cast(pl.Int32) + FIRST_KNOWN).fill_null(MISSING).to_numpy()
-
-
-def _bucket_ids(raw: pl.Series, buckets: int) -> NDArray[np.int64]:
-    if raw.dtype == pl.Boolean:
-        raw = raw.cast(pl.Int64)
-    if not raw.dtype.is_integer() and raw.dtype != pl.Null:
+def _number_ids(rule: NumberedIds, raw: pl.Series) -> NDArray[np.int64]:
+    if not raw.dtype.is_integer() and raw.dtype != pl.Boolean:
         raise ValueError(f"column {raw.name!r}: found {raw.dtype}, expected whole numbers (num_buckets)")
-    values = raw.cast(pl.Int64).fill_null(0).to_numpy()
-    if (negative := np.flatnonzero(values < 0)).size:
-        position = int(negative[0])
-        raise BadValueError(
-            f"column {raw.name!r}: found {values[position]}, expected whole numbers from 0 to {buckets - 1}", position
-        )
-    return np.where(values < buckets, values + FIRST_KNOWN, UNSEEN)
+    try:
+        return rule.ids(_filled(raw.cast(pl.Int64)).to_numpy())
+    except BadValueError as error:
+        expected = f"whole numbers from 0 to {rule.rows - FIRST_KNOWN - 1}"
+        message = f"column {raw.name!r}: found {raw[error.position]}, expected {expected}"
+        raise BadValueError(message, error.position) from None
 
 
-def _lookup(raw: pl.Series, known: pl.DataFrame) -> NDArray[np.int64]:
-    if raw.dtype == pl.Null:
-        return np.zeros(len(raw), np.int64)
-    asked = pl.DataFrame({"value": raw.cast(known["value"].dtype)})
-    found = asked.join(known, on="value", how="left", maintain_order="left")["id"]
-    return found.fill_null(UNSEEN).to_numpy()
+def _floats(raw: pl.Series, size: int) -> Floats:
+    """Return numbers (n,) or vectors (n, size), NaN where there are none."""
+    try:
+        if size == 1:
+            return raw.cast(pl.Float64).to_numpy()
+        vectors = raw.cast(pl.Array(pl.Float64, size))
+        if vectors.has_nulls():
+            vectors = vectors.fill_null(pl.lit([None] * size, vectors.dtype))
+        return vectors.explode(empty_as_null=False, keep_nulls=True).to_numpy().reshape(len(raw), size)
+    except pl.exceptions.PolarsError:
+        expected = "numbers" if size == 1 else f"lists of {size} numbers"
+        raise ValueError(f"column {raw.name!r}: found {raw.dtype}, expected {expected}") from None
 
 
 def _filled(raw: pl.Series) -> pl.Series:
-    if raw.dtype == pl.Null:
-        return pl.zeros(len(raw), pl.Int64, eager=True)
+    """Fill nulls with any value, as rules take arrays without nulls."""
     return raw.fill_null("" if raw.dtype == pl.String else pl.lit(0, raw.dtype)) if raw.has_nulls() else raw
 
 
-def _numbers(feature: Dense, raw: pl.Series) -> NDArray[np.float64]:
+def _with_missing(ids: NDArray[np.int64], raw: pl.Series) -> NDArray[np.int32]:
+    return (np.where(raw.is_null().to_numpy(), MISSING, ids) if raw.has_nulls() else ids).astype(np.int32)
+
+
+@contextmanager
+def _naming_bad_numbers(raw: pl.Series) -> Iterator[None]:
     try:
-        if feature.size == 1:
-            return raw.cast(pl.Float64).to_numpy().copy()
-        vectors = raw.cast(pl.Array(pl.Float64, feature.size))
-        if vectors.has_nulls():
-            vectors = vectors.fill_null(pl.lit([None] * feature.size, vectors.dtype))
-        flat = vectors.explode(empty_as_null=False, keep_nulls=True).to_numpy()
-        return flat.reshape(len(raw), feature.size).copy()
-    except pl.exceptions.PolarsError:
-        expected = "numbers" if feature.size == 1 else f"lists of {feature.size} numbers"
-        raise ValueError(f"column {raw.name!r}: found {raw.dtype}, expected {expected}") from None
+        yield
+    except BadValueError as error:
+        found = raw.slice(error.position, 1).to_list()[0]
+        shown = "nothing" if found is None else str(found)
+        message = f"column {raw.name!r}: found {shown}, expected numbers (or give `missing`)"
+        raise BadValueError(message, error.position) from None

@@ -41,11 +41,11 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
-from rankfall._ids import FIRST_KNOWN as FIRST_KNOWN
-from rankfall._ids import MISSING as MISSING
-from rankfall._ids import UNSEEN as UNSEEN
 from rankfall._settings import KIND, ConfigError, Section, explain, read_yaml
 from rankfall._suggest import did_you_mean
+from rankfall.encoding import FIRST_KNOWN as FIRST_KNOWN
+from rankfall.encoding import MISSING as MISSING
+from rankfall.encoding import UNSEEN as UNSEEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -204,6 +204,14 @@ def table_of(group: Group, name: str, feature: Categorical | Time | Dense) -> st
     """The name of the embedding table a feature's ids belong to."""
     shared = None if isinstance(feature, Dense) else feature.embedding
     return shared or f"{group}.{name}"
+
+
+def column_of(spec: Spec, name: str, feature: Categorical | Time | Dense) -> str:
+    """Return the column of the log that has the values of a feature."""
+    if isinstance(feature, Time) and feature.column is None:
+        assert spec.time is not None  # validated by the spec
+        return spec.time.column
+    return feature.column or name
 
 
 def _ids(feature: Categorical | Time) -> object:

@@ -1,1 +1,1 @@
-"""From the checkpoint of a run to a bundle. This half of serving needs torch; bundles do not."""
+"""Export of the checkpoint of a run as a bundle. Exporting needs torch; bundles do not."""

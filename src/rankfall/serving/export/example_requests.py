@@ -1,4 +1,4 @@
-"""Requests of the log as somebody would write them: raw values where they can be told from ids."""
+"""Requests of the log with raw values where they can be recovered from ids."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankfall._ids import FIRST_KNOWN, MISSING
+from rankfall.encoding import FIRST_KNOWN, MISSING
 from rankfall.serving.request_encoder import MASK
 
 if TYPE_CHECKING:
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.serving.export.encoding_rules import Rules
-    from rankfall.serving.export.logged_requests import Sample
+    from rankfall.serving.export.logged_requests import RequestSample
 
 
 def raw_requests(
-    sample: Sample, rules: Rules, vocabularies: Mapping[str, pa.Array], count: int
+    sample: RequestSample, rules: Rules, vocabularies: Mapping[str, pa.Array], count: int
 ) -> list[dict[str, Any]]:
-    """The first `count` requests; an id of which nobody knows the value any more is ``{"id": 7}``."""
-    return [_request(sample, place, rules, vocabularies) for place in range(min(count, len(sample.batch)))]
+    """Return the first `count` requests; an id whose value cannot be recovered is given as ``{"id": 7}``."""
+    return [_request(sample, place, rules, vocabularies) for place in range(min(count, len(sample.requests)))]
 
 
-def _request(sample: Sample, place: int, rules: Rules, vocabularies: Mapping[str, pa.Array]) -> dict[str, Any]:
-    arrays = sample.batch.arrays
+def _request(sample: RequestSample, place: int, rules: Rules, vocabularies: Mapping[str, pa.Array]) -> dict[str, Any]:
+    arrays = sample.requests.arrays
     request: dict[str, Any] = {}
     if rules["time"] is not None:
         moment = datetime.fromtimestamp(int(sample.times[place]) / 1000, UTC)
@@ -37,7 +37,7 @@ def _request(sample: Sample, place: int, rules: Rules, vocabularies: Mapping[str
         values = {
             name: raw_value(rule, arrays[f"{group}.{name}"][place], vocabularies)
             for name, rule in rules[group].items()
-            if not rule.get("of_request")  # which follows from the time
+            if not rule.get("of_request")  # follows from the time
         }
         if values:
             request[group] = values
@@ -54,7 +54,7 @@ def _request(sample: Sample, place: int, rules: Rules, vocabularies: Mapping[str
 
 
 def raw_value(rule: Mapping[str, Any], value: Any, vocabularies: Mapping[str, pa.Array]) -> Any:
-    """A value that is encoded as this id or number."""
+    """Return a value that is encoded as an id or number."""
     if rule["kind"] == "dense" and rule["edges"] is None:
         return _raw_number(rule, np.asarray(value, np.float64))
     number = int(value)

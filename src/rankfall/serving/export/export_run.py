@@ -1,4 +1,4 @@
-"""Exporting a run."""
+"""Export a run as a bundle."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from rankfall._files import checksum
 from rankfall.cascade import Cascade
 from rankfall.data.impressions.compatibility import check_meaning
+from rankfall.data.impressions.encoding import Encoding
 from rankfall.data.impressions.log import ImpressionLog, is_log
-from rankfall.serving.export.encoder_parity import check_reading
-from rankfall.serving.export.encoding_rules import request_rules, vocabularies_of
+from rankfall.serving.export.encoding_rules import request_rules, request_vocabularies
 from rankfall.serving.export.item_table import load_items
-from rankfall.serving.export.logged_requests import check_features, draw
-from rankfall.serving.export.onnx_graphs import inputs_of
-from rankfall.serving.export.write_bundle import QUERIES, Source, has_index, scorer_of, write_bundle
+from rankfall.serving.export.logged_requests import check_features, sample_requests
+from rankfall.serving.export.onnx_graphs import has_index, inputs_of, scorer_of
+from rankfall.serving.export.write_bundle import QUERIES, BundleSource, write_bundle
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, LOG, is_finished, read_config, read_json
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from rankfall.serving.export.write_bundle import OnStep
 
 
-FEW_QUERIES = 100  # on which a share of 0.99 is hardly known
+FEW_QUERIES = 100  # on which a recall of 0.99 is measured with little precision
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The manifest of a bundle, and what whoever made it should know."""
+    """The manifest of a bundle, and notes for the user who exported it."""
 
     manifest: dict[str, Any]
     notes: list[str]
@@ -42,14 +42,23 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Weights, and what has to be known of them to serve them."""
+    """A checkpoint with everything that is needed to serve it.
 
-    run: Path  # the directory, in which stands what the ids and numbers of the training mean
+    Attributes:
+        run: The run directory, which stores the encoding of the training log.
+        config: The configuration of the run.
+        checkpoint: The file of weights.
+        log: The log of the run.
+        days: The days of the log whose requests the bundle is checked on.
+        metrics: The metrics of the weights.
+    """
+
+    run: Path
     config: CascadeConfig
     checkpoint: Path
     log: ImpressionLog
-    days: Sequence[str]  # of the log, whose requests everything is checked on
-    metrics: Mapping[str, Any]  # what was measured of them
+    days: Sequence[str]
+    metrics: Mapping[str, Any]
 
 
 def export_run(
@@ -64,12 +73,23 @@ def export_run(
     force: bool = False,
     on_step: OnStep = lambda step, done, total: None,
 ) -> Exported:
-    """Write the best weights of a run as a bundle, or one `stage` of them.
+    """Write the best weights of a run as a bundle.
 
-    items: a prepared log or a file, by default the log of the run. data: where that log is now, if not where it
-    was; its test days, or its validation days if there are none, give the requests on which everything is checked.
-    recall: share of the best items that the index of a first stage has to find. examples: how many of these
-    requests the bundle keeps. `on_step` hears what is done, how much of it, and of how much.
+    Args:
+        run: The run directory.
+        out: The directory of the bundle.
+        items: A prepared log or a file of items; by default the log of the run.
+        data: The current path of the log of the run, if it was moved. Its test days, or its validation days if there
+            are none, provide the requests that the bundle is checked on.
+        stage: Export only this stage.
+        recall: Share of the best items that the index of the first stage must find.
+        examples: The number of these requests that the bundle keeps.
+        force: Replace a bundle at `out`.
+        on_step: Receives the current step, the number of its finished units and their total.
+
+    Raises:
+        ValueError: The run, its log and the items do not fit together, the bundle answers differently than PyTorch, or
+            the index does not reach the recall.
     """
     config = _cascade_config(run)
     log = ImpressionLog.load(data or config.data.path)
@@ -79,7 +99,7 @@ def export_run(
         trained, out, items=items, stage=stage, recall=recall, examples=examples, force=force, on_step=on_step
     )
     if not is_finished(run):
-        exported.notes.insert(0, f"the training of {run} did not finish; these are its best weights so far")
+        exported.notes.insert(0, f"the training run {run} did not finish; these are its best weights so far")
     return exported
 
 
@@ -95,9 +115,9 @@ def export_trained(
     force: bool = False,
     on_step: OnStep = lambda step, done, total: None,
 ) -> Exported:
-    """Write weights as a bundle, or one `stage` of them, with the options of :func:`export_run`.
+    """Write a checkpoint as a bundle, with the arguments of :func:`export_run`.
 
-    Of the items of the log some may be left out, by their numbers there (`without`).
+    The items of the log whose numbers are in `without` are left out.
     """
     if not 0 < recall <= 1:
         raise ValueError(f"recall: found {recall:g}, expected more than 0 and at most 1")
@@ -106,52 +126,54 @@ def export_trained(
     log = trained.log
     on_step("reading the checkpoint", 0, None)
     stages = _stages(trained.checkpoint, stage)
-    seen = list(dict.fromkeys(name for one in stages for name in inputs_of(scorer_of(one))))
-    notes = _check_logs(trained.run, seen, [log, *_log_of(items)])
+    inputs = list(dict.fromkeys(name for one in stages for name in inputs_of(scorer_of(one))))
+    notes = _check_logs(trained.run, inputs, [log, *_log_of(items)])
     features = scorer_of(stages[0]).features
-    names = [name for name in seen if name.startswith("item.")]
-    table = load_items(items, log, features, names, without=without)
-    inputs = [name for name in seen if not name.startswith("item.")]
+    of_items = [name for name in inputs if name.startswith("item.")]
+    of_requests = [name for name in inputs if not name.startswith("item.")]
+    table = load_items(items, log, features, of_items, without=without)
     on_step("reading impressions", 0, None)
-    sample, logged = draw(log, trained.days, table, features, inputs, count=QUERIES, k=stages[-1].quota)
+    sample, logged = sample_requests(log, trained.days, table, features, of_requests, count=QUERIES, k=stages[-1].quota)
     per_request = log.manifest["about"].get("item_features") == "per request"
     notes += [*table.notes, *check_features(logged, table, per_request=per_request)]
-    rules = request_rules(log, features, inputs)
-    vocabularies = vocabularies_of(log, rules)
-    check_reading(log, rules, vocabularies)
-    source = Source(stages, table, rules, vocabularies, sample, _about(trained))
-    notes += _slow(stages, len(table))
+    encoding = Encoding.of_log(log)
+    try:
+        rules = request_rules(encoding, features, of_requests)
+    except ValueError as error:
+        raise ValueError(f"{log.path}: {error}") from None
+    vocabularies = request_vocabularies(encoding, rules)
+    source = BundleSource(stages, table, rules, vocabularies, sample, _provenance(trained))
+    notes += _slow_search_notes(stages, len(table))
     manifest = write_bundle(source, out, recall=recall, examples=examples, force=force, on_step=on_step)
-    return Exported(manifest, notes + measured_notes(manifest["stages"][0]))
+    return Exported(manifest, notes + recall_notes(manifest["stages"][0]))
 
 
 def _cascade_config(run: Path) -> CascadeConfig:
-    """The configuration of a run, if it is that of a cascade."""
-    # a directory of runs may have a configuration of its own, as that of a demo
+    # a directory of runs, such as that of a demo, may have a configuration of its own
     if not (run / CHECKPOINTS).is_dir() and (below := _runs_below(run)):
-        raise ValueError(f"{run} is not the directory of a run; those below it are {', '.join(map(str, below))}")
+        raise ValueError(f"{run} is not a run directory; the runs below it are {', '.join(map(str, below))}")
     config = read_config(run)
     if not isinstance(config, CascadeConfig):
-        raise ValueError(f"{run} is the run of a ranker, expected that of a cascade")
+        raise ValueError(f"{run} is the run of a ranker, expected the run of a cascade")
     return config
 
 
 def _runs_below(directory: Path) -> list[Path]:
-    """The runs at most three levels below."""
+    """Return the run directories up to three levels below."""
     found = (checkpoints.parent for depth in (1, 2, 3) for checkpoints in directory.glob("*/" * depth + CHECKPOINTS))
     return sorted(path for path in found if (path / CONFIG).is_file())
 
 
 def _stages(checkpoint: Path, name: str | None) -> list[Stage]:
     if not checkpoint.is_file():
-        raise ValueError(f"{checkpoint} is not there: the training has not finished an epoch yet")
+        raise ValueError(f"{checkpoint} does not exist: the training run has not finished an epoch yet")
     if name is not None:
         return [Cascade.load_stage(checkpoint, name)]
     return Cascade.load(checkpoint).eval().stages
 
 
 def _log_of(items: Path | None) -> list[ImpressionLog]:
-    """The prepared log whose items are served, if they come from one."""
+    """Return the prepared log that the items come from, if any."""
     if items is None:
         return []
     path = items.parent if items.name == "items.arrow" else items
@@ -159,28 +181,28 @@ def _log_of(items: Path | None) -> list[ImpressionLog]:
 
 
 def _check_logs(run: Path, inputs: Sequence[str], logs: Sequence[ImpressionLog]) -> list[str]:
-    """Refuse logs whose ids or numbers mean something else than those of the training; what is worth a warning."""
+    """Refuse logs that encode values differently than the log of the training run; return warnings."""
     try:
         trained = read_json(run / LOG)
     except FileNotFoundError:
-        return [f"{run} has no {LOG}, so nobody knows whether the ids of its log are those of the training"]
+        return [f"{run} has no {LOG}, so it is unknown whether the ids of its log are those of the training run"]
     used = {address for name in inputs for address in _addresses(name)}
     return list(dict.fromkeys(note for log in logs for note in check_meaning(trained, log, used=used)))
 
 
 def _addresses(name: str) -> list[str]:
-    """The features an input is made of: ``sequence.history.video`` has the ids of ``item.video``."""
+    """Return the features of an input: ``sequence.history.video`` has the ids of ``item.video``."""
     group, first, *feature = name.split(".")
     return [f"{group}.{first}", *(f"item.{one}" for one in feature)]
 
 
 def _metrics(run: Path) -> dict[str, Any]:
-    """What was measured of the best weights of a run."""
+    """Return the metrics of the best weights of a run."""
     files = (("test", "evaluation.json"), ("valid", "evaluation-valid.json"), ("training", "result.json"))
     return {name: read_json(run / file) for name, file in files if (run / file).is_file()}
 
 
-def _about(trained: Trained) -> dict[str, Any]:
+def _provenance(trained: Trained) -> dict[str, Any]:
     return {
         "run": trained.run.resolve().name,
         "checkpoint": checksum(trained.checkpoint),
@@ -190,17 +212,15 @@ def _about(trained: Trained) -> dict[str, Any]:
     }
 
 
-def measured_notes(stage: Mapping[str, Any]) -> list[str]:
-    """What the recall of an index in lists leaves open."""
+def recall_notes(stage: Mapping[str, Any]) -> list[str]:
+    """Return a note if the recall of an index was measured on few requests."""
     index = stage.get("index", {"kind": "exact"})
-    if index["kind"] == "exact":
-        return []
-    if index["queries"] >= FEW_QUERIES:
+    if index["kind"] == "exact" or index["queries"] >= FEW_QUERIES:
         return []
     return [f"the recall of {stage['name']} was measured on {index['queries']} requests only"]
 
 
-def _slow(stages: Sequence[Stage], count: int) -> list[str]:
+def _slow_search_notes(stages: Sequence[Stage], count: int) -> list[str]:
     if has_index(stages[0], 0):
         return []
     return [

@@ -1,4 +1,4 @@
-"""Real requests: a sample of a log's impressions, against which everything that is exported is held."""
+"""A sample of the impressions of a log as requests, on which an export is measured and checked."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rankfall._ids import UNSEEN
 from rankfall.data import ImpressionLoader
+from rankfall.encoding import UNSEEN
+from rankfall.serving.encoded_requests import NO_ITEM, EncodedRequests
 from rankfall.serving.export.item_table import ids_of
-from rankfall.serving.onnx_stages import NOBODY
-from rankfall.serving.request_encoder import MASK, Batch
+from rankfall.serving.request_encoder import MASK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.int64]
 
-CHANGES = 0.5  # share of an item's impressions in which a feature is another than before, from which on it is refused
-_PAIRS = 50  # that are needed to say anything
+CHANGES = 0.5  # share of changes between the impressions of an item above which a feature is refused
+_MIN_PAIRS = 50  # of impressions of the same item, below which the share says nothing
 
 
-class Sample(NamedTuple):
-    """Requests with the candidates they had in the log, and when they were made, in ms since 1970."""
+class RequestSample(NamedTuple):
+    """Requests with the candidates they had in the log, and their times in milliseconds since 1970."""
 
-    batch: Batch
+    requests: EncodedRequests
     times: NDArray[np.int64]
 
 
-class Logged(NamedTuple):
-    """Items of impressions: which, when, and the features that the log has for them there."""
+class LoggedItems(NamedTuple):
+    """Items of impressions, with their times and their features in the log."""
 
-    rows: Rows  # in the table of items, -1: it does not have them
+    rows: Rows  # in the table of items, -1 for items that it does not have
     items: NDArray[np.int32]
     times: NDArray[np.int64]
     features: dict[str, NDArray[Any]]
 
 
-def draw(
+def sample_requests(
     log: ImpressionLog,
     days: Sequence[str],
     items: ItemTable,
@@ -52,26 +52,33 @@ def draw(
     *,
     count: int,
     k: int,
-) -> tuple[Sample, Logged]:
-    """About so many impressions that want `k` items, as many of each day, at random but always the same.
+) -> tuple[RequestSample, LoggedItems]:
+    """Sample impressions of a log, with the same result for the same arguments.
 
-    Ids for which the model has no row in `features`, as those of a log that has grown since, were never seen.
+    Args:
+        log: The log.
+        days: Its days; each contributes the same number of impressions.
+        items: The items of the bundle.
+        features: The features of the models. Ids for which they have no row, as in a log that has grown, are unseen.
+        inputs: The inputs of the models.
+        count: The approximate number of impressions.
+        k: The number of items that each request asks for.
     """
     chosen = [day.name for day in log.choose(days) if len(day)]
     if not chosen:
         raise ValueError(f"{log.path}: found no impressions on {', '.join(days)}, expected some to check the bundle on")
     numbers, ids = ids_of(log)
-    rows_of = items.lookup.find(ids) if _alike(items, ids) else np.full(len(ids), NOBODY)
-    parts: list[tuple[Sample, Logged]] = []
+    rows_of = items.lookup.find(ids) if items.lookup.values.type == ids.type else np.full(len(ids), NO_ITEM)
+    parts: list[tuple[RequestSample, LoggedItems]] = []
     for day in chosen:
         each = -(-count // len(chosen))
         loader = ImpressionLoader(log, day, batch=each, window=max(each, 4096), seed=0, prefetch=0)
         impressions = next(iter(loader))
         rows = rows_of[np.searchsorted(numbers, impressions.item.numpy().clip(numbers[0]))]
-        parts.append(_part(impressions, rows, features, inputs, k))
-    batch = Batch.join([sample.batch for sample, _ in parts])
+        parts.append(_convert(impressions, rows, features, inputs, k))
+    requests = EncodedRequests.join([sample.requests for sample, _ in parts])
     logged = [of for _, of in parts]
-    return Sample(batch, np.concatenate([sample.times for sample, _ in parts])), Logged(
+    return RequestSample(requests, np.concatenate([sample.times for sample, _ in parts])), LoggedItems(
         np.concatenate([of.rows for of in logged]),
         np.concatenate([of.items for of in logged]),
         np.concatenate([of.times for of in logged]),
@@ -79,76 +86,71 @@ def draw(
     )
 
 
-def _alike(items: ItemTable, ids: Any) -> bool:
-    return bool(items.lookup.values.type == ids.type)
-
-
-def _part(
+def _convert(
     impressions: Impressions, rows: Rows, features: Features, inputs: Iterable[str], k: int
-) -> tuple[Sample, Logged]:
-    known: dict[tuple[str, str], int] = {(feature.group, feature.name): feature.rows for feature in features.features}
+) -> tuple[RequestSample, LoggedItems]:
+    table_rows = {(feature.group, feature.name): feature.rows for feature in features.features}
     mask = impressions.mask.numpy()
-    rows = np.where(mask, rows, NOBODY)
+    rows = np.where(mask, rows, NO_ITEM)
     arrays: dict[str, NDArray[Any]] = {}
     for name in inputs:
         group, _, rest = name.partition(".")
         sequence, _, feature = rest.partition(".")
         if group in ("user", "context"):
-            arrays[name] = _fitted(getattr(impressions, group)[rest].numpy(), known[group, rest])
+            arrays[name] = _limit(getattr(impressions, group)[rest].numpy(), table_rows[group, rest])  # type: ignore[index]
         elif group == "sequence" and feature == MASK:
             arrays[name] = impressions.sequence_mask[sequence].numpy()
         elif group == "sequence":
-            arrays[name] = _fitted(impressions.sequences[sequence][feature].numpy(), known["item", feature])
-    count = len(impressions)
-    batch = Batch(
-        arrays,
-        np.full(count, k),
-        [row[row != NOBODY] for row in rows],
-        [np.empty(0, np.int64)] * count,
-        [[] for _ in range(count)],
-    )
-    logged = mask & (impressions.depth.numpy() >= 0)  # others were drawn from the table of items
+            arrays[name] = _limit(impressions.sequences[sequence][feature].numpy(), table_rows["item", feature])
+    requests = EncodedRequests.with_candidates(arrays, [row[row != NO_ITEM] for row in rows], k)
+    logged = mask & (impressions.depth.numpy() >= 0)  # the others were drawn from the table of items
     times = impressions.time.numpy()
     of_items = {
-        f"item.{name}": _fitted(values.numpy()[logged], known["item", name])
+        f"item.{name}": _limit(values.numpy()[logged], table_rows["item", name])
         for name, values in impressions.items.items()
-        if ("item", name) in known
+        if ("item", name) in table_rows
     }
-    owner = np.broadcast_to(times[:, None], mask.shape)[logged]
-    return Sample(batch, times), Logged(rows[logged], impressions.item.numpy()[logged], owner, of_items)
+    item_times = np.broadcast_to(times[:, None], mask.shape)[logged]
+    logged_items = LoggedItems(rows[logged], impressions.item.numpy()[logged], item_times, of_items)
+    return RequestSample(requests, times), logged_items
 
 
-def _fitted(values: NDArray[Any], rows: int) -> NDArray[Any]:
-    """Ids for which the model has rows; numbers, which have none, stay as they are."""
+def _limit(values: NDArray[Any], rows: int) -> NDArray[Any]:
+    """Replace ids for which the model has no row; numbers, which have no rows, are returned as they are."""
     if not rows or not (unknown := values >= rows).any():
         return values
     return np.where(unknown, UNSEEN, values).astype(values.dtype)
 
 
-def check_features(logged: Logged, items: ItemTable, *, per_request: bool) -> list[str]:
-    """Refuse item features that are another in every impression: a bundle has one value of each for an item.
+def check_features(logged: LoggedItems, items: ItemTable, *, per_request: bool) -> list[str]:
+    """Refuse item features that depend on the request, as a bundle has one value per item.
 
-    Returns what is worth a note: features of which the log sometimes had other values than the table has now.
-    `per_request` says that the log itself calls its item features such; then none may differ at all.
+    Args:
+        logged: Items of impressions of the log.
+        items: The items of the bundle.
+        per_request: Whether the log declares its item features as dependent on the request; then no value may differ.
+
+    Returns:
+        Notes about features of which the log sometimes has other values than the table.
     """
     order = np.lexsort((logged.times, logged.items))
     again = np.flatnonzero(np.diff(logged.items[order]) == 0)
     before, after = order[again], order[again + 1]
-    known = logged.rows != NOBODY
+    known = logged.rows != NO_ITEM
     notes = []
     for name in items.features:
         values = logged.features[name]
         changed = _differ(values[before], values[after])
         other = _differ(values[known], items.features[name][logged.rows[known]])
-        unsure = per_request and (len(changed) < _PAIRS or changed.any())
-        if unsure or (len(changed) >= _PAIRS and changed.mean() > CHANGES):
-            share = f" ({changed.mean():.0%} of the times an item comes again)" if len(changed) else ""
+        is_unsure = per_request and (len(changed) < _MIN_PAIRS or changed.any())
+        if is_unsure or (len(changed) >= _MIN_PAIRS and changed.mean() > CHANGES):
+            share = f" ({changed.mean():.0%} of the repeated impressions of an item)" if len(changed) else ""
             raise ValueError(
                 f"{name} depends on the request{share}, but a bundle has one value for each item. Leave it out of the "
                 "models (`only`), or make it a feature of the context"
             )
         if other.any():
-            notes.append(f"{name}: {other.mean():.1%} of the log's values are others than those of the items now")
+            notes.append(f"{name}: {other.mean():.1%} of the log's values differ from those of the items now")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""The models of a cascade as ONNX graphs, with any number of requests, candidates and events."""
+"""Export the models of a cascade as ONNX graphs, for any number of requests, candidates and events."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from rankfall.cascade import Stage
     from rankfall.data.impressions.spec import Features
     from rankfall.models.inputs import ImpressionFeatures
 
@@ -32,8 +33,20 @@ _BATCH, _CANDIDATES = 3, 5  # of the example; none may be 1, which would be take
 _LENGTH = 6  # and that of the first sequence; all sizes differ, so that none is taken for another
 
 
+def scorer_of(stage: Stage) -> Scorer:
+    """Return the model of a stage; raise ValueError if it cannot be exported."""
+    if not isinstance(stage.model, Scorer):
+        raise ValueError(f"stages: the model of {stage.name} is not one of rankfall's, which alone can be exported")
+    return stage.model
+
+
+def has_index(stage: Stage, place: int) -> bool:
+    """Return whether a stage is served by an index of vectors: a two-tower model in the first place."""
+    return place == 0 and isinstance(stage.model, TwoTower)
+
+
 def inputs_of(model: Scorer, *, of_users: bool = False) -> list[str]:
-    """The inputs a model looks at, such as ``user.age``, ``sequence.history.mask`` and ``item.author``."""
+    """Return the inputs that a model uses, such as ``user.age``, ``sequence.history.mask`` and ``item.author``."""
     seen: list[str] = []
     with torch.no_grad():
         _call(model, as_batch(_example(model.features), seen), of_users)
@@ -41,7 +54,13 @@ def inputs_of(model: Scorer, *, of_users: bool = False) -> list[str]:
 
 
 def write_graph(model: Scorer, path: Path, *, of_users: bool = False) -> None:
-    """Write the graph of a model's scores, or of the vectors of requests; the same weights give the same bytes."""
+    """Write the graph of a model, with the same bytes for the same weights.
+
+    Args:
+        model: The model.
+        path: The file to write.
+        of_users: Whether the graph returns the vectors of requests, not scores.
+    """
     names = inputs_of(model, of_users=of_users)
     example = _example(model.features)
     served = _Served(_with_served_attention(model), names, of_users).eval()
@@ -60,17 +79,17 @@ def write_graph(model: Scorer, path: Path, *, of_users: bool = False) -> None:
 
 
 def widths_of(model: Scorer) -> tuple[int, int]:
-    """How many numbers the largest layer makes of each candidate, and of each pair of a candidate and an event."""
+    """Return the width of the largest layer per candidate, and per pair of a candidate and an event."""
     of_pairs = [pool.hidden.out_features for pool in model.modules() if isinstance(pool, AttentionPooling)]
     layers = [layer.out_features for layer in model.modules() if isinstance(layer, nn.Linear)]
     return max([model.embedding.item_width, *layers]), max(of_pairs, default=0)
 
 
-# --- what is traced -----------------------------------------------------------------------------------------------
+# --- the traced module --------------------------------------------------------------------------------------------
 
 
 class _Served(nn.Module):
-    """A model of tensors in the order of their names."""
+    """A model whose inputs are positional."""
 
     def __init__(self, model: Scorer, names: Sequence[str], of_users: bool) -> None:
         super().__init__()
@@ -99,7 +118,7 @@ def user_vectors(model: TwoTower, arrays: Mapping[str, NDArray[Any]]) -> NDArray
 
 
 def as_batch(tensors: Mapping[str, Tensor], seen: list[str] | None = None) -> Any:
-    """Tensors by the names of inputs as models see them; what is looked at is added to `seen`."""
+    """Return tensors by input name as a batch of a model, which adds the names of used inputs to `seen`."""
     parts: dict[str, Any] = {part: _Named(f"{part}.", seen) for part in ("user", "context", "item")}
     sequences: dict[str, _Named] = {}
     masks = _Named("sequence.", seen, f".{MASK}")
@@ -123,7 +142,7 @@ def as_batch(tensors: Mapping[str, Tensor], seen: list[str] | None = None) -> An
 
 
 class _Named(dict[str, Tensor]):
-    """Tensors by name that note which of them are asked for."""
+    """Tensors by name; the names of used ones are recorded."""
 
     def __init__(self, before: str, seen: list[str] | None, after: str = "") -> None:
         super().__init__()
@@ -136,7 +155,7 @@ class _Named(dict[str, Tensor]):
 
 
 def _example(features: Features) -> dict[str, Tensor]:
-    """Every feature of a few requests, missing or 0."""
+    """Return example tensors of all features, filled with zeros."""
     tensors: dict[str, Tensor] = {}
     for feature in features.features:
         shape: tuple[int, ...] = (_BATCH, _CANDIDATES) if feature.group == "item" else (_BATCH,)
@@ -151,7 +170,7 @@ def _example(features: Features) -> dict[str, Tensor]:
 
 
 def _dimensions(names: Sequence[str]) -> tuple[dict[int, Any], ...]:
-    """What may have any size in each input; every sequence has a length of its own."""
+    """Return the dynamic dimensions of each input; every sequence has its own length."""
     sequences = list(dict.fromkeys(name.split(".")[1] for name in names if name.startswith("sequence.")))
     found = []
     for name in names:
@@ -160,15 +179,15 @@ def _dimensions(names: Sequence[str]) -> tuple[dict[int, Any], ...]:
         if group == "item":
             dimensions.append("candidates")
         elif group == "sequence":
-            dimensions.append(f"length_{sequences.index(rest)}")  # names of sequences need not be words
+            dimensions.append(f"length_{sequences.index(rest)}")  # names of sequences may not be identifiers
         found.append({place: torch.export.Dim(dimension) for place, dimension in enumerate(dimensions)})
     return tuple(found)
 
 
 class _ServedAttention(nn.Module):
-    """What :class:`~rankfall.models.attention.AttentionPooling` gives, in fewer passes over the pairs.
+    """The function of :class:`~rankfall.models.attention.AttentionPooling` in fewer passes over the pairs.
 
-    relu(e + t) = max(e, -t) + t, and the softmax takes t away, which is the same for all events.
+    relu(e + t) = max(e, -t) + t, and the softmax cancels t, which is the same for all events.
     """
 
     def __init__(self, pool: AttentionPooling) -> None:

@@ -1,7 +1,7 @@
-"""A cascade over as many items as one likes, without a training: for measuring how fast and how large bundles are.
+"""An untrained cascade over any number of items, to measure the speed and the size of bundles.
 
-Items have authors, and authors have categories; what belongs together has similar embeddings, and users watch
-what belongs to their category. So vectors are as uneven as those of trained models, and an index can tell them apart.
+Items have authors, and authors have categories; items of the same author or category have similar embeddings, and users
+watch items of their category. The vectors are therefore as clustered as those of trained models.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from rankfall._ids import FIRST_KNOWN
 from rankfall.cascade import Stage
 from rankfall.data.impressions.spec import Feature, Features, Sequence
+from rankfall.encoding import FIRST_KNOWN, NumberedIds, TimePart
+from rankfall.encoding.lookup import Lookup
 from rankfall.models import DIN, Scorer, TwoTower
+from rankfall.serving.encoded_requests import EncodedRequests
 from rankfall.serving.export.item_table import ItemTable
-from rankfall.serving.export.logged_requests import Sample
-from rankfall.serving.export.write_bundle import Source
-from rankfall.serving.lookup import Lookup
-from rankfall.serving.request_encoder import MASK, Batch
+from rankfall.serving.export.logged_requests import RequestSample
+from rankfall.serving.export.write_bundle import BundleSource
+from rankfall.serving.request_encoder import MASK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,8 +41,8 @@ def simulated_source(
     quotas: tuple[int, int] = (200, 20),
     requests: int = 1024,
     seed: int = 0,
-) -> Source:
-    """Two towers that keep the first of `quotas` and a DIN that keeps the second, `items`, and `requests` for them."""
+) -> BundleSource:
+    """Return a two-tower model and a DIN with these quotas, items, and requests for them."""
     random = np.random.default_rng(seed)
     authors = max(1, items // ITEMS_OF_AUTHOR)
     author_category = random.integers(0, CATEGORIES, authors)
@@ -57,10 +58,11 @@ def simulated_source(
         _arrange(model, random, author_category, author, user_category)
     columns = {f"item.{name}": (of + FIRST_KNOWN).astype(np.int32) for name, of in zip(_IDS, ids, strict=True)}
     table = ItemTable(Lookup.of(pa.array(np.arange(items)), name="items"), columns)
-    batch = _requests(random, columns, user_category, length, requests, quotas[1])
+    encoded = _requests(random, columns, user_category, length, requests, quotas[1])
     stages = [Stage("retrieval", towers, quotas[0]), Stage("ranking", ranker, quotas[1])]
     about = {"simulated": {"items": items, "users": users, "length": length, "seed": seed}, "metrics": {}}
-    return Source(stages, table, _rules(counts, length), {}, Sample(batch, np.full(requests, _NOON)), about)
+    sample = RequestSample(encoded, np.full(requests, _NOON))
+    return BundleSource(stages, table, _rules(counts, length), {}, sample, about)
 
 
 def _features(counts: dict[str, int], length: int) -> Features:
@@ -72,15 +74,13 @@ def _features(counts: dict[str, int], length: int) -> Features:
 
 
 def _rules(counts: dict[str, int], length: int) -> dict[str, Any]:
-    rules = {
-        name: {"kind": "categorical", "ids": "numbers", "rows": count + FIRST_KNOWN} for name, count in counts.items()
-    }
-    hour = {"part": "hour", "unit": "ms", "zone": "UTC", "of_request": True}
+    rules = {name: NumberedIds(count + FIRST_KNOWN).to_json() for name, count in counts.items()}
+    hour = TimePart(24 + FIRST_KNOWN, "hour", "ms", "UTC", of_request=True)
     events = {"max_length": length, "features": {name: rules[name] for name in _IDS}, "ignored": []}
     return {
         "time": {"unit": "ms", "zone": "UTC"},
         "user": {name: rules[name] for name in ("user_id", "age")},
-        "context": {"hour": {"kind": "time", "rows": 24 + FIRST_KNOWN, **hour}},
+        "context": {"hour": hour.to_json()},
         "sequences": {"history": events},
         "ignored": [],
     }
@@ -89,7 +89,7 @@ def _rules(counts: dict[str, int], length: int) -> dict[str, Any]:
 def _arrange(
     model: Scorer, random: np.random.Generator, author_category: Integers, author: Integers, user_category: Integers
 ) -> None:
-    """Give what belongs together similar rows in the tables."""
+    """Set the embeddings so that items of the same author or category are similar."""
     size = model.embedding.dim
 
     def near(centres: NDArray[np.float64], of: Integers) -> NDArray[np.float64]:
@@ -111,8 +111,8 @@ def _requests(
     length: int,
     count: int,
     k: int,
-) -> Batch:
-    """Users who watched items of their category, of most of which there are enough."""
+) -> EncodedRequests:
+    """Return requests of users who watched items of their category."""
     user = random.integers(0, len(user_category), count)
     by_category = np.argsort(columns["item.category_id"], kind="stable")
     edges = np.searchsorted(columns["item.category_id"][by_category], np.arange(CATEGORIES + 1) + FIRST_KNOWN)
@@ -129,5 +129,4 @@ def _requests(
         **{f"sequence.history.{name}": np.where(mask, columns[f"item.{name}"][watched], 0) for name in _IDS},
     }
     candidates = [np.unique(row) for row in random.integers(0, len(by_category), (count, CANDIDATES))]
-    nothing: list[Any] = [np.empty(0, np.int64)] * count
-    return Batch(arrays, np.full(count, k), [*candidates], nothing, [[] for _ in range(count)])
+    return EncodedRequests.with_candidates(arrays, candidates, k)

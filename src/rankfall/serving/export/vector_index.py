@@ -1,4 +1,4 @@
-"""The index of item vectors, and how much of an exact search it finds."""
+"""Build the index of item vectors and measure its recall against an exact search."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     Vectors = NDArray[np.float32]
 
-EXACT_BELOW = 100_000  # items, for which looking at all of them takes milliseconds
-LARGEST_SHARE = 4  # an index that has to look at a 4th of its lists is no faster than an exact one
+EXACT_BELOW = 100_000  # items, all of which are searched in milliseconds
+LARGEST_SHARE = 4  # searching a 4th of the lists is no faster than an exact search
 _BLOCK = 2**16  # vectors at a time
-_SAMPLE = 64  # vectors for each list that decide what lists there are
+_SAMPLE = 64  # vectors per list to train the lists on
 _SEED = 0
 
 
@@ -35,10 +35,22 @@ def write_index(
     exact_below: int = EXACT_BELOW,
     on_items: Callable[[int], None] = lambda count: None,
 ) -> dict[str, Any]:
-    """Write the index of item vectors (n, size), and say what it is.
+    """Write the index of item vectors and return its entry in the manifest.
 
-    Of few items, or if `recall` is 1, it is an exact one. One in lists looks at as few of them as find the share
-    `recall` of the `quota` best items in each half of the `queries` (m, size); the lower share is reported.
+    The index is exact for few items or a recall of 1. Otherwise the vectors are in lists, and the smallest number of
+    lists is searched that reaches the recall in each half of the queries; the lower recall is reported.
+
+    Args:
+        vectors: Vectors of items (n, size).
+        queries: Vectors of requests (m, size).
+        directory: The directory of the stage.
+        quota: The number of items to find per request.
+        recall: The share of the `quota` best items that must be found.
+        exact_below: The number of items below which the index is exact.
+        on_items: Receives the number of items that were added.
+
+    Raises:
+        ValueError: The index does not reach the recall.
     """
     count, size = vectors.shape
     quota = min(quota, count)
@@ -61,7 +73,7 @@ def write_index(
 
 
 def exact_search(vectors: Vectors, queries: Vectors, count: int) -> NDArray[np.int64]:
-    """The rows of the largest dot products with each query, the best first."""
+    """Return the rows of the largest dot products with each query, best first."""
     best = np.full((len(queries), count), -1, np.int64)
     scores = np.full(best.shape, -np.inf, np.float32)
     for start, block in _blocks(vectors):
@@ -73,7 +85,7 @@ def exact_search(vectors: Vectors, queries: Vectors, count: int) -> NDArray[np.i
 
 
 def _lists(vectors: Vectors, on_items: Callable[[int], None]) -> tuple[Any, int]:
-    """Vectors in lists of near ones; one more dimension makes all of them equally long."""
+    """Return an index in lists of near vectors; one more dimension makes all of them equally long."""
     count, size = vectors.shape
     lists = int(4 * np.sqrt(count))
     longest = max(float((block * block).sum(axis=1).max()) for _, block in _blocks(vectors))
@@ -94,7 +106,7 @@ def _longer(vectors: Vectors, longest: float) -> Vectors:
 
 
 def _choose(index: Any, queries: Vectors, truth: NDArray[np.int64], lists: int, recall: float) -> dict[int, float]:
-    """The recalls for some numbers of lists; the largest of these numbers is the smallest that is enough."""
+    """Return the recall by number of lists; the largest number is the smallest that reaches the recall."""
     curve: dict[int, float] = {}
 
     def measure(probed: int) -> float:
@@ -121,10 +133,10 @@ def _choose(index: Any, queries: Vectors, truth: NDArray[np.int64], lists: int, 
 
 
 def _recall(index: Any, queries: Vectors, truth: NDArray[np.int64], probed: int) -> float:
-    """The share of the best items that is found, in that half of the queries for which less is.
+    """Return the lower recall of the two halves of the queries.
 
-    What is chosen by a measurement looks a little better there than elsewhere; two of them that must both be good
-    enough make up for it.
+    A setting that is chosen by a measurement looks a little better there than on other queries; requiring the recall in
+    both halves makes up for it.
     """
     queries = np.pad(queries, ((0, 0), (0, 1)))
     _, found = index.search(queries, truth.shape[1], params=probing(probed))

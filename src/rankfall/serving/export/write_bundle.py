@@ -1,4 +1,4 @@
-"""Writing a bundle, and holding it against the models it was made of before anybody can use it."""
+"""Write a bundle and compare it with its PyTorch models before it gets its name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import torch
 import rankfall
 from rankfall._files import fresh_directory, write_file
 from rankfall._manifest import MANIFEST
-from rankfall.models import Scorer, TwoTower
+from rankfall.encoding.lookup import Lookup
+from rankfall.models import TwoTower
 from rankfall.serving.bundle import Bundle
 from rankfall.serving.bundle_files import (
     EXAMPLES,
@@ -33,10 +34,16 @@ from rankfall.serving.bundle_files import (
     write_table,
 )
 from rankfall.serving.export.example_requests import raw_requests
-from rankfall.serving.export.onnx_graphs import inputs_of, user_vectors, widths_of, write_graph
+from rankfall.serving.export.onnx_graphs import (
+    has_index,
+    inputs_of,
+    scorer_of,
+    user_vectors,
+    widths_of,
+    write_graph,
+)
 from rankfall.serving.export.parity_check import DifferenceError, check
 from rankfall.serving.export.vector_index import write_index
-from rankfall.serving.lookup import Lookup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,58 +52,45 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.cascade import Stage
+    from rankfall.serving.encoded_requests import EncodedRequests
     from rankfall.serving.export.encoding_rules import Rules
     from rankfall.serving.export.item_table import ItemTable
-    from rankfall.serving.export.logged_requests import Sample
+    from rankfall.serving.export.logged_requests import RequestSample
 
-    OnStep = Callable[[str, int, int | None], None]  # what is done, how much of it, and of how much
+    OnStep = Callable[[str, int, int | None], None]  # step, finished units, total
     Vectors = NDArray[np.float32]
 
 CHECKED = 256  # requests whose answers are compared with PyTorch's
 QUERIES = 1024  # requests on which the recall of an index is measured
-_OPEN = 64  # requests that are also answered from all items; few if a scorer has to look at each of them,
-_OPEN_SCORED = 200_000  # which is at most so many items in all
-_BLOCK = 2**15  # items whose vectors are computed at a time
+_OPEN = 64  # requests that are also answered for all items,
+_OPEN_SCORED = 200_000  # which are at most this number of items in all if each has to be scored
+_BLOCK = 2**15  # items whose vectors are computed at once
 _PACKAGES = (rankfall, torch, onnx, onnxscript, onnxruntime, faiss, np, pa)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """What a bundle is made of."""
+class BundleSource:
+    """The parts of a bundle.
+
+    Attributes:
+        stages: The stages with PyTorch models.
+        items: The items.
+        rules: The encoding rules of requests.
+        vocabularies: The vocabularies that the rules name.
+        sample: Requests of the log.
+        about: The origin of all this, for the manifest.
+    """
 
     stages: Sequence[Stage]
     items: ItemTable
-    rules: Rules  # of requests
+    rules: Rules
     vocabularies: Mapping[str, pa.Array]
-    sample: Sample  # real requests
-    about: Mapping[str, Any] = field(default_factory=dict)  # where all of it comes from
-
-
-def input_names(stages: Sequence[Stage]) -> list[str]:
-    """Everything that the stages look at, items included."""
-    names: list[str] = []
-    for place, stage in enumerate(stages):
-        model = scorer_of(stage)
-        names += inputs_of(model)
-        if has_index(stage, place):
-            names = [name for name in names if not name.startswith("item.")]  # vectors have taken their place
-    return list(dict.fromkeys(names))
-
-
-def has_index(stage: Stage, place: int) -> bool:
-    """Whether a stage is served by vectors: two towers in front of everything else."""
-    return place == 0 and isinstance(stage.model, TwoTower)
-
-
-def scorer_of(stage: Stage) -> Scorer:
-    """The model of a stage, if it is one that can be exported."""
-    if not isinstance(stage.model, Scorer):
-        raise ValueError(f"stages: the model of {stage.name} is not one of rankfall's, which alone can be exported")
-    return stage.model
+    sample: RequestSample
+    about: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_bundle(
-    source: Source,
+    source: BundleSource,
     out: Path,
     *,
     recall: float = 0.99,
@@ -105,7 +99,17 @@ def write_bundle(
     exact_below: int | None = None,
     on_step: OnStep = lambda step, done, total: None,
 ) -> dict[str, Any]:
-    """Write a bundle and check it; gives its manifest. What `out` holds is replaced with `force`, if it is a bundle."""
+    """Write a bundle, check it and return its manifest.
+
+    Args:
+        source: The parts of the bundle.
+        out: The directory of the bundle.
+        recall: Share of the best items that an index must find.
+        examples: The number of requests that the bundle keeps.
+        force: Replace a bundle at `out`.
+        exact_below: The number of items below which an index is exact.
+        on_step: Receives the current step, the number of its finished units and their total.
+    """
     with fresh_directory(out, is_bundle, force=force) as directory:
         writer = _Writer(source, directory, on_step)
         manifest = writer.write(recall, {} if exact_below is None else {"exact_below": exact_below})
@@ -114,14 +118,14 @@ def write_bundle(
 
 
 class _Writer:
-    def __init__(self, source: Source, directory: Path, on_step: OnStep) -> None:
+    def __init__(self, source: BundleSource, directory: Path, on_step: OnStep) -> None:
         self._source = source
         self._directory = directory
         self._on_step = on_step
         self._vectors: Vectors | None = None
 
     def write(self, recall: float, options: Mapping[str, int]) -> dict[str, Any]:
-        """Everything but the examples and what was checked."""
+        """Write the stages, items and vocabularies; return the manifest without the checks."""
         source = self._source
         stages = [self._stage(stage, place, recall, options) for place, stage in enumerate(source.stages)]
         write_table(self._directory / ITEMS, self._items())
@@ -141,7 +145,7 @@ class _Writer:
         }
 
     def finish(self, manifest: dict[str, Any], examples: int) -> None:
-        """Hold what was written against the models, and let it say so."""
+        """Check the bundle, and add the checks and the examples."""
         write_file(self._directory / EXAMPLES, "[]\n")
         self._put(manifest)
         bundle = Bundle.load(self._directory)
@@ -161,9 +165,9 @@ class _Writer:
     def _put(self, manifest: dict[str, Any]) -> None:
         (self._directory / MANIFEST).unlink(missing_ok=True)
         if self._vectors is not None:
-            self._scratch.unlink(missing_ok=True)  # it stays mapped
+            self._scratch.unlink(missing_ok=True)  # the vectors stay mapped
         manifest["files"] = about_files(self._directory)
-        manifest[SEAL] = seal(json.loads(json.dumps(manifest)))  # as it will be read
+        manifest[SEAL] = seal(json.loads(json.dumps(manifest)))  # as JSON represents it
         write_file(self._directory / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
     # --- stages ---
@@ -175,7 +179,7 @@ class _Writer:
         about = {"name": stage.name, "quota": stage.quota, "model": model.config()}
         self._on_step(f"{stage.name}: graph", 0, None)
         if has_index(stage, place):
-            assert isinstance(model, TwoTower)  # what an index is for
+            assert isinstance(model, TwoTower)  # has_index
             write_graph(model, directory / USER_GRAPH, of_users=True)
             return about | {"kind": "index", "index": self._index(stage, model, directory, recall, options)}
         write_graph(model, directory / SCORER_GRAPH)
@@ -186,8 +190,7 @@ class _Writer:
         self, stage: Stage, model: TwoTower, directory: Path, recall: float, options: Mapping[str, int]
     ) -> dict[str, Any]:
         self._vectors = self._item_vectors(stage, model)
-        batch = self._source.sample.batch.take(range(min(QUERIES, len(self._source.sample.batch))))
-        queries = user_vectors(model, batch.arrays)
+        queries = user_vectors(model, self._requests(QUERIES).arrays)
         count, done = len(self._vectors), 0
 
         def on_items(more: int) -> None:
@@ -203,7 +206,7 @@ class _Writer:
         return self._directory / "vectors.scratch"
 
     def _item_vectors(self, stage: Stage, model: TwoTower) -> Vectors:
-        """The vectors of all items, a block at a time, in a file that is mapped into memory."""
+        """Return the vectors of all items in a file that is mapped into memory."""
         features, count = self._source.items.features, len(self._source.items)
         size = model.item_tower.out.out_features
         vectors = np.memmap(self._scratch, np.float32, "w+", shape=(count, size))
@@ -213,47 +216,52 @@ class _Writer:
             with torch.no_grad():
                 vectors[block] = model.item_vectors(values).numpy()
             self._on_step(f"{stage.name}: item vectors", min(count, start + _BLOCK), count)
-        with np.errstate(over="ignore"):  # the products of what has a finite length are finite
+        with np.errstate(over="ignore"):  # dot products of vectors of finite length are finite
             lengths = [(part * part).sum(axis=1) for part in np.array_split(vectors, range(_BLOCK, count, _BLOCK))]
         if not all(np.isfinite(some).all() for some in lengths):
             raise DifferenceError(f"{stage.name}: vectors of items are not finite")
         return vectors
 
     def _items(self) -> pa.Table:
-        """Of the items what is needed once vectors are made."""
-        kept = [name for name in input_names(self._source.stages) if name.startswith("item.")]
-        table = self._source.items.table()
-        return table.select(["id", *kept, "hash", "place"])
+        """Return the table of items with the features of the stages that have no index."""
+        scorers = [stage for place, stage in enumerate(self._source.stages) if not has_index(stage, place)]
+        used = dict.fromkeys(name for stage in scorers for name in inputs_of(scorer_of(stage)))
+        kept = [name for name in used if name.startswith("item.")]
+        return self._source.items.table().select(["id", *kept, "hash", "place"])
 
     # --- checks ---
 
+    def _requests(self, most: int) -> EncodedRequests:
+        requests = self._source.sample.requests
+        return requests.take(range(min(most, len(requests))))
+
     def _check(self, bundle: Bundle) -> dict[str, Any]:
         source = self._source
-        batch = source.sample.batch.take(range(min(CHECKED, len(source.sample.batch))))
+        requests = self._requests(CHECKED)
         few = max(1, _OPEN_SCORED // len(source.items))
         done = 0
 
         def on_requests(more: int) -> None:
             nonlocal done
-            self._on_step("comparing with PyTorch", done := done + more, len(batch))
+            self._on_step("comparing with PyTorch", done := done + more, len(requests))
 
         return check(
             bundle,
             source.stages,
             source.items,
-            batch,
+            requests,
             vectors=self._vectors,
-            open_requests=min(_OPEN, len(batch), few if self._vectors is None else _OPEN),
+            open_requests=min(_OPEN, len(requests), few if self._vectors is None else _OPEN),
             on_requests=on_requests,
         )
 
     def _check_requests(self, bundle: Bundle, requests: Sequence[Mapping[str, Any]]) -> None:
-        """Raw values become what the log made of them."""
+        """Check that the values of requests are encoded as in the log."""
         arrays = bundle.encode(list(requests)).arrays
-        for name, expected in self._source.sample.batch.take(range(len(requests))).arrays.items():
+        for name, expected in self._requests(len(requests)).arrays.items():
             found = arrays[name]
             if name.startswith("sequence."):
                 expected = expected[:, : found.shape[1]]
             same = np.allclose if found.dtype == np.float32 else np.array_equal
             if found.dtype != expected.dtype or not same(found, expected):
-                raise DifferenceError(f"{name}: requests are not read as the log was")
+                raise DifferenceError(f"{name}: requests are encoded differently than the log")

@@ -15,7 +15,8 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from rankfall.serving.request_encoder import Batch, RequestError
+from rankfall.serving.encoded_requests import EncodedRequests
+from rankfall.serving.request_encoder import RequestError
 from rankfall.serving.service import limits
 from rankfall.serving.service.http_io import RETRY_AFTER, ApiError, deadline_exceeded, invalid_field
 
@@ -56,7 +57,7 @@ class PendingCall:
     count: int
     deadline: float
     future: asyncio.Future[CallResult]
-    batch: Batch | None = None
+    batch: EncodedRequests | None = None
     explain: bool = False
     work: Callable[[], Any] | None = None
     arrived: float = field(default_factory=monotonic)
@@ -280,7 +281,7 @@ class Batcher:
         self, calls: Sequence[PendingCall], start: float
     ) -> dict[PendingCall, CallResult | Exception]:
         first = calls[0]
-        joined = Batch.join([call.batch for call in calls if call.batch is not None])
+        joined = EncodedRequests.join([call.batch for call in calls if call.batch is not None])
         try:
             answers = first.served.bundle.run(joined, explain=first.explain)
         except RequestError as error:

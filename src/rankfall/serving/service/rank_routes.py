@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from rankfall.serving.request_encoder import Batch
+    from rankfall.serving.encoded_requests import EncodedRequests
     from rankfall.serving.results import Ranking, StageTrace
     from rankfall.serving.service.batching import Batcher, CallResult
     from rankfall.serving.service.bundle_slots import BundleSlots, ServedBundle
@@ -89,24 +89,23 @@ class RankRoutes:
     async def score(self, request: Request) -> Response:
         """Return the scores of candidates by every stage."""
         arrived = monotonic()
-        call, _ = await self._read(request, arrived)
+        call, batch = await self._read(request, arrived)
         if not call.has_one_request:
             count = len(call.content["requests"])
             raise ApiError(422, f"requests: found {count:,} requests, expected one request", "requests")
-        features, candidates = _features(call.content), call.content.get("candidates")
-        if candidates is None:
+        if call.content.get("candidates") is None:
             raise invalid_value("candidates", None, "a list of item ids")
         pending = PendingCall(
             call.served,
             1,
             arrived + call.deadline / 1000,
             _future(),
-            work=lambda: call.served.bundle.score(features, candidates),
+            work=lambda: call.served.bundle.run_scores(batch)[0],
         )
         result = await self._result(pending, request, has_one_request=True)
         return JsonResponse({"model": call.served.model, "scores": result.content})
 
-    async def _read(self, request: Request, arrived: float) -> tuple[Call, Batch]:
+    async def _read(self, request: Request, arrived: float) -> tuple[Call, EncodedRequests]:
         """Return the validated call and its encoded requests; refuse it without reading if the queue is full."""
         self._batcher.check_queue(self._settings.deadline / 1000)
         body = await self._bodies.read(request)
@@ -134,7 +133,7 @@ class RankRoutes:
 
     # --- validation -----------------------------------------------------------------------------------------------
 
-    def _parse(self, body: bytes, query: dict[str, str]) -> tuple[Call, Batch]:
+    def _parse(self, body: bytes, query: dict[str, str]) -> tuple[Call, EncodedRequests]:
         content = parse_json(body)
         if "requests" in content:
             check_keys(content, ("requests", *CALL_OPTIONS))

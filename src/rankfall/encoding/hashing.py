@@ -1,7 +1,7 @@
-"""Ids of embedding rows, and hashes that are the same on every machine, in every version and any order of rows.
+"""64-bit hashes that are the same on every machine, in every version and for any order of rows.
 
-Preparing a log and serving a model have to agree on both. The hashes decide which items of a request are sampled and
-in which bucket a value falls, so they are part of the format.
+The hashes decide which items of a request are sampled and which bucket a value falls into, so they are part of the
+file formats.
 """
 
 from __future__ import annotations
@@ -16,26 +16,36 @@ if TYPE_CHECKING:
 
     Hashes = NDArray[np.uint64]
 
-MISSING = 0  # the id of what is missing, and of padding
-UNSEEN = 1  # the id of everything that was not known when ids were given out
-FIRST_KNOWN = 2
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _BASE = np.uint64(0xD6E8FEB86659FD93)  # odd, so that its powers never vanish
 
 
+def hash_array(values: NDArray[np.int64] | pa.Array, seed: int = 0) -> Hashes:
+    """Return the hashes of integers, or of an Arrow array of integers or strings, without nulls."""
+    if not isinstance(values, pa.Array):
+        return hash_numbers(values, seed)
+    if is_text(values):
+        return hash_strings(values, seed)
+    return hash_numbers(values.cast(pa.int64()).to_numpy(zero_copy_only=False), seed)
+
+
+def is_text(values: pa.Array) -> bool:
+    """Return whether an Arrow array holds strings."""
+    return bool(pa.types.is_string(values.type) or pa.types.is_large_string(values.type))
+
+
 def hash_numbers(values: NDArray[np.int64], seed: int = 0) -> Hashes:
-    """64-bit hashes of whole numbers, different ones of different numbers."""
+    """Return the hashes of integers; different integers have different hashes."""
     return combine(np.full(len(values), seed, np.uint64), values.view(np.uint64))
 
 
 def hash_strings(values: pa.Array, seed: int = 0) -> Hashes:
-    """64-bit hashes of an Arrow array of strings."""
+    """Return the hashes of an Arrow array of strings."""
     return combine(np.full(len(values), seed, np.uint64), _fold_strings(values.cast(pa.large_string())))
 
 
 def combine(*parts: NDArray[Any] | np.uint64) -> Hashes:
-    """One hash of several, which depends on their order."""
+    """Combine several hashes into one, which depends on their order."""
     mixed = np.uint64(0)
     with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is the point
         for part in parts:
@@ -53,7 +63,7 @@ def _mix(bits: Any) -> Any:
 
 
 def _fold_strings(strings: Any) -> Hashes:
-    """The bytes of each string as a polynomial modulo 2^64, for all strings at once."""
+    """Evaluate the bytes of each string as a polynomial modulo 2^64, for all strings at once."""
     _, offsets, data = strings.buffers()
     edges = np.frombuffer(offsets, np.int64)[strings.offset : strings.offset + len(strings) + 1]
     first, last = int(edges[0]), int(edges[-1])
