@@ -27,6 +27,8 @@ from rankfall.serving.value_encoders import Encoders, make_encoder
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rankfall.data.impressions.spec import Spec
+
 RULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the log, and of the bundle
     "numbers": ({"kind": "categorical", "num_buckets": 10}, {"kind": "categorical", "ids": "numbers", "rows": 12}),
     **{
@@ -232,6 +234,11 @@ def test_a_lookup_finds_what_is_there() -> None:
     np.testing.assert_array_equal(lookup.find(pa.array(numbers)), np.arange(10_000))
     assert (lookup.find(pa.array([5000, 2**40, -(2**63)])) == -1).all()
     assert len(lookup.find(pa.array([], pa.int64()))) == 0
+    few = [lookup.find(pa.array(numbers[start : start + 100])) for start in range(0, 10_000, 100)]  # by their hashes
+    np.testing.assert_array_equal(np.concatenate(few), np.arange(10_000))
+    many = np.concatenate([numbers, numbers + 10_000])  # by a hash table
+    assert lookup.find(pa.array(many)).tolist() == [*range(10_000), *[-1] * 10_000]
+    assert Lookup(pa.array(numbers)).find(pa.array([numbers[7]])).tolist() == [7]
     text = Lookup.of(pa.array([f"item {number}" for number in numbers], pa.large_string()), name="text")
     assert text.find(pa.array(["item 7", "item 07"], pa.large_string())).tolist() == [numbers.tolist().index(7), -1]
     with pytest.raises(ValueError, match="numbers: 4 occurs twice"):
@@ -268,3 +275,53 @@ def test_the_schema_names_what_events_need() -> None:
             assert not good
         else:
             assert good
+
+
+ZONES = ("UTC", "Europe/Berlin", "Asia/Kolkata", "America/St_Johns", "Australia/Lord_Howe")
+FORMATS = ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S.%f", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
+OFFSETS = ("", "Z", "+00:00", "-03:30", "+05:45")
+
+
+@given(
+    zone=strategies.sampled_from(ZONES),
+    part=strategies.sampled_from(["month", "weekday", "hour", "minute"]),
+    moment=strategies.datetimes(dt.datetime(1971, 1, 1), dt.datetime(2037, 12, 31)),
+    form=strategies.sampled_from(FORMATS),
+    offset=strategies.sampled_from(OFFSETS),
+)
+def test_text_of_a_time_is_read_as_in_a_log(zone: str, part: str, moment: dt.datetime, form: str, offset: str) -> None:
+    """Times are parsed by polars in logs and by Python in requests: the only step that they do not share."""
+    text = moment.strftime(form) + (offset if "%M" in form else "")
+    spec = time_spec(zone, part)
+    read = make_encoder(rule_from_json(Encoding(spec).rule("item", "x").to_json(), {})).encode
+    try:
+        expected = Encoding(spec).encode("item", "x", pl.Series("x", [text]))
+    except ValueError:
+        with pytest.raises(BadValueError, match="expected a time"):
+            read([text])
+    else:
+        assert read([text]).tolist() == expected.tolist()
+
+
+@given(
+    zone=strategies.sampled_from(ZONES),
+    part=strategies.sampled_from(["month", "weekday", "hour", "minute"]),
+    unit=strategies.sampled_from(["s", "ms", "us"]),
+    seconds=strategies.lists(strategies.integers(-(10**9), 2 * 10**9), min_size=1),
+)
+def test_the_number_of_a_time_is_read_as_in_a_log(zone: str, part: str, unit: str, seconds: list[int]) -> None:
+    values = [second * {"s": 1, "ms": 1000, "us": 10**6}[unit] for second in seconds]
+    encoding = Encoding(time_spec(zone, part, unit))
+    read = make_encoder(encoding.rule("item", "x")).encode
+    assert read(values).tolist() == encoding.encode("item", "x", pl.Series("x", values)).tolist()
+
+
+def time_spec(zone: str, part: str, unit: str | None = None) -> Spec:
+    return validate_spec(
+        {
+            "time": {"column": "at", "zone": zone},
+            "stages": [{"name": "shown"}],
+            "relevant": "shown",
+            "features": {"item": {"x": {"kind": "time", "part": part, "column": "x", "unit": unit}}},
+        }
+    )

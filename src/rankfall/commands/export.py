@@ -1,4 +1,4 @@
-"""``rankfall export``: a run as a bundle that answers requests."""
+"""``rankfall export``: write a run as a bundle that answers requests."""
 
 from __future__ import annotations
 
@@ -20,27 +20,30 @@ EXAMPLES = examples(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.", show_default=False)],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.", show_default=False)],
     out: Annotated[Path, typer.Option(help="Directory of the bundle.", show_default=False)],
     items: Annotated[
         Path | None,
         typer.Option(help="A prepared log, or an Arrow or Parquet file of items.", show_default="the run's log"),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Where the run's log is now.", show_default="where it was")] = None,
-    stage: Annotated[str | None, typer.Option(help="Export this stage alone.", show_default="all of them")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Current path of the run's log.", show_default="its path at training")
+    ] = None,
+    stage: Annotated[str | None, typer.Option(help="Export only this stage.", show_default="all stages")] = None,
     recall: Annotated[
         float, typer.Option(help="Share of the best items that an index must find; 1 makes it exact.")
     ] = 0.99,
     kept: Annotated[
-        int, typer.Option("--examples", min=0, help="Requests of the log that the bundle keeps to try itself on.")
+        int,
+        typer.Option("--examples", min=0, help="Number of requests of the log that the bundle keeps to test itself."),
     ] = 16,
-    force: Annotated[bool, typer.Option("--force", help="Replace a bundle that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
-    """Write the best weights of a cascade as a bundle: ONNX graphs, an index of the items, their features.
+    """Write the best weights of a cascade as a bundle: ONNX graphs, an index of the items and their features.
 
-    Before it gets its name, the bundle answers impressions of the run's test days, and its scores and the items that
-    every stage keeps are compared with PyTorch's. A difference, or an index that finds too little, is an error.
+    Before it gets its name, the bundle answers impressions of the run's test days. Its scores and the items that every
+    stage keeps are compared with PyTorch's. A difference, or an index with too low a recall, is an error.
     """
     if not 0 < recall <= 1:
         raise typer.BadParameter(f"found {recall:g}, expected more than 0 and at most 1", param_hint="--recall")
@@ -75,7 +78,7 @@ def export(
 
 
 def check_installed(verb: str) -> None:
-    """Refuse to write bundles without the packages that this takes."""
+    """Exit with a message if the packages that exporting needs are not installed."""
     with needing(verb, "serve"):
         import rankfall.serving.export.export_run  # noqa: F401
 
@@ -105,7 +108,7 @@ def _served_by(stage: dict[str, Any]) -> str:
     index = stage["index"]
     if index["kind"] == "exact":
         return "a graph of requests, an exact index"
-    return f"a graph of requests, an index that looks at {index['nprobe']:,} of {index['lists']:,} lists"
+    return f"a graph of requests, an index that searches {index['nprobe']:,} of {index['lists']:,} lists"
 
 
 def _megabytes(manifest: dict[str, Any], folder: str) -> str:
@@ -114,7 +117,7 @@ def _megabytes(manifest: dict[str, Any], folder: str) -> str:
 
 
 def _checked(checks: dict[str, Any], *, has_index: bool) -> list[str]:
-    """What was compared, in sentences."""
+    """Return sentences about the comparison with PyTorch."""
     same, asked = checks["same_with_candidates"], checks["requests"]
     tied = f", the other {asked - same:,} differ in items with equal scores" if same < asked else ""
     lines = [

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 MISSING = 0  # the id of missing values and of padding
-UNSEEN = 1  # the id of all values that had no id of their own when ids were assigned
+UNSEEN = 1  # the id of all values without an id when ids were assigned
 FIRST_KNOWN = 2
 
 _HOUR, _DAY = 3_600_000, 86_400_000  # milliseconds
@@ -71,7 +71,7 @@ class NumberedIds:
 
 
 def number_ids(numbers: NDArray[np.int64], count: int | NDArray[np.int64]) -> Ids:
-    """Return the ids of integers of which those below `count`, which broadcasts, have an id of their own."""
+    """Return the ids of integers; those below `count`, which broadcasts, have distinct ids, the others are unseen."""
     known = numbers.view(np.uint64) < np.asarray(count, np.uint64)  # negative numbers are the largest as unsigned ones
     if known.all():
         return numbers + FIRST_KNOWN
@@ -235,7 +235,7 @@ def rule_from_json(content: Mapping[str, Any], vocabularies: Mapping[str, Lookup
     if content["kind"] == "categorical":
         if content["ids"] == "vocabulary":
             return VocabularyIds(rows, content["vocabulary"], vocabularies[content["vocabulary"]])
-        # bundles of early releases do not say what was hashed
+        # missing in bundles of early releases
         return HashedIds(rows, content.get("text")) if content["ids"] == "hash" else NumberedIds(rows)
     mean, deviation = (None if content[key] is None else np.array(content[key]) for key in ("mean", "deviation"))
     numbers = Numbers(content["size"], content["log1p"], content["missing"], mean, deviation)

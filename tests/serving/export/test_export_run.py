@@ -448,7 +448,7 @@ def features_of_log(log: ImpressionLog, days: list[str], per_request: bool) -> l
 def test_item_features_that_depend_on_the_request_are_refused(tmp_path: Path) -> None:
     assert features_of_log(platform_log(), list(DAYS), per_request=False) == []
     liked = ImpressionLog.load(liked_log(tmp_path / "liked"))  # whose prices are drawn for each impression
-    with pytest.raises(ValueError, match=r"item\.price depends on the request \(100% of the times.*`only`"):
+    with pytest.raises(ValueError, match=r"item\.price depends on the request \(100% of the repeated.*`only`"):
         features_of_log(liked, ["2024-01-13"], per_request=False)
     plan = Simulation(preset="industry-easy", days=1, requests_per_day=120)
     statistics = simulate_log(plan, tmp_path / "industry")

@@ -134,7 +134,7 @@ class Encoding:
         if feature.num_buckets is not None:
             return NumberedIds(FIRST_KNOWN + feature.num_buckets)
         if feature.hash_bucket_size is not None:
-            hashed = self.hashed.get(key)  # logs of early releases do not say
+            hashed = self.hashed.get(key)  # missing in logs of early releases
             return HashedIds(FIRST_KNOWN + feature.hash_bucket_size, None if hashed is None else hashed == "text")
         table = table_of(group, name, feature)
         known = self.lookup(table)

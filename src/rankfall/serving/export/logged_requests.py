@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 CHANGES = 0.5  # share of changes between the impressions of an item above which a feature is refused
-_MIN_PAIRS = 50  # of impressions of the same item, below which the share says nothing
+_MIN_PAIRS = 50  # of impressions of the same item, below which the share is not reliable
 
 
 class RequestSample(NamedTuple):

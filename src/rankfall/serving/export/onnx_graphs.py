@@ -222,7 +222,7 @@ def _with_served_attention(model: Scorer) -> Scorer:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter tells of packages it could use and of axes that have one name."""
+    """Suppress the exporter's messages about optional packages and axes with the same name."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
