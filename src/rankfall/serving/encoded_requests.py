@@ -42,8 +42,8 @@ class EncodedRequests:
     def with_candidates(cls, arrays: dict[str, NDArray[Any]], candidates: Sequence[Rows], k: int) -> EncodedRequests:
         """Return requests that rank distinct candidates and exclude nothing."""
         count = len(candidates)
-        exclude, unknown = [np.empty(0, np.int64)] * count, [[] for _ in range(count)]
-        return cls(arrays, np.full(count, k), [*candidates], exclude, [*candidates], [*unknown])
+        nothing = [np.empty(0, np.int64)] * count
+        return cls(arrays, np.full(count, k), [*candidates], nothing, [*candidates], [[] for _ in range(count)])
 
     def __len__(self) -> int:
         """Return the number of requests."""

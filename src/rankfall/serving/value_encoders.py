@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LOCAL_EPOCH = datetime(1970, 1, 1)
 _MILLISECOND = timedelta(milliseconds=1)
+_EPOCH_DAY = _EPOCH.toordinal()
 _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
@@ -227,8 +228,7 @@ class Times:
 
     def local_milliseconds(self, values: Sequence[Any]) -> NDArray[np.int64]:
         """Return local times in milliseconds since 1970."""
-        local = [moment.replace(tzinfo=None) - _LOCAL_EPOCH for moment in self.read(values)]
-        return np.array([since // _MILLISECOND for since in local], np.int64)
+        return np.array([_local_milliseconds(moment) for moment in self.read(values)], np.int64)
 
     def read(self, values: Sequence[Any]) -> list[datetime]:
         """Return times in the zone."""
@@ -252,6 +252,11 @@ class Times:
         if local.astimezone(UTC).astimezone(self._zone).replace(tzinfo=None) != moment:
             raise ValueError("the clocks were put forward over that time")
         return local
+
+
+def _local_milliseconds(moment: datetime) -> int:
+    minutes = ((moment.toordinal() - _EPOCH_DAY) * 24 + moment.hour) * 60 + moment.minute
+    return (minutes * 60 + moment.second) * 1000 + moment.microsecond // 1000
 
 
 # --- numbers ------------------------------------------------------------------------------------------------------
