@@ -19,7 +19,7 @@ its table are unseen.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -132,7 +132,7 @@ class TimePart:
 
     rows: int
     part: str
-    unit: str | None
+    unit: Literal["s", "ms", "us"] | None
     zone: str
     of_request: bool
 
@@ -170,6 +170,7 @@ class Numbers:
     missing: float | None
     mean: Floats | None = None
     deviation: Floats | None = None
+    rows: ClassVar[int] = 0  # numbers have no embedding table
 
     def encode(self, numbers: Floats) -> NDArray[np.float32]:
         """Return the numbers that a model receives."""
@@ -192,7 +193,7 @@ class Numbers:
 
     def to_json(self) -> dict[str, Any]:
         """Return the rule as stored in manifests."""
-        return self.with_edges(0, None)
+        return self.with_edges(self.rows, None)
 
     def with_edges(self, rows: int, edges: list[float] | None) -> dict[str, Any]:
         """Return the entry of a dense feature in manifests; edges make it one with ids."""

@@ -216,24 +216,24 @@ class Bundle:
         forbidden = [None] * count if exclude is None else _one_each("exclude", exclude, count)
         return self._encode(requests, each, allowed, forbidden, _numbered_request)
 
-    def run(self, encoded: EncodedRequests, *, explain: bool = False) -> Answers:
+    def run(self, batch: EncodedRequests, *, explain: bool = False) -> Answers:
         """Rank items for encoded requests.
 
         Raises:
             RequestError: The numbers of a request are too large for the models.
         """
         try:
-            return self._run_parts(encoded, explain)
+            return self._run_parts(batch, explain)
         except NotFiniteError as error:
-            raise _too_large(error.place, _request_name(encoded)) from None
+            raise _too_large(error.place, _request_name(batch)) from None
 
-    def run_scores(self, encoded: EncodedRequests) -> list[dict[str, list[float]]]:
+    def run_scores(self, batch: EncodedRequests) -> list[dict[str, list[float]]]:
         """Score the candidates of encoded requests by every stage, as :meth:`score` does.
 
         Raises:
             RequestError: A request has no candidates, or its numbers are too large for the models.
         """
-        return self._run_scores(encoded, _request_name(encoded))
+        return self._run_scores(batch, _request_name(batch))
 
     def _run_parts(self, encoded: EncodedRequests, explain: bool) -> Answers:
         if not len(encoded):
