@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rankfall.benchmarks.serving.serve_bench import Report, Row, Spread
-    from rankfall.benchmarks.serving.soak_bench import Growth, Overload
+    from rankfall.benchmarks.serving.soak_bench import LogAppender, Overload
     from rankfall.benchmarks.serving.soak_bench import Report as SoakReport
 
     OnStep = Callable[[str, int, int | None], None]
@@ -232,7 +232,7 @@ def _sent(load: SoakReport | Overload) -> str:
     return f"{sent}, {load.unsent:,} never" if load.unsent else sent
 
 
-def _growth(memory: Growth) -> str:
+def _growth(memory: LogAppender) -> str:
     return f"{memory.megabytes:,.0f} MB, {memory.per_minute:+.2f} ± {memory.error:.2f} a minute"
 
 

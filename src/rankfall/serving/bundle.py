@@ -14,7 +14,7 @@ import numpy as np
 from rankfall.serving.bundle_files import EXAMPLES, ITEMS, map_table, numbers, one_array, read_manifest, verify
 from rankfall.serving.bundle_items import Items
 from rankfall.serving.lookup import Lookup
-from rankfall.serving.onnx_stages import NOBODY, NotFiniteError, at, by_row, load_stage
+from rankfall.serving.onnx_stages import NO_ITEM, NotFiniteError, at, by_row, load_stage
 from rankfall.serving.request_encoder import Batch, RequestEncoder, RequestError, padded
 from rankfall.serving.request_schema import request_schema
 from rankfall.serving.results import Answers, Ranking, StageTrace
@@ -234,8 +234,8 @@ class Bundle:
                 unknown.append([])
                 continue
             rows = self._rows(ids, f"{name(place)}.candidates", place)
-            allowed.append(_once(rows[rows != NOBODY], excluded[place]))
-            unknown.append([ids[i] for i in np.flatnonzero(rows == NOBODY).tolist()])
+            allowed.append(_once(rows[rows != NO_ITEM], excluded[place]))
+            unknown.append([ids[i] for i in np.flatnonzero(rows == NO_ITEM).tolist()])
         counts = [self._count(one, f"{name(place)}.k", place) for place, one in enumerate(k)]
         return Batch(arrays, np.array(counts, np.int64), allowed, excluded, unknown)
 
@@ -259,7 +259,7 @@ class Bundle:
     def _score_part(self, batch: Batch, lists: Sequence[Rows], found: Sequence[dict[str, list[float]]]) -> None:
         rows = padded(lists)
         for stage in self.stages:
-            scores = np.where(rows == NOBODY, np.nan, stage.score(batch, rows))
+            scores = np.where(rows == NO_ITEM, np.nan, stage.score(batch, rows))
             for place, of_request in enumerate(found):
                 of_request[stage.name] = scores[place, : len(lists[place])].tolist()
 
@@ -289,7 +289,7 @@ class Bundle:
     def _rankings(
         self, batch: Batch, rows: Rows, scores: Scores, traces: Sequence[list[StageTrace]] | None
     ) -> list[Ranking]:
-        counts = np.minimum((rows != NOBODY).sum(axis=1), batch.k).tolist()
+        counts = np.minimum((rows != NO_ITEM).sum(axis=1), batch.k).tolist()
         ids, lists = self._ids(rows, counts), scores.tolist()
         return [
             Ranking(ids[place], lists[place][:count], batch.unknown[place], traces[place] if traces else None)
@@ -300,7 +300,7 @@ class Bundle:
         self, stage: Stage, rows: Rows, scores: Scores, milliseconds: float, traces: list[list[StageTrace]]
     ) -> None:
         rows, scores = _best_first(rows, scores)
-        scored = (rows != NOBODY).sum(axis=1).tolist()
+        scored = (rows != NO_ITEM).sum(axis=1).tolist()
         for place, ids in enumerate(self._ids(rows, scored)):
             kept = min(len(ids), stage.quota)
             of_request = scores[place, : len(ids)].tolist()
@@ -327,7 +327,7 @@ class Bundle:
 
     def _known(self, ids: Any, where: str, place: int) -> Rows:
         rows = self._rows(ids, where, place)
-        known: Rows = rows[rows != NOBODY]
+        known: Rows = rows[rows != NO_ITEM]
         return known
 
     def _count(self, k: Any, where: str, place: int) -> int:

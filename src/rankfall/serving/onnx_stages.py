@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
     Scores = NDArray[np.float32]
 
-NOBODY = -1  # in rows of items: there is none
+NO_ITEM = -1  # in rows of items: there is none
 # Numbers of the largest tensor inside a graph, which bounds the memory of a call; larger blocks were not faster.
 BLOCK = 2**21
 _REQUESTS_AT_ONCE = 1024
@@ -190,15 +190,15 @@ class Index:
         plain = [place for place, of in enumerate(exclude) if not len(of)]
         if len(plain) == len(queries):
             rows = self._find(queries, most, self._usual)
-            if most == count and rows.min() != NOBODY:
+            if most == count and rows.min() != NO_ITEM:
                 return rows
-            rows = np.pad(rows, ((0, 0), (0, count - most)), constant_values=NOBODY)
+            rows = np.pad(rows, ((0, 0), (0, count - most)), constant_values=NO_ITEM)
         else:
-            rows = np.full((len(queries), count), NOBODY, np.int64)
+            rows = np.full((len(queries), count), NO_ITEM, np.int64)
             if plain:
                 rows[plain, :most] = self._find(queries[plain], most, self._usual)
         wanted = np.minimum(count, len(self) - np.array([len(of) for of in exclude]))
-        for place in np.flatnonzero((rows != NOBODY).sum(axis=1) < wanted).tolist():
+        for place in np.flatnonzero((rows != NO_ITEM).sum(axis=1) < wanted).tolist():
             with at([place]):
                 found = self._search_further(queries[place], most, int(wanted[place]), exclude[place])
             rows[place, : len(found)] = found
@@ -212,7 +212,7 @@ class Index:
         selector = faiss.IDSelectorNot(excluded) if excluded is not None else None
         while True:
             (found,) = self._find(query[None], count, self._parameters(probed, selector))
-            if (found != NOBODY).sum() >= wanted:
+            if (found != NO_ITEM).sum() >= wanted:
                 best: Rows = found
                 return best
             if probed == self._lists:
@@ -297,7 +297,7 @@ class ScorerStage:
     def _search(self, batch: Batch, width: int) -> tuple[Rows, Scores]:
         """The same for as many requests as fit into a block with so many items."""
         count = len(self._items)
-        best = np.full((len(batch), self.quota), NOBODY, np.int64)
+        best = np.full((len(batch), self.quota), NO_ITEM, np.int64)
         best_scores = np.full(best.shape, -np.inf, np.float32)
         for first in range(0, count, width):
             rows = np.broadcast_to(np.arange(first, min(first + width, count)), (len(batch), min(width, count - first)))
@@ -308,7 +308,7 @@ class ScorerStage:
             joined, joined_scores = np.hstack([best, rows]), np.hstack([best_scores, scores])
             order = np.argsort(-joined_scores, axis=1, kind="stable")[:, : self.quota]
             best, best_scores = by_row(joined, order), by_row(joined_scores, order)
-        best = np.where(best_scores == -np.inf, NOBODY, best)
+        best = np.where(best_scores == -np.inf, NO_ITEM, best)
         order = np.argsort(best.view(np.uint64), axis=1)
         return by_row(best, order), by_row(best_scores, order)
 
@@ -325,7 +325,7 @@ class ScorerStage:
 def _finite(scores: Scores, rows: Rows) -> Scores:
     """Scores, if all those of items are numbers; those of -1 become -inf."""
     good = np.isfinite(scores)
-    nobody = rows == NOBODY
+    nobody = rows == NO_ITEM
     if not good.all() and (bad := ~(good | nobody)).any():
         raise NotFiniteError(int(bad.any(axis=1).argmax()))
     return np.where(nobody, np.float32(-np.inf), scores) if nobody.any() else scores

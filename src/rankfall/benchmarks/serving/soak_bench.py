@@ -72,7 +72,7 @@ class Swaps:
 
 
 @dataclass(frozen=True)
-class Growth:
+class LogAppender:
     """Megabytes of memory once it has settled, and those by which a straight line through them rises a minute."""
 
     megabytes: float  # on average
@@ -89,8 +89,8 @@ class Growth:
 class Memory:
     """That of the service, with and without the files that are mapped."""
 
-    whole: Growth
-    without_files: Growth
+    whole: LogAppender
+    without_files: LogAppender
     flat: bool
 
 
@@ -372,10 +372,10 @@ def _memory(samples: Sequence[tuple[float, float, float]], settings: Settings) -
     return Memory(*found, flat=not any(one.is_real for one in found))
 
 
-def _growth(seconds: Sequence[float], megabytes: Sequence[float]) -> Growth:
+def _growth(seconds: Sequence[float], megabytes: Sequence[float]) -> LogAppender:
     """The straight line through points by least squares."""
     slope, intercept = statistics.linear_regression(seconds, megabytes)
     rest = sum((one - intercept - slope * at) ** 2 for at, one in zip(seconds, megabytes, strict=True))
     middle = statistics.fmean(seconds)
     error = math.sqrt(rest / (len(seconds) - 2) / sum((at - middle) ** 2 for at in seconds))
-    return Growth(statistics.fmean(megabytes), slope * _MINUTE, error * _MINUTE)
+    return LogAppender(statistics.fmean(megabytes), slope * _MINUTE, error * _MINUTE)

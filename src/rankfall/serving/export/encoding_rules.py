@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rankfall.data.impressions.assemble import column_of
-from rankfall.data.impressions.spec import Categorical, Time, table_of
+from rankfall.data.impressions.spec import Categorical, Time, column_of, table_of
 from rankfall.serving.lookup import is_text
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 from rankfall._ids import UNSEEN
 from rankfall.data import ImpressionLoader
 from rankfall.serving.export.item_table import ids_of
-from rankfall.serving.onnx_stages import NOBODY
+from rankfall.serving.onnx_stages import NO_ITEM
 from rankfall.serving.request_encoder import MASK, Batch
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def draw(
     if not chosen:
         raise ValueError(f"{log.path}: found no impressions on {', '.join(days)}, expected some to check the bundle on")
     numbers, ids = ids_of(log)
-    rows_of = items.lookup.find(ids) if _alike(items, ids) else np.full(len(ids), NOBODY)
+    rows_of = items.lookup.find(ids) if _alike(items, ids) else np.full(len(ids), NO_ITEM)
     parts: list[tuple[Sample, Logged]] = []
     for day in chosen:
         each = -(-count // len(chosen))
@@ -88,7 +88,7 @@ def _part(
 ) -> tuple[Sample, Logged]:
     known: dict[tuple[str, str], int] = {(feature.group, feature.name): feature.rows for feature in features.features}
     mask = impressions.mask.numpy()
-    rows = np.where(mask, rows, NOBODY)
+    rows = np.where(mask, rows, NO_ITEM)
     arrays: dict[str, NDArray[Any]] = {}
     for name in inputs:
         group, _, rest = name.partition(".")
@@ -103,7 +103,7 @@ def _part(
     batch = Batch(
         arrays,
         np.full(count, k),
-        [row[row != NOBODY] for row in rows],
+        [row[row != NO_ITEM] for row in rows],
         [np.empty(0, np.int64)] * count,
         [[] for _ in range(count)],
     )
@@ -134,7 +134,7 @@ def check_features(logged: Logged, items: ItemTable, *, per_request: bool) -> li
     order = np.lexsort((logged.times, logged.items))
     again = np.flatnonzero(np.diff(logged.items[order]) == 0)
     before, after = order[again], order[again + 1]
-    known = logged.rows != NOBODY
+    known = logged.rows != NO_ITEM
     notes = []
     for name in items.features:
         values = logged.features[name]

@@ -13,7 +13,7 @@ from rankfall.models import TwoTower
 from rankfall.serving.bundle import TOLERANCE, Bundle
 from rankfall.serving.export.onnx_graphs import as_batch, user_vectors
 from rankfall.serving.export.vector_index import exact_search
-from rankfall.serving.onnx_stages import NOBODY
+from rankfall.serving.onnx_stages import NO_ITEM
 from rankfall.serving.request_encoder import padded
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class _Models:
 
 def _compare_scores(bundle: Bundle, models: _Models, batch: Batch, agreement: Agreement) -> None:
     rows = padded(batch.candidates)
-    real = rows != NOBODY
+    real = rows != NO_ITEM
     for stage, served in zip(models.stages, bundle.stages, strict=True):
         expected, found = models.score(stage, batch, rows)[real], served.score(batch, rows)[real]
         if not np.isfinite(expected).all():
@@ -170,15 +170,15 @@ def _compare_search(models: _Models, batch: Batch, best: Rows, kept: Rows) -> No
     missed = ~np.array([np.isin(rows, of) for rows, of in zip(best, kept, strict=True)])
     tolerance = _tolerance(threshold)
     wrong = (missed & (wanted > threshold + tolerance)).any() or (
-        (kept != NOBODY) & (found < threshold - tolerance)
+        (kept != NO_ITEM) & (found < threshold - tolerance)
     ).any()
-    if wrong or (kept != NOBODY).sum() != best.size:
+    if wrong or (kept != NO_ITEM).sum() != best.size:
         raise DifferenceError(f"{stage.name}: the search does not find the items with the best scores")
 
 
 def _compare_stage(stage: Stage, scores: NDArray[np.float32], entered: Rows, kept: Rows) -> NDArray[np.bool_]:
     """Whether a stage kept what these scores would keep of what entered; a difference must be one of equal scores."""
-    real = entered != NOBODY
+    real = entered != NO_ITEM
     order = np.argsort(np.where(real, -scores, np.inf), axis=1, kind="stable")[:, : stage.quota]
     threshold = np.take_along_axis(np.where(real, scores, -np.inf), order[:, -1:], 1)
     expected = np.zeros_like(real)
