@@ -235,12 +235,12 @@ def simulate(manifest: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (hash_differently, "item.author: found ids 'hashed into 200', the training had 'hashed into 300'"),
-        (scale_differently, "item.price was scaled or cut into buckets by other data"),
+        (hash_differently, "item.author: found ids 'hashed into 200', the model was trained with 'hashed into 300'"),
+        (scale_differently, "the scaling or the buckets of item.price were fitted to other data"),
         (lose_a_feature, "it has no feature user.taste"),
         (lose_an_event_feature, "its sequence history has no author"),
-        (move, "context.hour: found ids 'the hour in UTC', the training had 'the hour in Asia/Shanghai'"),
-        (simulate, "it is of the simulated platform tiny of seed 3, the training was on no simulated platform"),
+        (move, "context.hour: found ids 'the hour in UTC', the model was trained with 'the hour in Asia/Shanghai'"),
+        (simulate, "it is of the simulated platform tiny with seed 3, the model was trained on no simulated platform"),
     ],
 )
 def test_a_log_that_means_something_else_is_refused(
@@ -254,7 +254,7 @@ def test_a_log_that_means_something_else_is_refused(
     other = edited(log, tmp_path / "log", change)
     assert run("evaluate", str(trained), "--data", str(other)) == 1
     err = message(capsys)
-    assert f"{other} is not read as the log of the training was: {expected}" in err.replace("\n", " ")
+    assert f"{other} is not encoded like the log that the model was trained on: {expected}" in err.replace("\n", " ")
 
 
 @pytest.mark.parametrize("values", [["b", "a"], ["a"], ["a", "c", "b"]])
@@ -264,7 +264,7 @@ def test_a_vocabulary_that_gives_other_ids_is_refused(
     other = shutil.copytree(log, tmp_path / "log")
     set_vocabulary(other, values)
     assert run("evaluate", str(trained), "--data", str(other)) == 1
-    assert "the vocabulary of item.video gives other ids than that of the training" in message(capsys)
+    assert "the vocabulary of item.video assigns other ids than that of the training log" in message(capsys)
 
 
 def test_features_that_no_stage_sees_may_differ(
@@ -295,7 +295,7 @@ def test_added_ids_are_a_warning_and_an_error_where_they_occur(
     assert run("evaluate", str(copy), "--data", str(other), "--json") == 0
     out, err = capsys.readouterr()
     assert json.loads(out) == expected  # the ids there are mean what they did
-    assert "has 3 ids of video more than the training had, which the model does not know" in err
+    assert "has 3 more ids of video than the training log; the model has no embeddings for them" in err
 
     def show_new(days: dict[str, Columns]) -> None:
         days[DAYS[2]]["item.video"][5][2] = 44
@@ -303,7 +303,7 @@ def test_added_ids_are_a_warning_and_an_error_where_they_occur(
     newer = edited(liked_log(tmp_path / "plain", change=show_new), tmp_path / "newer", grow)
     assert run("evaluate", str(copy), "--data", str(newer)) == 1
     err = message(capsys)
-    assert err.index("has 3 ids of video more than the training had") < err.index("error: ")
+    assert err.index("has 3 more ids of video than the training log") < err.index("error: ")
     assert (
         f"error: test of {newer}: item.video: found ids from 2 to 44, expected 0 to 41, the rows of the table 'video'"
         in err
@@ -318,7 +318,7 @@ def test_a_log_that_was_prepared_again_is_noticed(
     assert run("train", str(config), f"data.path={moved}", "--out", str(tmp_path / "run")) == 0
     set_vocabulary(moved, ["z", "y"])
     assert run("evaluate", str(tmp_path / "run")) == 1
-    assert "gives other ids than that of the training" in capsys.readouterr().err
+    assert "assigns other ids than that of the training log" in capsys.readouterr().err
 
 
 def test_a_run_that_forgot_its_log_says_so(

@@ -13,10 +13,10 @@ from scipy.stats import spearmanr
 
 from rankfall.benchmarks.platform_study import Study, funnel_recalls, variance_shares
 from rankfall.simulation.feedback import ATTENTION
-from rankfall.simulation.matching import NOBODY, Catalogue
+from rankfall.simulation.matching import NO_ITEM, Catalogue
 from rankfall.simulation.platform import Platform
 from rankfall.simulation.presets import PRESETS, Preset, Shares
-from rankfall.simulation.recent_events import Events, Recent
+from rankfall.simulation.recent_events import RecentViews, Views
 from rankfall.simulation.relevance import (
     ENOUGH_OF_AUTHOR,
     ENOUGH_OF_CATEGORY,
@@ -28,14 +28,14 @@ from rankfall.simulation.relevance import (
 from rankfall.simulation.world import DAY, FIRST_DAY, LIFETIME, LIFETIME_SPREAD, Items, World
 
 if TYPE_CHECKING:
-    from rankfall.simulation.platform import Portion
+    from rankfall.simulation.platform import ServedPortion
 
 TINY = PRESETS["tiny"]
 DAYS = 3
 
 
 @pytest.fixture(scope="module")
-def lived() -> tuple[Platform, list[Portion]]:
+def lived() -> tuple[Platform, list[ServedPortion]]:
     platform = Platform(TINY, 2, 400)
     return platform, list(platform.run(DAYS))
 
@@ -60,11 +60,11 @@ def test_items_are_as_many_and_as_old_as_if_births_had_gone_on_forever() -> None
         assert np.quantile(age, share) == pytest.approx(np.quantile(days - born[alive], share), rel=0.15)
 
 
-def test_items_are_matched_only_while_they_live(lived: tuple[Platform, list[Portion]]) -> None:
+def test_items_are_matched_only_while_they_live(lived: tuple[Platform, list[ServedPortion]]) -> None:
     platform, portions = lived
     for number, portion in enumerate(portions):
         start = FIRST_DAY + DAY * (number // 8)
-        found = np.unique(portion.candidates[portion.candidates != NOBODY])
+        found = np.unique(portion.candidates[portion.candidates != NO_ITEM])
         assert (platform.items.upload_time[found] < start).all()
         assert (platform.items.death[found] > start).all()
 
@@ -80,7 +80,7 @@ def test_interests_drift_further_every_day() -> None:
         assert values[-1] < 0.97
 
 
-def test_some_users_come_much_more_often_than_others(lived: tuple[Platform, list[Portion]]) -> None:
+def test_some_users_come_much_more_often_than_others(lived: tuple[Platform, list[ServedPortion]]) -> None:
     counts = Counter(user for portion in lived[1] for user in portion.requests.user.tolist())
     busiest = sum(count for _, count in counts.most_common(TINY.users // 10))
     assert busiest > 0.3 * counts.total()
@@ -89,10 +89,10 @@ def test_some_users_come_much_more_often_than_others(lived: tuple[Platform, list
 # --- matching ---------------------------------------------------------------------------------------------------
 
 
-def test_candidates_are_new_to_the_user_and_different(lived: tuple[Platform, list[Portion]]) -> None:
+def test_candidates_are_new_to_the_user_and_different(lived: tuple[Platform, list[ServedPortion]]) -> None:
     for portion in lived[1][::5]:
         for candidates, viewed in zip(portion.candidates.tolist(), portion.requests.history.item.tolist(), strict=True):
-            found = [item for item in candidates if item != NOBODY]
+            found = [item for item in candidates if item != NO_ITEM]
             assert len(found) == len(set(found)) > TINY.production.prerank_keeps
             assert not set(found) & set(viewed)
 
@@ -102,14 +102,14 @@ def test_every_channel_draws_by_its_weights() -> None:
     items = world.first_items()
     views = np.random.default_rng(0).integers(0, 50, len(items)).astype(np.float64)
     catalogue = Catalogue(world, items, views, FIRST_DAY)
-    viewed = np.full((4000, 50), NOBODY, np.int32)
+    viewed = np.full((4000, 50), NO_ITEM, np.int32)
     viewed[:, 7] = 3
     vectors = np.zeros((4000, world.category_vectors.shape[1]), np.float32)
 
     def drawn(channel: str) -> Counter[int]:
         one = replace(TINY.production.channels, interest=0, authors=0, popular=0, fresh=0, random=0)
         found = catalogue.match(np.random.default_rng(5), vectors, viewed, replace(one, **{channel: 1}))
-        return Counter(found[found != NOBODY].tolist())
+        return Counter(found[found != NO_ITEM].tolist())
 
     weights = (1 + views) ** 0.75
     weights[3] = 0  # viewed already
@@ -137,7 +137,7 @@ def assert_drawn(found: Counter[int], weights: np.ndarray, groups: np.ndarray) -
 # --- relevance --------------------------------------------------------------------------------------------------
 
 
-def test_parts_of_relevance_are_their_formulas(lived: tuple[Platform, list[Portion]]) -> None:
+def test_parts_of_relevance_are_their_formulas(lived: tuple[Platform, list[ServedPortion]]) -> None:
     platform, portions = lived
     portion, users, items, relevance = portions[-1], platform.users, platform.items, platform.relevance
     requests = portion.requests
@@ -148,7 +148,7 @@ def test_parts_of_relevance_are_their_formulas(lived: tuple[Platform, list[Porti
         seconds = int(requests.time[row]) // 1000 + 8 * 3600
         hour, weekday = seconds // 3600 % 24, (seconds // DAY + 3) % 7
         for column, item in enumerate(portion.candidates[row].tolist()):
-            if item == NOBODY:
+            if item == NO_ITEM:
                 continue
             upload_hour = (int(items.upload_time[item]) + 8 * 3600) // 3600 % 24
             angles = (
@@ -184,20 +184,20 @@ def history_part(items: Items, history: list[int], item: int) -> float:
     for group, enough in ((items.subcategory, ENOUGH_OF_CATEGORY), (items.author, ENOUGH_OF_AUTHOR)):
         same = 0.0
         for age, event in enumerate(reversed(history)):
-            if event != NOBODY and group[event] == group[item]:
+            if event != NO_ITEM and group[event] == group[item]:
                 same += weights[age]
         share = same / sum(weights) / enough
         total += share * math.exp(1 - share)
     return total
 
 
-def test_parts_have_the_shares_of_the_preset(lived: tuple[Platform, list[Portion]]) -> None:
+def test_parts_have_the_shares_of_the_preset(lived: tuple[Platform, list[ServedPortion]]) -> None:
     found = [variance_shares(portion, TINY.shares) for portion in lived[1]]
     for name in found[0]:
         assert np.mean([shares[name] for shares in found]) == pytest.approx(getattr(TINY.shares, name), rel=0.15)
 
 
-def test_relevance_is_the_parts_and_noise(lived: tuple[Platform, list[Portion]]) -> None:
+def test_relevance_is_the_parts_and_noise(lived: tuple[Platform, list[ServedPortion]]) -> None:
     noise = np.concatenate(
         [
             (p.relevance - np.take_along_axis(mixed(p.parts, TINY.shares), p.served.place, axis=1)).ravel()
@@ -217,12 +217,12 @@ def test_shares_must_be_shares(shares: dict[str, float]) -> None:
 # --- production -------------------------------------------------------------------------------------------------
 
 
-def test_later_models_see_more_of_the_truth(lived: tuple[Platform, list[Portion]]) -> None:
+def test_later_models_see_more_of_the_truth(lived: tuple[Platform, list[ServedPortion]]) -> None:
     portion = lived[1][-1]
     truth = mixed(portion.parts, TINY.shares)
 
     def agreement(scores: np.ndarray) -> float:
-        real = portion.candidates != NOBODY
+        real = portion.candidates != NO_ITEM
         rows = range(len(truth))
         return float(np.mean([spearmanr(scores[r][real[r]], truth[r][real[r]]).statistic for r in rows]))
 
@@ -230,12 +230,12 @@ def test_later_models_see_more_of_the_truth(lived: tuple[Platform, list[Portion]
     assert 0.2 < found[0] < found[1] < found[2] < 0.97
 
 
-def test_each_model_keeps_the_best_by_its_own_score(lived: tuple[Platform, list[Portion]]) -> None:
+def test_each_model_keeps_the_best_by_its_own_score(lived: tuple[Platform, list[ServedPortion]]) -> None:
     production = TINY.production
     portion = lived[1][3]
     for row in range(0, len(portion.items), 5):
         prerank, coarse, rank = (s[row] for s in (portion.scores.prerank, portion.scores.coarse, portion.scores.rank))
-        real = [c for c in range(len(prerank)) if portion.candidates[row, c] != NOBODY]
+        real = [c for c in range(len(prerank)) if portion.candidates[row, c] != NO_ITEM]
         kept = sorted(real, key=lambda c: -prerank[c])[: production.prerank_keeps]
         ranked = sorted(kept, key=lambda c: -coarse[c])[: production.coarse_keeps]
         order = sorted(ranked, key=lambda c: -rank[c])
@@ -248,7 +248,7 @@ def test_each_model_keeps_the_best_by_its_own_score(lived: tuple[Platform, list[
             assert served.rank_index[row, column] == (order.index(place) if place in ranked else -1)
 
 
-def test_mix_ranking_prefers_variety(lived: tuple[Platform, list[Portion]]) -> None:
+def test_mix_ranking_prefers_variety(lived: tuple[Platform, list[ServedPortion]]) -> None:
     platform, portions = lived
     first: dict[str, list[int]] = {"rank_index": [], "rerank_index": []}
     for portion in portions:
@@ -260,7 +260,7 @@ def test_mix_ranking_prefers_variety(lived: tuple[Platform, list[Portion]]) -> N
     assert np.mean(first["rerank_index"]) > np.mean(first["rank_index"]) + 0.2
 
 
-def test_lower_places_get_fewer_looks(lived: tuple[Platform, list[Portion]]) -> None:
+def test_lower_places_get_fewer_looks(lived: tuple[Platform, list[ServedPortion]]) -> None:
     looks, shows = np.zeros(10), np.zeros(10)
     for portion in lived[1]:
         shown = portion.feedback["realshow"] > 0
@@ -271,7 +271,7 @@ def test_lower_places_get_fewer_looks(lived: tuple[Platform, list[Portion]]) -> 
     assert (np.abs(looks / shows - expected) < 4 * np.sqrt(0.25 / shows) + 1e-9).all()
 
 
-def test_what_is_relevant_is_viewed_more_often(lived: tuple[Platform, list[Portion]]) -> None:
+def test_what_is_relevant_is_viewed_more_often(lived: tuple[Platform, list[ServedPortion]]) -> None:
     relevance = np.concatenate([p.relevance[p.feedback["realshow"] > 0] for p in lived[1]])
     viewed = np.concatenate([p.feedback["effective_view"][p.feedback["realshow"] > 0] for p in lived[1]])
     rates = [part.mean() for part in np.array_split(viewed[np.argsort(relevance)], 5)]
@@ -279,7 +279,7 @@ def test_what_is_relevant_is_viewed_more_often(lived: tuple[Platform, list[Porti
     assert rates[-1] > rates[0] + 0.2
 
 
-def test_recalls_leave_room_between_chance_and_the_truth(lived: tuple[Platform, list[Portion]]) -> None:
+def test_recalls_leave_room_between_chance_and_the_truth(lived: tuple[Platform, list[ServedPortion]]) -> None:
     recalls = funnel_recalls(lived[1][-1], np.random.default_rng(0))
     assert recalls["chance"] == pytest.approx(0.5)
     assert 0.6 < recalls["pre-ranking"] < recalls["truth"] - 0.05
@@ -291,18 +291,18 @@ def test_recalls_leave_room_between_chance_and_the_truth(lived: tuple[Platform, 
 
 def test_recent_views_are_the_last_fifty() -> None:
     random = np.random.default_rng(0)
-    recent = Recent.nothing(5)
+    recent = RecentViews.empty(5)
     queues: list[deque[tuple[int, int]]] = [deque(maxlen=50) for _ in range(5)]
     for round_ in range(12):
         count = int(random.integers(0, 120))
         user, item = random.integers(0, 5, count), random.integers(0, 1000, count)
         time = np.arange(count) + 1000 * round_ + 1
-        recent.add(Events(user, item, time, 2 * time, 3 * time))
+        recent.add(Views(user, item, time, 2 * time, 3 * time))
         for one in zip(user.tolist(), item.tolist(), time.tolist(), strict=True):
             queues[one[0]].append(one[1:])
         for number, queue in enumerate(queues):
             padding = 50 - len(queue)
-            assert recent.item[number].tolist() == [NOBODY] * padding + [item for item, _ in queue]
+            assert recent.item[number].tolist() == [NO_ITEM] * padding + [item for item, _ in queue]
             assert recent.time[number].tolist() == [0] * padding + [time for _, time in queue]
             assert recent.playing_time[number].tolist() == [0] * padding + [2 * time for _, time in queue]
             assert recent.request[number].tolist() == [0] * padding + [3 * time for _, time in queue]

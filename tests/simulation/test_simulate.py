@@ -23,7 +23,7 @@ from support.command_line import run
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankfall.simulation.platform import Portion
+    from rankfall.simulation.platform import ServedPortion
 
     Row = dict[str, int]
 
@@ -277,11 +277,11 @@ def order(item: tuple[int, int, int]) -> tuple[int, int]:
 
 
 def test_industry_statistics_count_what_was_shown_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    portions: list[Portion] = []
+    portions: list[ServedPortion] = []
     served = Platform._serve
     first_views: list[Any] = []
 
-    def watched(self: Platform, *place: int) -> Portion:
+    def watched(self: Platform, *place: int) -> ServedPortion:
         if not portions:
             first_views.append(self.recent.item.copy())
         portions.append(served(self, *place))
@@ -355,7 +355,7 @@ def test_mistakes_are_explained(
 def test_a_crash_leaves_nothing_behind(layout: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     served = Platform._serve
 
-    def breaks(self: Platform, day: int, *place: int) -> Portion:
+    def breaks(self: Platform, day: int, *place: int) -> ServedPortion:
         if day == 1:
             raise OSError("no space left")
         return served(self, day, *place)

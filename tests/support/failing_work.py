@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall.data.sources.rows.row_files import Source
+from rankfall.data.sources.rows.row_files import RowFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +33,7 @@ def die_once(mark: Path) -> None:
 
 
 @dataclass(frozen=True)
-class DyingFile(Source):
+class DyingFile(RowFile):
     """A file whose first reader dies when it has read some of it."""
 
     mark: str = ""

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from rankfall.data.impressions.append import growing
-from rankfall.data.impressions.log import LogWriter, impression_schema, item_schema
+from rankfall.data.impressions.append import appending
+from rankfall.data.impressions.log_writer import LogWriter
+from rankfall.data.impressions.schema import impression_schema, item_schema
 from rankfall.data.impressions.spec import features_of
 from support.logs import ROWS, as_table, item_columns, random_day, spec, write_log
 
@@ -33,7 +34,7 @@ def log_of(path: Path, numbers: range | list[int], **options: Any) -> Path:
 
 def add_day(log: Path, number: int) -> None:
     """Let a log grow by a day, as whoever makes logs does."""
-    with growing(log) as growth:
+    with appending(log) as growth:
         schema = impression_schema(growth.log.spec, request=pa.int64())
         growth.write(WEEK[number], as_table(day_of(number), schema))
         growth.finish(as_table(item_columns(), item_schema(growth.log.spec)), growth.log.manifest["about"])

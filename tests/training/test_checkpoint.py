@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from rankfall import _tensor_file as _checkpoint
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
 from rankfall.data import RankingData
-from rankfall.data.lists.list_loader import Batch, ListLoader, Lists
+from rankfall.data.lists.list_loader import ListBatch, ListLoader, Lists
 from rankfall.training.checkpoint import Checkpoints, join, split
 from support.resuming import alter
 
@@ -121,7 +121,7 @@ def test_batches_of_lists_go_on_anywhere(data: Path, monkeypatch: pytest.MonkeyP
     made: list[Any] = []
     make = lists.batch
 
-    def count(numbers: Any, **options: Any) -> Batch:
+    def count(numbers: Any, **options: Any) -> ListBatch:
         made.append(numbers)
         return make(numbers, **options)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from rankfall.data.lists.list_loader import Batch
+    from rankfall.data.lists.list_loader import ListBatch
     from rankfall.training.learner import Position, Taken
 
 
@@ -282,7 +282,7 @@ def test_comparisons_go_on_inside_a_run(damaged: bool, tmp_path: Path, monkeypat
     steps: list[int] = []
     step = ranker._Learner.step
 
-    def count(self: Any, batch: Batch, position: Position) -> Taken:
+    def count(self: Any, batch: ListBatch, position: Position) -> Taken:
         steps.append(position.step)
         return step(self, batch, position)
 

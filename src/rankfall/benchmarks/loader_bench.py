@@ -20,7 +20,9 @@ from torch.utils.data import default_collate
 from rankfall.benchmarks.claims import Claim, at_least
 from rankfall.benchmarks.measure import cpu_seconds, time_in_turns
 from rankfall.data.impressions.loader import ImpressionLoader
-from rankfall.data.impressions.log import ImpressionLog, LogWriter, impression_schema, item_schema
+from rankfall.data.impressions.log import ImpressionLog
+from rankfall.data.impressions.log_writer import LogWriter
+from rankfall.data.impressions.schema import impression_schema, item_schema
 from rankfall.data.impressions.spec import Spec, features_of, validate_spec
 
 if TYPE_CHECKING:

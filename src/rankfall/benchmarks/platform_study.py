@@ -17,7 +17,7 @@ import torch
 
 from rankfall.metrics import funnel
 from rankfall.reporting.figures import HeatMaps, Lines, save
-from rankfall.simulation.matching import NOBODY
+from rankfall.simulation.matching import NO_ITEM
 from rankfall.simulation.platform import Platform
 from rankfall.simulation.presets import preset_of
 from rankfall.simulation.production import COARSE, POSITIVES, PRERANK
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.reporting.figures import Plot, Record
-    from rankfall.simulation.platform import Portion
+    from rankfall.simulation.platform import ServedPortion
     from rankfall.simulation.presets import Shares
 
     Floats = NDArray[np.float32]
@@ -118,19 +118,19 @@ class Study:
             }
         )
 
-    def _add_new_items(self, portion: Portion) -> None:
+    def _add_new_items(self, portion: ServedPortion) -> None:
         self._seen = _extended(self._seen, len(self.platform.items))
-        items = np.unique(portion.items[portion.items != NOBODY])
+        items = np.unique(portion.items[portion.items != NO_ITEM])
         self.new.append(float((~self._seen[items]).mean()))
 
-    def _add_shows(self, portion: Portion) -> None:
-        self._seen[portion.items[portion.items != NOBODY]] = True
+    def _add_shows(self, portion: ServedPortion) -> None:
+        self._seen[portion.items[portion.items != NO_ITEM]] = True
         self.shows = _extended(self.shows, len(self.platform.items))
         shown = portion.items[portion.feedback["realshow"] > 0]
         self.shows += np.bincount(shown, minlength=len(self.shows))
 
-    def _add_agreement(self, portion: Portion) -> None:
-        empty = portion.candidates == NOBODY
+    def _add_agreement(self, portion: ServedPortion) -> None:
+        empty = portion.candidates == NO_ITEM
         truth = np.where(empty, np.float32(-np.inf), mixed(portion.parts, self.platform.preset.shares))
         scores = portion.scores
         models = dict(zip(MODELS, (scores.prerank, scores.coarse, scores.rank, truth), strict=True))
@@ -140,19 +140,19 @@ class Study:
             self.agreement.setdefault(f"rank correlation: {one}, {other}", []).append(correlation)
             self.agreement.setdefault(f"overlap of the best {POSITIVES}: {one}, {other}", []).append(overlap)
 
-    def _add_variance(self, portion: Portion) -> None:
+    def _add_variance(self, portion: ServedPortion) -> None:
         found = variance_shares(portion, self.platform.preset.shares)
         for name, value in found.items():
             self.variance.setdefault(name, []).append(value)
 
-    def _add_recalls(self, portion: Portion) -> None:
+    def _add_recalls(self, portion: ServedPortion) -> None:
         for name, value in funnel_recalls(portion, self._random).items():
             self.recalls.setdefault(name, []).append(value)
 
 
-def variance_shares(portion: Portion, shares: Shares) -> dict[str, float]:
+def variance_shares(portion: ServedPortion, shares: Shares) -> dict[str, float]:
     """Return the share of each part in the variance of the true relevance among the candidates of a request."""
-    real = portion.candidates != NOBODY
+    real = portion.candidates != NO_ITEM
     found = {"noise": shares.noise}
     for name, values in portion.parts.items():
         mean = values.mean(axis=1, where=real, keepdims=True)
@@ -161,13 +161,13 @@ def variance_shares(portion: Portion, shares: Shares) -> dict[str, float]:
     return {name: value / total for name, value in found.items()}
 
 
-def funnel_recalls(portion: Portion, random: np.random.Generator) -> dict[str, float]:
+def funnel_recalls(portion: ServedPortion, random: np.random.Generator) -> dict[str, float]:
     """Return the joint recall of cascades with access to hidden scores, and of chance, on ten items per stage."""
     served = portion.served
     stage = np.select(
         [served.last_model == PRERANK, served.last_model == COARSE, served.rank_index >= POSITIVES], [0, 1, 2], 3
     )
-    keys = random.random(stage.shape) + (portion.items == NOBODY)
+    keys = random.random(stage.shape) + (portion.items == NO_ITEM)
     columns = [np.argsort(np.where(stage == depth, keys, 9), axis=1)[:, :SAMPLE] for depth in range(4)]
     chosen = np.concatenate(columns, axis=1)
 

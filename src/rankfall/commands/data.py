@@ -1,4 +1,4 @@
-"""``rankfall data``: what is in prepared data, and what looks wrong."""
+"""``rankfall data``: show the content of prepared data and warnings about it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def data(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="DIR", help="An impression log, or ranking data of `prepare letor`.", show_default=False
+            metavar="DIR", help="An impression log, or ranking data of 'prepare letor'.", show_default=False
         ),
     ],
     days: Annotated[
@@ -42,10 +42,11 @@ def data(
     verify: Annotated[bool, typer.Option("--verify", help="Compare all files with their checksums first.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
-    """Show what is in prepared data, and what looks wrong in it.
+    """Show the content of prepared data, and warn about common mistakes.
 
-    Of an impression log: days, stages, labels, features and behaviour sequences, then warnings, each with its days,
-    features and figures. Warnings are no failure; data that cannot be read are. Of ranking data: its splits.
+    For an impression log: days, stages, labels, features and behaviour sequences, then warnings with the days, features
+    and figures concerned. Warnings do not change the exit code; data that cannot be read are an error. For ranking
+    data: its splits.
     """
     from rankfall.data.impressions.log import is_log
     from rankfall.data.lists.ranking_data import is_prepared
@@ -54,21 +55,21 @@ def data(
         _log(path, days, verify=verify, as_json=as_json)
     elif is_prepared(path):
         if days:
-            raise typer.BadParameter(f"{path} is ranking data, which has splits and no days", param_hint="--days")
+            raise typer.BadParameter(f"{path} is ranking data, which has no days", param_hint="--days")
         _ranking_data(path, verify=verify, as_json=as_json)
     else:
         raise ValueError(
-            f"path: {path} {_what_it_is(path)}; expected an impression log (see 'rankfall prepare' and 'rankfall "
+            f"path: {path} {_described(path)}; expected an impression log (see 'rankfall prepare' and 'rankfall "
             "simulate') or ranking data (see 'rankfall prepare letor')"
         )
 
 
-def _what_it_is(path: Path) -> str:
+def _described(path: Path) -> str:
     if not path.is_dir():
-        return "is a file" if path.exists() else "is not there"
+        return "is a file" if path.exists() else "does not exist"
     if not (path / "manifest.json").exists():
-        return "was never finished" if (path / "days").is_dir() else "has no manifest.json"
-    return "has a manifest.json of something else, or a damaged one"
+        return "is an unfinished log" if (path / "days").is_dir() else "has no manifest.json"
+    return "has a damaged manifest.json, or one of another format"
 
 
 def _ranking_data(path: Path, *, verify: bool, as_json: bool) -> None:
@@ -132,7 +133,7 @@ def _headline(figures: Inspection) -> RenderableType:
     return Text.assemble(
         (figures.path, "bold"),
         f": {figures.impressions:,} impressions, {items:,} items "
-        f"({figures.items.seen:,} different, the log knows {figures.items.rows:,})",
+        f"({figures.items.seen:,} different, {figures.items.rows:,} in the item table)",
     )
 
 
@@ -151,13 +152,13 @@ def _days(figures: Inspection) -> Table:
             f"{day.relevant / max(day.impressions, 1):.2f}",
             _share(day.without_relevant, day.impressions),
         )
-    table.caption = "relevant: items an impression; without: impressions without a relevant one"
+    table.caption = "relevant: items per impression; without: impressions without a relevant item"
     return table
 
 
 def _stages(figures: Inspection) -> Table:
     table = _table(
-        "stages, first to last", ["stage"], ["items", "an impression", "sample", "fewer", "none", "relevant"]
+        "stages, first to last", ["stage"], ["items", "per impression", "sample", "fewer", "none", "relevant"]
     )
     for stage in figures.stages:
         table.add_row(
@@ -169,7 +170,7 @@ def _stages(figures: Inspection) -> Table:
             _share(stage.empty, figures.impressions),
             _share(stage.relevant, stage.items),
         )
-    table.caption = "fewer, none: impressions below the sample, without any"
+    table.caption = "fewer, none: impressions with fewer items than the sample size, or without items"
     return table
 
 
@@ -221,7 +222,7 @@ def _numbers(figures: Inspection) -> Table:
 
 
 def _sequences(figures: Inspection) -> Table:
-    table = _table("sequences", ["sequence"], ["shortest", "mean", "longest", "at most", "empty"])
+    table = _table("sequences", ["sequence"], ["shortest", "mean", "longest", "maximum", "empty"])
     for sequence in figures.sequences:
         lengths = sequence.lengths
         table.add_row(
@@ -239,7 +240,7 @@ def _warnings(figures: Inspection) -> RenderableType:
     from rich.text import Text
 
     if not figures.warnings:
-        return Text("Nothing looks wrong.", style="green")
+        return Text("No warnings.", style="green")
     lines = [
         Text.assemble(("warning: ", "yellow"), warning.message, (f" [{warning.check}]", "dim"))
         for warning in figures.warnings
@@ -258,6 +259,6 @@ def _time(milliseconds: int | None, figures: Inspection) -> str:
 
 
 def _share(count: int, of: int) -> str:
-    """A percentage that is 0 only if nothing was counted."""
+    """Format a percentage; it is 0 only for a count of 0."""
     share = f"{count / max(of, 1):.1%}"
     return "0" if not count else "<0.1%" if share == "0.0%" else share

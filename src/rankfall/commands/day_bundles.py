@@ -106,11 +106,11 @@ def _measured(run: Path, day: str) -> dict[str, Any]:
 
 def _later(log: ImpressionLog, day: str) -> NDArray[np.int32] | None:
     """The items that came up after a day for the first time."""
-    from rankfall.data.impressions.loader import FirstDays
+    from rankfall.data.impressions.loader import ItemFirstSeen
 
     days = list(log.days)
     if days[-1] == day:
         return None
     items: NDArray[np.int32] = log.items()["item"].to_numpy()
-    first = FirstDays().numbers(log, days, items)
+    first = ItemFirstSeen().numbers(log, days, items)
     return items[(first > days.index(day)) & (first < len(days))]

@@ -1,4 +1,4 @@
-"""``rankfall simulate``: the full-stage log of a platform that does not exist."""
+"""``rankfall simulate``: write the full-stage log of a simulated platform."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXAMPLES = examples(
 
 
 class Name(StrEnum):
-    """The platforms there are."""
+    """The presets."""
 
     TINY = "tiny"
     RECFLOW = "recflow-like"
@@ -35,7 +35,7 @@ class Name(StrEnum):
 
 
 class Layout(StrEnum):
-    """What is written."""
+    """The format of the output."""
 
     RANKFALL = "rankfall"
     RECFLOW = "recflow"
@@ -46,30 +46,33 @@ def simulate(
     preset: Annotated[
         Name,
         typer.Option(
-            help="The platform: tiny is made in seconds; recflow-like has the stages and features of RecFlow for a "
+            help="The platform: tiny takes seconds; recflow-like has the stages and features of RecFlow for a "
             "cascade of two stages, recflow-like-3 for one of three; industry-easy and industry-hard have short lists "
             "of ads with statistics as features."
         ),
     ] = Name.TINY,
-    days: Annotated[int | None, typer.Option(min=1, help="Days to live.", show_default="the preset's")] = None,
-    requests_per_day: Annotated[
-        int | None, typer.Option(min=1, help="Requests of each day.", show_default="the preset's")
+    days: Annotated[
+        int | None, typer.Option(min=1, help="Number of days to simulate.", show_default="the preset's")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0,
+    requests_per_day: Annotated[
+        int | None, typer.Option(min=1, help="Number of requests per day.", show_default="the preset's")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed; equal seeds give the same bytes.")] = 0,
     layout: Annotated[
-        Layout, typer.Option(help="An impression log to train on, or RecFlow's files, to be prepared.")
+        Layout, typer.Option(help="An impression log for training, or RecFlow's files for 'rankfall prepare recflow'.")
     ] = Layout.RANKFALL,
     truth: Annotated[bool, typer.Option("--truth", help="Also write the true relevance of items.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a log that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing log.")] = False,
     append: Annotated[
-        bool, typer.Option("--append", help="Add days to a log that exists, until there are --days in all.")
+        bool, typer.Option("--append", help="Append days to an existing log until it has --days in total.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Simulate a platform and write the full-stage log of its cascade.
 
-    Users' interests drift, items are born and die, and an imperfect cascade serves requests day by day. Memory does not
-    grow with requests, and with days only by what is known of items; a longer log begins like a shorter one.
+    Interests of users drift, items are uploaded and expire, and an imperfect cascade serves requests day by day. The
+    memory used does not grow with requests; it grows with days only by the data of items. A longer log begins with the
+    same days as a shorter one.
     """
     from rankfall.simulation.presets import preset_of
     from rankfall.simulation.simulate import Simulation, append_days, simulate_log, simulate_recflow
@@ -78,7 +81,7 @@ def simulate(
     if layout is Layout.RECFLOW and chosen.layout != "recflow":
         raise typer.BadParameter(f"--preset {preset.value} cannot be written with --layout recflow")
     if append and (force or truth or layout is Layout.RECFLOW):
-        raise typer.BadParameter("--append adds to a log as it is, without --force, --truth or --layout recflow")
+        raise typer.BadParameter("--append cannot be combined with --force, --truth or --layout recflow")
     simulation = Simulation(
         preset=preset.value,
         days=days or chosen.days,
@@ -131,10 +134,10 @@ def _stages(summary: dict[str, Any]) -> Table:
     table = Table()
     table.add_column("stage")
     table.add_column("rows logged", justify="right")
-    table.add_column("a request", justify="right")
+    table.add_column("per request", justify="right")
     if any("kept" in counts for counts in summary["stages"].values()):
         table.add_column("kept in impressions", justify="right")
-        table.add_column("a request", justify="right")
+        table.add_column("per request", justify="right")
     for name, counts in summary["stages"].items():
         cells = [text for count in counts.values() for text in (f"{count:,}", f"{count / summary['impressions']:.1f}")]
         table.add_row(name, *cells)

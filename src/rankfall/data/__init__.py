@@ -1,17 +1,19 @@
-"""What comes in: logs of cascades and ranking files, and the prepared data they become.
+"""Logs of cascades and ranking files, and the prepared data that training reads.
 
-An impression log is a directory that :meth:`ImpressionLog.load` opens and :class:`ImpressionLoader` feeds to training::
+An impression log is a directory; :meth:`ImpressionLog.load` opens it and :class:`ImpressionLoader` loads batches::
 
     log = rf.data.ImpressionLog.load("log")
     for batch in rf.data.ImpressionLoader(log, "2024-01-13..2024-02-02", batch=1024):
         scores = model(batch)
 
-:func:`prepare_letor` turns ranking text into a directory of lists, :meth:`RankingData.load` opens it::
+:func:`prepare_letor` converts ranking text into a directory of lists, which :meth:`RankingData.load` opens::
 
     data = rf.data.RankingData.load("mslr")
     train = data["train"]
     scaling = data.scaling(["train"])  # fitted on the training split alone
     features = scaling(train.features[train.offsets[0] : train.offsets[1]])  # the first list
+
+``sources`` reads raw data, ``impressions`` and ``lists`` hold prepared data, ``inspect`` counts and checks a log.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rankfall.data.impressions.log import ImpressionLog
-from rankfall.data.lists.ranking_data import Moments, RankingData, RankingSplit, Scaling
+from rankfall.data.lists.ranking_data import RankingData, RankingSplit
+from rankfall.data.moments import Moments, Scaling
 from rankfall.data.sources.letor.prepare_letor import prepare_letor
 from rankfall.data.sources.letor.recipe import Recipe
 
@@ -41,7 +44,7 @@ __all__ = [
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any attribute
 
     def __getattr__(name: str) -> Any:
-        # Loading gives tensors, and torch takes seconds to import; preparing data must not wait for it.
+        # The loader needs torch, which takes seconds to import; preparing data does not.
         if name in ("ImpressionLoader", "Impressions"):
             from rankfall.data.impressions import loader
 

@@ -1,6 +1,8 @@
-"""A platform that does not exist: its users, its items, the cascade that serves them, and the log of all that.
+"""A simulated platform: its users, its items, the cascade that serves them, and the log of its requests.
 
-In the order of a request: :mod:`world` (users and items), :mod:`matching`, :mod:`relevance` (what is true),
-:mod:`production` (what the cascade believes), :mod:`feedback`, :mod:`history`; :mod:`platform` lives the days. The log
-becomes tables in :mod:`tables` and :mod:`industry` and is written by :mod:`simulate` and :mod:`recflow_layout`.
+The modules in the order of a request: ``presets`` (sizes and settings), ``world`` (users and items), ``matching``
+(candidates), ``relevance`` (the true relevance), ``production`` (the scores and stages of the cascade that served the
+log), ``feedback`` (reactions of users) and ``recent_events`` (their last views); ``platform`` runs them day by day.
+``recflow_tables`` and ``industry_tables`` convert served requests to tables, which ``simulate`` and ``recflow_layout``
+write.
 """

@@ -1,4 +1,4 @@
-"""What users do with what they are shown: the true relevance, seen through positions."""
+"""Feedback of users on the items shown: the true relevance, observed through positions."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
     Integers = NDArray[np.int64]
 
-SHOWN = (4, 10)  # items that a request shows: at least, at most
-ATTENTION = 0.35  # the place p gets a look with probability (1 + p) ** -ATTENTION
-WATCHED = (-2.4, 0.9, 0.7)  # logarithm of the watched share of a video: at relevance 0, by relevance, deviation
-EFFECTIVE, LONG = 0.3, 1.0  # watched shares from which a view is called so
+SHOWN = (4, 10)  # the smallest and the largest number of items shown per request
+ATTENTION = 0.35  # position p is examined with probability (1 + p) ** -ATTENTION
+WATCHED = (-2.4, 0.9, 0.7)  # log of the watched share of a video: at relevance 0, slope by relevance, deviation
+EFFECTIVE, LONG = 0.3, 1.0  # the smallest watched shares of an effective and a long view
 REACTIONS = {"like": -4.5, "follow": -6.5, "forward": -6.0, "comment": -5.5}  # log-odds of viewers at relevance 0
 
 
 def react(
     random: np.random.Generator, served: Served, relevance: Floats, duration: Integers
 ) -> dict[str, NDArray[np.int64]]:
-    """RecFlow's columns of feedback, (requests, logged) each."""
+    """Return RecFlow's columns of feedback, (requests, logged) each."""
     position = served.rerank_index
     shown_until = random.integers(SHOWN[0], SHOWN[1] + 1, (len(position), 1))
     shown = (position >= 0) & (position < shown_until)

@@ -1,8 +1,8 @@
-"""The log of a simulated platform as advertisers know it: few ads of each queue, described by statistics.
+"""The log of a simulated platform in the style of advertising: few ads per queue, described by statistics.
 
-The queues of ARF's industrial sets: Q2 is what matching found, Q3 what pre-ranking kept of it, Q4 what ranking kept. An
-ad is logged in the last queue it was in, with the rank that the ranking model's score gives it among all candidates,
-also where production never asked that model.
+The queues are those of ARF's industrial data sets: Q2 are the ads found by matching, Q3 those kept by pre-ranking, Q4
+those kept by ranking. An ad is logged in the last queue it reached, with its rank by the score of the ranking model
+among all candidates, even if production did not score it.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import polars as pl
 
 from rankfall.data.impressions.spec import validate_spec
 from rankfall.data.sources.recflow_spec import TRUTH, ZONE
-from rankfall.simulation.matching import NOBODY
+from rankfall.simulation.matching import NO_ITEM
 from rankfall.simulation.production import MIX, RANK
 from rankfall.simulation.world import AGES, GENDERS, PROVINCES, UPLOAD_TYPES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from rankfall.simulation.platform import Platform, Portion
+    from rankfall.simulation.platform import Platform, ServedPortion
     from rankfall.simulation.presets import Preset
 
     Integers = NDArray[np.int64]
     Numbers = NDArray[np.float64]
 
 QUEUES = ("q2", "q3", "q4")
-COUNTED = ("user", "ad", "advertiser", "category", "user_category")  # of which shows and views are counted
-RATE, PRIOR = 0.5, 10.0  # view rates are smoothed as if so many had been shown before, at that rate
+COUNTED = ("user", "ad", "advertiser", "category", "user_category")  # keys for which shows and views are counted
+RATE, PRIOR = 0.5, 10.0  # view rates are smoothed with PRIOR additional shows at rate RATE
 
 
 class IndustryTables:
-    """Portions of a platform's life as rows with the statistics of the time before them."""
+    """Converts served requests to rows with the statistics of the time before them."""
 
-    per_request = True  # statistics of an ad differ from request to request
+    per_request = True  # the statistics of an ad differ between requests
 
     def __init__(self, platform: Platform, days: int) -> None:
         self._platform = platform
@@ -45,7 +45,7 @@ class IndustryTables:
         sizes = (users, ads, preset.authors, self._categories, users * self._categories)
         self._shows = {name: np.zeros(size) for name, size in zip(COUNTED, sizes, strict=True)}
         self._views = {name: np.zeros(size) for name, size in zip(COUNTED, sizes, strict=True)}
-        self._learn_the_past()
+        self._count_past_views()
         id_counts = {
             "user_id": users,
             "age": AGES,
@@ -58,10 +58,10 @@ class IndustryTables:
         }
         self.spec = validate_spec(_description(preset, id_counts))
 
-    def rows(self, portion: Portion) -> pl.DataFrame:
-        """A row for each request and logged ad; afterwards the statistics know what was shown."""
+    def rows(self, portion: ServedPortion) -> pl.DataFrame:
+        """Return one row per request and logged ad, then update the statistics."""
         users, requests, served = self._platform.users, portion.requests, portion.served
-        real = portion.items != NOBODY
+        real = portion.items != NO_ITEM
         row = np.nonzero(real)[0]
         user, item = requests.user[row], portion.items[real].astype(np.int64)
         by_rank = np.argsort(np.argsort(-portion.scores.rank, axis=1, kind="stable"), axis=1, kind="stable")
@@ -83,11 +83,11 @@ class IndustryTables:
         self._learn(keys, portion.feedback["realshow"][real], portion.feedback["effective_view"][real])
         return pl.DataFrame(columns)
 
-    def requests(self, portion: Portion) -> None:
-        """Requests have nothing beyond the rows."""
+    def requests(self, portion: ServedPortion) -> None:
+        """Return None: requests have no further columns."""
 
     def items(self, seen: Integers) -> pl.DataFrame:
-        """A row for each of these ads, with the statistics of the end of the log and of a user nobody knows."""
+        """Return one row per ad, with the statistics at the end of the log and those of an unknown user."""
         keys = self._keys(np.zeros(len(seen), np.int64), seen)
         statistics = self._statistics({name: keys[name] for name in ("ad", "advertiser", "category")})
         unknown = {f"user_category_{name}": np.zeros(len(seen)) for name in ("shows", "views")}
@@ -126,10 +126,10 @@ class IndustryTables:
             self._shows[name] += np.bincount(key, shown, minlength=size)
             self._views[name] += np.bincount(key, viewed, minlength=size)
 
-    def _learn_the_past(self) -> None:
-        """Count what users viewed before the log, as if they had been shown twice as much."""
+    def _count_past_views(self) -> None:
+        """Count the views before the log, as if twice as many ads had been shown."""
         recent = self._platform.recent
-        user, place = np.nonzero(recent.item != NOBODY)
+        user, place = np.nonzero(recent.item != NO_ITEM)
         ones = np.ones(len(user), np.int64)
         self._learn(self._keys(user, recent.item[user, place].astype(np.int64)), 2 * ones, ones)
 

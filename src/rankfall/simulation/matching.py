@@ -1,4 +1,4 @@
-"""Matching: a few hundred candidates for each request, from several channels, without a look at every item."""
+"""Matching: a few hundred candidates per request, from several channels, without scoring all items."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
     Weights = NDArray[np.float64]
 
-NOBODY = -1  # stands where a channel found nothing, or what another one had already
+NO_ITEM = -1  # marks positions for which a channel found no item, or one that is a candidate already
 SHARPNESS = 3.0  # of the choice among categories
-POPULARITY = 0.75  # the power of the number of recent views
+POPULARITY = 0.75  # the exponent of the number of recent views
 FRESH_DAYS = 1.0
 
 
 class Catalogue:
-    """The items of one day, laid out so that a draw is a search in a column of sums."""
+    """The items of one day, stored so that a draw is a binary search in cumulative sums."""
 
     def __init__(self, world: World, items: Items, views: Weights, time: int) -> None:
-        """`views` counts the recent views of every item."""
+        """Build the catalogue of the items alive at `time`; `views` are the recent views of every item."""
         alive = items.alive(time)
         self._categories = world.category_vectors
         popularity = (1 + views[alive]) ** POPULARITY
@@ -41,9 +41,16 @@ class Catalogue:
     def match(
         self, random: np.random.Generator, vectors: Floats, viewed: NDArray[np.int32], channels: Channels
     ) -> NDArray[np.int32]:
-        """Candidates (requests, n) for users with these vectors who `viewed` these items lately (NOBODY: none).
+        """Draw candidates (requests, n).
 
-        No item stands twice in a row and none was viewed lately; the places that are left hold NOBODY.
+        Args:
+            random: The random numbers.
+            vectors: The interests of the user of each request.
+            viewed: The last items that the users viewed, NO_ITEM for none.
+            channels: The number of draws of each channel.
+
+        Returns:
+            Different items per row, none of them viewed lately; the remaining positions are NO_ITEM.
         """
         count = len(vectors)
 
@@ -53,7 +60,7 @@ class Catalogue:
         categories = self._choose_categories(vectors, uniform(channels.interest))
         event = (uniform(channels.authors) * viewed.shape[1]).astype(np.int64)
         example = np.take_along_axis(viewed, event, axis=1)
-        authors = np.where(example == NOBODY, NOBODY, self._author_of[example])
+        authors = np.where(example == NO_ITEM, NO_ITEM, self._author_of[example])
         drawn = [
             self._by_category.pick(categories, uniform(channels.interest)),
             self._by_author.pick(authors, uniform(channels.authors)),
@@ -64,17 +71,17 @@ class Catalogue:
         return _new_ones(np.concatenate(drawn, axis=1).astype(np.int32), viewed)
 
     def choose_by_interest(self, random: np.random.Generator, vectors: Floats, width: int) -> Integers:
-        """Items (users, width) of the categories that users like; an item may stand twice in a row."""
+        """Draw items (users, width) of the categories that users like; an item may occur twice in a row."""
         categories = self._choose_categories(vectors, random.random((len(vectors), width)))
         return self._by_category.pick(categories, random.random((len(vectors), width)))
 
     def _choose_categories(self, vectors: Floats, uniform: Weights) -> Integers:
-        # einsum, not a matrix product: libraries for those may round differently with the number of threads
+        # einsum instead of a matrix product, whose rounding may depend on the number of threads
         liking = np.einsum("rd,cd->rc", vectors, self._categories).astype(np.float64)
         weights = np.exp(SHARPNESS * liking) * np.sqrt(self._by_category.sizes)
         sums = np.cumsum(weights, axis=1)
         sums /= sums[:, -1:]
-        # row r of the sums lies in (r, r + 1], so that one search serves all rows
+        # row r of the sums is in (r, r + 1], so that one search serves all rows
         rows = np.arange(len(sums))[:, None]
         found = np.searchsorted((sums + rows).ravel(), (uniform + rows).ravel(), side="right").reshape(uniform.shape)
         chosen: Integers = np.minimum(found - rows * sums.shape[1], sums.shape[1] - 1)
@@ -82,7 +89,7 @@ class Catalogue:
 
 
 class _Groups:
-    """Items by group, each drawn by its weight inside its group."""
+    """Items by group, drawn with their weight inside the group."""
 
     def __init__(self, items: Integers, group: Integers, groups: int, weights: Weights) -> None:
         order = np.argsort(group, kind="stable")
@@ -92,12 +99,12 @@ class _Groups:
         self._sums = np.concatenate([[0.0], np.cumsum(weights[order])])
 
     def pick(self, group: Integers, uniform: Weights) -> Integers:
-        """One item of each of the groups; NOBODY if it is empty or if there is no group."""
+        """Draw one item of each group; NO_ITEM if the group is empty or negative."""
         first, last = self._edges[group], self._edges[group + 1]
         low, high = self._sums[first], self._sums[last]
         place = np.searchsorted(self._sums, low + uniform * (high - low), side="right") - 1
         empty = (group < 0) | (last == first)
-        return np.where(empty, NOBODY, self._items[np.where(empty, 0, np.minimum(place, last - 1))])
+        return np.where(empty, NO_ITEM, self._items[np.where(empty, 0, np.minimum(place, last - 1))])
 
 
 def _search(sums: Weights, uniform: Weights) -> Integers:
@@ -106,10 +113,10 @@ def _search(sums: Weights, uniform: Weights) -> Integers:
 
 
 def _new_ones(candidates: NDArray[np.int32], viewed: NDArray[np.int32]) -> NDArray[np.int32]:
-    """The candidates of each row, sorted; NOBODY stands for what was viewed and for what is there already."""
-    # viewed items are even, candidates odd: in order, whatever must go has its own item right before it
+    """Sort the candidates of each row and replace viewed items and duplicates by NO_ITEM."""
+    # viewed items are even, candidates odd: after sorting, an item to remove follows an equal item
     marked = np.sort(np.concatenate([2 * viewed, 2 * candidates + 1], axis=1), axis=1)
     item = marked >> 1
-    item[:, 1:][item[:, 1:] == item[:, :-1]] = NOBODY
-    item[marked % 2 == 0] = NOBODY
-    return np.sort(item, axis=1)[:, viewed.shape[1] :]  # at least so many are NOBODY, which comes first
+    item[:, 1:][item[:, 1:] == item[:, :-1]] = NO_ITEM
+    item[marked % 2 == 0] = NO_ITEM
+    return np.sort(item, axis=1)[:, viewed.shape[1] :]  # at least this many are NO_ITEM, which is sorted first

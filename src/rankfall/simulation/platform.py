@@ -1,7 +1,7 @@
-"""The life of a simulated platform, day by day: requests come, the cascade serves them, users react, interests drift.
+"""A simulated platform, day by day: requests arrive, the cascade serves them, users react and interests drift.
 
-Everything random comes from generators of their own for each purpose, day and portion of requests: a seed gives the
-same log again, and a longer log begins like a shorter one. Memory holds the users, the items and one portion.
+All random numbers come from separate generators per purpose, day and portion of requests: a seed reproduces a log, and
+a longer log begins with the same days as a shorter one. Memory contains the users, the items and one portion.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 
 from rankfall.data.sources.recflow_spec import HISTORY_LENGTH
 from rankfall.simulation.feedback import react
-from rankfall.simulation.matching import NOBODY, Catalogue
+from rankfall.simulation.matching import NO_ITEM, Catalogue
 from rankfall.simulation.production import Models, serve
-from rankfall.simulation.recent_events import Events, Recent
+from rankfall.simulation.recent_events import RecentViews, Views
 from rankfall.simulation.relevance import Relevance, Requests, mixed
 from rankfall.simulation.world import DAY, DIMENSION, FIRST_DAY, Users, World, generator, normal, unit
 
@@ -32,49 +32,55 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 LARGEST_PORTION = 1024  # requests at a time
-PORTIONS = 8  # of a day, at least: what users view counts from the next portion on
-FORGET = 0.7  # share of the views of an item that still counts a day later
-PAST_DAYS, PAST_VIEWS = 3.0, 25  # how long before the log users viewed something, and how much on average
-CALIBRATION = 512  # requests that show how far the parts of relevance spread
-# how much is asked for in each hour of the day
+PORTIONS = 8  # per day, at least: views count from the next portion on
+FORGET = 0.7  # the share of an item's views that still counts a day later
+PAST_DAYS, PAST_VIEWS = 3.0, 25  # the days before the log with views of users, and the mean number of views
+CALIBRATION = 512  # requests from which the scale of the parts of relevance is estimated
+# the relative number of requests in each hour of the day
 _HOURS = np.array([3, 2, 1, 1, 1, 1, 2, 4, 5, 5, 5, 6, 8, 7, 5, 5, 5, 6, 7, 9, 10, 10, 8, 5], np.float64)
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
-    """Requests and what became of them. Candidates are (requests, n), what was logged of them (requests, logged)."""
+class ServedPortion:
+    """Requests and their results. Candidates are (requests, n), logged items (requests, logged)."""
 
     day: str
     requests: Requests
     candidates: NDArray[np.int32]
-    parts: dict[str, Floats]  # of the true relevance of candidates, of variance 1 each, without noise
+    parts: dict[str, Floats]  # of the true relevance of candidates, each of variance 1, without noise
     scores: Scores
     served: Served
-    items: NDArray[np.int32]  # that were logged,
+    items: NDArray[np.int32]  # the logged items,
     relevance: Floats  # their true relevance
-    feedback: dict[str, Integers]  # and what users did with them
+    feedback: dict[str, Integers]  # and their feedback
 
 
 class Platform:
-    """A platform on the eve of its first day."""
+    """A platform before its first day.
+
+    Args:
+        preset: The size and the settings of the platform.
+        seed: The seed of everything random.
+        requests_per_day: The number of requests per day.
+    """
 
     def __init__(self, preset: Preset, seed: int, requests_per_day: int) -> None:
         self.preset, self.seed, self.requests_per_day = preset, seed, requests_per_day
         self.world = World(preset, seed)
         self.users = Users(preset, seed)
         self.items = self.world.first_items()
-        self.views = np.zeros(len(self.items))  # recent ones of every item
-        self.recent = Recent.nothing(len(self.users))
+        self.views = np.zeros(len(self.items))  # recent views of every item
+        self.recent = RecentViews.empty(len(self.users))
         self.relevance = Relevance(preset, seed, self.users, self.items)
-        self._viewed = np.zeros((len(self.users), DIMENSION), np.float32)  # today, by every user
+        self._viewed = np.zeros((len(self.users), DIMENSION), np.float32)  # the sum of the items viewed today, per user
         self._activity = np.cumsum(self.users.activity)
         self._catalogue = Catalogue(self.world, self.items, self.views, FIRST_DAY)
-        self._live_a_past()
+        self._make_past()
         self._models = Models(preset, self.users, self.items, FIRST_DAY)
         self._calibrate()
 
-    def run(self, days: int) -> Iterator[Portion]:
-        """Live so many days; a platform lives once."""
+    def run(self, days: int) -> Iterator[ServedPortion]:
+        """Simulate days; a platform can be run only once."""
         for day in range(days):
             if day:
                 self._begin(day)
@@ -82,8 +88,8 @@ class Platform:
             for number in range(len(edges) - 1):
                 yield self._serve(day, number, int(edges[number]), int(edges[number + 1]))
 
-    def _live_a_past(self) -> None:
-        """Give users the history they come with."""
+    def _make_past(self) -> None:
+        """Give users a history from before the log."""
         random = generator(self.seed, "past")
         item = self._catalogue.choose_by_interest(random, self.users.vectors, HISTORY_LENGTH)
         age = FIRST_DAY - self.items.upload_time[item]
@@ -95,8 +101,8 @@ class Platform:
         user, item, time = user[order], item[user, place][order], time[user, place][order]
         share = 0.3 + random.standard_exponential(len(item))
         playing_time = (np.minimum(share, 5) * self.items.duration[item]).astype(np.int64)
-        self._remember(Events(user, item, time, playing_time, np.full(len(user), NOBODY)))
-        self._sleep(0)
+        self._remember(Views(user, item, time, playing_time, np.full(len(user), NO_ITEM)))
+        self._update_interests(0)
 
     def _calibrate(self) -> None:
         requests = self._requests(generator(self.seed, "past", 1), 0, 0, CALIBRATION, CALIBRATION)
@@ -105,17 +111,17 @@ class Platform:
     def _begin(self, day: int) -> None:
         self.items.extend(self.world.births(day - 1))
         self.views = np.concatenate([FORGET * self.views, np.zeros(len(self.items) - len(self.views))])
-        self._sleep(day)
+        self._update_interests(day)
         time = FIRST_DAY + day * DAY
         self._catalogue = Catalogue(self.world, self.items, self.views, time)
         self._models = Models(self.preset, self.users, self.items, time)
 
-    def _sleep(self, day: int) -> None:
-        """Let the interests of a day grow out of what was viewed before it."""
+    def _update_interests(self, day: int) -> None:
+        """Update the interests for a day by the items viewed before it."""
         self.users.begin(day, unit(self._viewed))
         self._viewed[:] = 0
 
-    def _serve(self, day: int, number: int, first: int, last: int) -> Portion:
+    def _serve(self, day: int, number: int, first: int, last: int) -> ServedPortion:
         place = (day, number)
         requests = self._requests(generator(self.seed, "requests", *place), day, first, last, self.requests_per_day)
         candidates = self._match(generator(self.seed, "matching", *place), requests)
@@ -129,7 +135,7 @@ class Platform:
         items = np.take_along_axis(candidates, served.place, axis=1)
         feedback = react(generator(self.seed, "feedback", *place), served, relevance, self.items.duration[items])
         self._remember(_views(requests, items, served, feedback))
-        return Portion(day_name(day), requests, candidates, parts, scores, served, items, relevance, feedback)
+        return ServedPortion(day_name(day), requests, candidates, parts, scores, served, items, relevance, feedback)
 
     def _requests(self, random: np.random.Generator, day: int, first: int, last: int, of: int) -> Requests:
         count = last - first
@@ -147,14 +153,14 @@ class Platform:
         vectors = self.users.yesterday[requests.user]
         return self._catalogue.match(random, vectors, requests.history.item, self.preset.production.channels)
 
-    def _remember(self, events: Events) -> None:
+    def _remember(self, events: Views) -> None:
         self.recent.add(events)
         self.views += np.bincount(events.item, minlength=len(self.views))
         np.add.at(self._viewed, events.user, self.items.cold[events.item])
 
 
 def day_name(day: int) -> str:
-    """The date of a day of the log."""
+    """Return the date of a day of the log."""
     return str(date(2024, 1, 13) + timedelta(days=day))
 
 
@@ -164,7 +170,7 @@ def _portion_edges(requests: int) -> Integers:
 
 
 def _times(random: np.random.Generator, first: int, last: int, of: int) -> Integers:
-    """Sorted times in ms of the day of requests `first` to `last` of so many: each portion has its own span."""
+    """Return sorted times in ms of the requests `first` to `last` of a day with `of` requests; spans do not overlap."""
     shares = np.concatenate([[0], np.cumsum(_HOURS / _HOURS.sum())])
     edges = np.arange(25) * 3_600_000.0
     low, high = (int(edge) for edge in np.interp([first / of, last / of], shares, edges))
@@ -173,12 +179,12 @@ def _times(random: np.random.Generator, first: int, last: int, of: int) -> Integ
     return times
 
 
-def _views(requests: Requests, items: NDArray[np.int32], served: Served, feedback: dict[str, Integers]) -> Events:
-    """Effective views by time and position."""
+def _views(requests: Requests, items: NDArray[np.int32], served: Served, feedback: dict[str, Integers]) -> Views:
+    """Return the effective views by time and position."""
     row, place = np.nonzero(feedback["effective_view"])
     order = np.lexsort((served.rerank_index[row, place], row))
     row, place = row[order], place[order]
-    return Events(
+    return Views(
         user=requests.user[row],
         item=items[row, place].astype(np.int64),
         time=requests.time[row],

@@ -1,4 +1,4 @@
-"""Platforms to simulate: how large they are, what relevance is made of, how good their own models are."""
+"""Presets of simulated platforms: their size, the parts of relevance and the quality of the production models."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from rankfall._suggest import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What the true relevance is made of: shares of its variance among the candidates of a request. They sum to 1.
+    """Shares of the parts of the true relevance in its variance among the candidates of a request. They sum to 1.
 
-    The first three together are a dot product of a user's and an item's vector.
+    The first three together are a dot product of the vectors of user and item.
     """
 
     interest: float = 0.34  # the match of a user's interests and an item
-    quality: float = 0.05  # of the item, for everybody
+    quality: float = 0.05  # of the item, for all users
     freshness: float = 0.02
-    cross: float = 0.34  # matches of traits of user and request with traits of the item, one narrow peak each
-    history: float = 0.13  # what was viewed lately: more of the same, until it is too much
-    noise: float = 0.12  # of this user, item and request alone
+    cross: float = 0.34  # matches of traits of user and request with traits of the item, each with a narrow peak
+    history: float = 0.13  # recent views: items like them are preferred, until there are too many
+    noise: float = 0.12  # of this user, item and request only
 
     def __post_init__(self) -> None:
-        """Refuse shares that are none."""
+        """Check that the shares are not negative and sum to 1."""
         shares = [getattr(self, field.name) for field in fields(self)]
         if min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
-            raise ValueError(f"shares: found {shares}, expected numbers from 0 on that sum to 1")
+            raise ValueError(f"shares: found {shares}, expected numbers of at least 0 that sum to 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channels:
-    """Candidates that each channel of matching draws for a request; what is drawn twice counts once."""
+    """The number of candidates that each channel of matching draws for a request; duplicates count once."""
 
     interest: int
     authors: int  # of videos the user viewed lately
@@ -42,33 +42,33 @@ class Channels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Production:
-    """The cascade that served the log, and how well its models see the parts of the true relevance."""
+    """The cascade that served the log, and how well its models know the parts of the true relevance."""
 
     channels: Channels
     prerank_keeps: int
     coarse_keeps: int
-    rank_keeps: int  # go on to mix-ranking
-    logged: int  # items that are logged of those each model drops; all that mix-ranking saw are
-    stale_noise: float = 0.8  # in the vectors that pre-ranking has of users and items, whose own length is 1
-    coarse_cross: float = 0.3  # how much of the cross part coarse ranking sees
+    rank_keeps: int  # items passed to mix-ranking
+    logged: int  # logged items among those that each model drops; all items of mix-ranking are logged
+    stale_noise: float = 0.8  # in the vectors of users and items that pre-ranking uses, whose own length is 1
+    coarse_cross: float = 0.3  # the share of the cross part that coarse ranking knows
     rank_cross: float = 0.9
     rank_history: float = 0.9
-    rank_noise: float = 0.5  # deviation, where that of the true relevance is 1
-    diversity: float = 0.25  # what mix-ranking takes off for every better item of the same subcategory
+    rank_noise: float = 0.5  # deviation; that of the true relevance is 1
+    diversity: float = 0.25  # what mix-ranking subtracts for every better item of the same subcategory
     mix_noise: float = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A platform by name."""
+    """The settings of a platform."""
 
     name: str
     layout: Literal["recflow", "industry"]  # of its log
-    sample: tuple[int, ...]  # items of each logged stage that impressions keep, first stage first
+    sample: tuple[int, ...]  # the sample size of each logged stage, first stage first
     days: int  # by default
     requests_per_day: int
     users: int
-    births: int  # of items, each day
+    births: int  # new items per day
     authors: int
     categories: int  # of the first level; each has `subcategories` of the second
     subcategories: int
@@ -121,7 +121,7 @@ _INDUSTRY = replace(
     production=Production(
         channels=_RECFLOW.production.channels,
         prerank_keeps=100,
-        coarse_keeps=100,  # no such model: it drops nothing
+        coarse_keeps=100,  # there is no coarse ranking: it drops nothing
         rank_keeps=20,
         logged=15,
     ),
@@ -144,7 +144,11 @@ PRESETS = {
 
 
 def preset_of(name: str) -> Preset:
-    """The platform of that name."""
+    """Return the preset of that name.
+
+    Raises:
+        ValueError: If there is no such preset.
+    """
     if name not in PRESETS:
-        raise ValueError(f"preset: found {name!r}{did_you_mean(name, PRESETS)}; there are {', '.join(PRESETS)}")
+        raise ValueError(f"preset: found {name!r}{did_you_mean(name, PRESETS)}; the presets are {', '.join(PRESETS)}")
     return PRESETS[name]

@@ -1,4 +1,4 @@
-"""The cascade that served the log: pre-ranking, coarse ranking, ranking and mix-ranking, none of them perfect."""
+"""The cascade that served the log: pre-ranking, coarse ranking, ranking and mix-ranking, all imperfect."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankfall.simulation.matching import NOBODY
+from rankfall.simulation.matching import NO_ITEM
 from rankfall.simulation.relevance import mixed
 from rankfall.simulation.world import DAY, DIMENSION, normal
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
     Candidates = NDArray[np.int32]
 
-PRERANK, COARSE, RANK, MIX = 1, 2, 3, 4  # the models in the order in which items meet them
-POSITIVES = 10  # the best of ranking and of mix-ranking that are called positive
+PRERANK, COARSE, RANK, MIX = 1, 2, 3, 4  # the models in their order
+POSITIVES = 10  # the number of best items of ranking and of mix-ranking that are positive
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What the models say about candidates, (requests, n) each; the lowest for NOBODY."""
+    """The scores of candidates, (requests, n) per model; the lowest for NO_ITEM."""
 
     prerank: Floats
     coarse: Floats
@@ -37,20 +37,20 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What was logged of each request: (requests, logged)."""
+    """The logged items of each request: (requests, logged)."""
 
-    place: Integers  # among the candidates
-    last_model: Integers  # the one that dropped it; MIX for all that got so far
-    rank_index: Integers  # the place ranking gave it, from 0 on, -1 if it never got there
-    rerank_index: Integers  # that of mix-ranking
+    place: Integers  # the position among the candidates
+    last_model: Integers  # the model that dropped the item; MIX for all that reached mix-ranking
+    rank_index: Integers  # its position in ranking, from 0 on, -1 if it did not reach ranking
+    rerank_index: Integers  # its position in mix-ranking
 
 
 class Models:
-    """The models of one day, which were trained on the days before it."""
+    """The models of one day, trained on the days before it."""
 
     def __init__(self, preset: Preset, users: Users, items: Items, time: int) -> None:
         self._production, self._shares = preset.production, preset.shares
-        # pre-ranking knows vectors of yesterday, blurred, and of the newest items only their kind
+        # pre-ranking uses noisy vectors of yesterday, and for the newest items only category and author
         self._noise = np.float32(preset.production.stale_noise)
         new = items.upload_time > time - DAY
         self._users = users.yesterday + self._noise / np.float32(np.sqrt(DIMENSION)) * users.blur
@@ -59,7 +59,7 @@ class Models:
     def score(
         self, random: np.random.Generator, requests: Requests, candidates: Candidates, parts: dict[str, Floats]
     ) -> Scores:
-        """Scores of candidates with the given parts of true relevance."""
+        """Score candidates with the given parts of the true relevance."""
         production, shares = self._production, self._shares
         dots = np.einsum("rd,rcd->rc", self._users[requests.user], self._items[candidates])
         stale = dots / (1 + self._noise**2)
@@ -75,14 +75,22 @@ class Models:
             mixed({"interest": parts["interest"], **known, "cross": most_cross, "history": most_history}, shares)
             + noise,
         )
-        nobody = candidates == NOBODY
+        nobody = candidates == NO_ITEM
         return Scores(*(np.where(nobody, np.float32(-np.inf), values) for values in scores))
 
 
 def serve(
     random: np.random.Generator, production: Production, kinds: Integers, candidates: Candidates, scores: Scores
 ) -> Served:
-    """Run the cascade. `kinds` are the categories of all items, of which mix-ranking does not want too many."""
+    """Run the cascade.
+
+    Args:
+        random: The random numbers.
+        production: The settings of the cascade.
+        kinds: The category of every item; mix-ranking diversifies by it.
+        candidates: The candidates of each request.
+        scores: Their scores.
+    """
     place = _best_first(scores.prerank)
     logged, rank_index, rerank_index, last_model = [], [], [], []
     for model, keeps, next_scores in (
@@ -91,7 +99,7 @@ def serve(
         (RANK, production.rank_keeps, None),
     ):
         dropped = place[:, keeps:]
-        drawn = _some(random, np.take_along_axis(candidates, dropped, 1) == NOBODY, production.logged)
+        drawn = _some(random, np.take_along_axis(candidates, dropped, 1) == NO_ITEM, production.logged)
         logged.append(np.take_along_axis(dropped, drawn, 1))
         rank_index.append(keeps + drawn if model == RANK else np.full_like(drawn, -1))
         rerank_index.append(np.full_like(drawn, -1))
@@ -111,7 +119,7 @@ def _best_first(scores: Floats) -> Integers:
 
 
 def _some(random: np.random.Generator, unwanted: NDArray[np.bool_], count: int) -> Integers:
-    """Columns drawn at random from each row, unwanted ones last."""
+    """Draw columns at random from each row, unwanted ones last."""
     keys = random.random(unwanted.shape, np.float32) + unwanted
     return np.argsort(keys, axis=1, kind="stable")[:, :count]
 
@@ -119,9 +127,9 @@ def _some(random: np.random.Generator, unwanted: NDArray[np.bool_], count: int) 
 def _mix_rank(
     random: np.random.Generator, production: Production, kinds: Integers, scores: Scores, place: Integers
 ) -> Integers:
-    """The place that mix-ranking gives to the items which ranking put first, second, ..."""
+    """Return the position in mix-ranking of the items in the order of ranking."""
     same = kinds[:, :, None] == kinds[:, None, :]
-    better = np.tril(same, -1).sum(axis=2)  # items of the same kind that ranking prefers
+    better = np.tril(same, -1).sum(axis=2)  # better ranked items of the same kind
     noise = np.float32(production.mix_noise) * normal(random, *place.shape)
     final = np.take_along_axis(scores.rank, place, 1) - np.float32(production.diversity) * better + noise
     return np.argsort(_best_first(final.astype(np.float32)), axis=1, kind="stable")

@@ -1,4 +1,4 @@
-"""What users viewed lately."""
+"""The last views of users."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from rankfall.data.sources.recflow_spec import HISTORY_LENGTH
-from rankfall.simulation.matching import NOBODY
+from rankfall.simulation.matching import NO_ITEM
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
-    """Effective views, in the order in which they happened."""
+class Views:
+    """Effective views, in the order of time."""
 
     user: Integers
     item: Integers
@@ -28,8 +28,8 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True)
-class Recent:
-    """The last views of users, (users, 50) each, the newest last; item NOBODY and time 0 before the first."""
+class RecentViews:
+    """The last views of users, (users, 50) each, the newest last; item NO_ITEM and time 0 before the first view."""
 
     item: NDArray[np.int32]
     time: Integers
@@ -37,17 +37,17 @@ class Recent:
     request: Integers
 
     @classmethod
-    def nothing(cls, users: int) -> Self:
-        """Users who have viewed nothing yet."""
+    def empty(cls, users: int) -> Self:
+        """Return the views of users without any."""
         shape = (users, HISTORY_LENGTH)
-        return cls(np.full(shape, NOBODY, np.int32), *(np.zeros(shape, np.int64) for _ in range(3)))
+        return cls(np.full(shape, NO_ITEM, np.int32), *(np.zeros(shape, np.int64) for _ in range(3)))
 
-    def of(self, users: Integers) -> Recent:
-        """A copy for some of the users, or for some several times."""
-        return Recent(*(getattr(self, field.name)[users] for field in fields(self)))
+    def of(self, users: Integers) -> RecentViews:
+        """Return a copy for some users, who may occur several times."""
+        return RecentViews(*(getattr(self, field.name)[users] for field in fields(self)))
 
-    def add(self, events: Events) -> None:
-        """Append events to the views of their users."""
+    def add(self, events: Views) -> None:
+        """Append views to those of their users."""
         order = np.argsort(events.user, kind="stable")
         user = events.user[order]
         users, first, count = np.unique(user, return_index=True, return_counts=True)
@@ -57,5 +57,5 @@ class Recent:
         comes_from = np.minimum(np.arange(HISTORY_LENGTH) + count[:, None], HISTORY_LENGTH - 1)
         for field in fields(self):
             table = getattr(self, field.name)
-            table[users] = np.take_along_axis(table[users], comes_from, axis=1)  # what is left moves to the front
+            table[users] = np.take_along_axis(table[users], comes_from, axis=1)  # older views move to the front
             table[place] = getattr(events, field.name)[order][kept]

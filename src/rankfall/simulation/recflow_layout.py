@@ -2,11 +2,11 @@
 
 ::
 
-    OUT/all_stage/2024-01-13.feather            one row for each request and item
+    OUT/all_stage/2024-01-13.feather            one row per request and item
     OUT/seq_effective_50_dict/2024-01-13.pkl    {request: array (50, 10)}
     OUT/request_id_dict/2024-01-13.pkl          {request: {stage: array (n, 8)}}
     OUT/others/id_cnt.pkl                       {feature: number of ids}
-    OUT/simulated.json                          how it was made, written last
+    OUT/simulated.json                          settings and counts, written last
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from rankfall.simulation.platform import Portion
+    from rankfall.simulation.platform import ServedPortion
     from rankfall.simulation.world import Items
 
 FORMAT = "simulated log in RecFlow's layout"
@@ -46,16 +46,16 @@ _ITEM_COLUMNS = (
     "category_level_one",
     "effective_view",
 )
-_PROTOCOL = 3  # the last one without frames, so that parts can be joined; everything reads it
+_PROTOCOL = 3  # the last one without frames, so that parts can be concatenated
 
 
 def is_simulated(path: Path) -> bool:
-    """Whether a directory was written here."""
+    """Return whether a directory was written by this module."""
     return has_format(path / MANIFEST, FORMAT)
 
 
 class RecFlowWriter:
-    """Writes the layout day by day, one portion in memory."""
+    """Writes the layout day by day, with one portion in memory."""
 
     def __init__(self, directory: Path, id_counts: Mapping[str, int]) -> None:
         self._directory = directory
@@ -67,9 +67,9 @@ class RecFlowWriter:
         for name in ("all_stage", "seq_effective_50_dict", "request_id_dict", "others"):
             (directory / name).mkdir()
 
-    def write(self, portion: Portion, rows: pl.DataFrame, items: Items) -> None:
-        """Add requests to their day; a day's come together."""
-        rows = rows.drop(RANK)  # RecFlow has one for each stage
+    def write(self, portion: ServedPortion, rows: pl.DataFrame, items: Items) -> None:
+        """Append requests to their day; all requests of a day are written together."""
+        rows = rows.drop(RANK)  # RecFlow has one column of ranks per stage
         if self._day is None or portion.day != self._days[-1]:
             self.close()
             self._day = _Day(self._directory, portion.day, rows.to_arrow().schema)
@@ -84,7 +84,7 @@ class RecFlowWriter:
             self._stages[name] += int(rows[name].sum())
 
     def finish(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """Close the last day and say what there is."""
+        """Close the last day, write ``simulated.json`` and return its content."""
         self.close()
         counts = pickle.dumps(dict(self._id_counts), _PROTOCOL)
         (self._directory / "others" / "id_cnt.pkl").write_bytes(counts)
@@ -121,7 +121,7 @@ class _Day:
 
 
 class _PickledDict:
-    """A pickled dict, written in parts: what a part's own pickle says between its head and its end."""
+    """A pickled dict that is written in parts: the content of each part's pickle between its head and its end."""
 
     _HEAD = pickle.PROTO + bytes([_PROTOCOL]) + pickle.EMPTY_DICT
     _REMEMBER = pickle.BINPUT + b"\0"
@@ -144,7 +144,7 @@ class _PickledDict:
 
 
 def _by_stage(numbers: list[int], rows: pl.DataFrame) -> dict[int, dict[str, Any]]:
-    """The items of each request by stage. The layout is a dict for each request, so this is a loop over them."""
+    """Return the items of each request by stage. The layout has a dict per request, hence the loop over requests."""
     requests: dict[int, dict[str, Any]] = {number: {} for number in numbers}
     for stage in STAGES:
         chosen = rows.filter(rows[stage] > 0)
@@ -155,6 +155,6 @@ def _by_stage(numbers: list[int], rows: pl.DataFrame) -> dict[int, dict[str, Any
 
 
 def _runs(keys: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
-    """The values of each key, of which equal ones stand together."""
+    """Iterate over the values of each key; equal keys are consecutive."""
     starts = np.flatnonzero(np.diff(keys, prepend=-1))
     return zip(keys[starts].tolist(), np.split(values, starts[1:]), strict=True)

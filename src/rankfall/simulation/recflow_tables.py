@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 
 from rankfall.data.sources.recflow_spec import FEEDBACK, ITEM_IDS, TRUTH, rank_expression, recflow_spec, sequence_column
-from rankfall.simulation.matching import NOBODY
+from rankfall.simulation.matching import NO_ITEM
 from rankfall.simulation.production import COARSE, POSITIVES, PRERANK
 from rankfall.simulation.world import AGES, GENDERS, PROVINCES, UPLOAD_TYPES
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.data.impressions.spec import Spec
-    from rankfall.simulation.platform import Platform, Portion
-    from rankfall.simulation.recent_events import Recent
+    from rankfall.simulation.platform import Platform, ServedPortion
+    from rankfall.simulation.recent_events import RecentViews
     from rankfall.simulation.world import Items
 
     Integers = NDArray[np.int64]
 
 
 class RecFlowTables:
-    """Portions of a platform's life as rows and sequences."""
+    """Converts served requests to rows and sequences."""
 
-    per_request = False  # features of an item are always the same
+    per_request = False  # the features of an item never change
 
     def __init__(self, platform: Platform, days: int) -> None:
         preset = platform.preset
@@ -49,10 +49,10 @@ class RecFlowTables:
         }
         self.spec: Spec = recflow_spec(self.id_counts, stages=self._stages, sample=preset.sample[0])
 
-    def rows(self, portion: Portion) -> pl.DataFrame:
-        """A row for each request and logged item."""
+    def rows(self, portion: ServedPortion) -> pl.DataFrame:
+        """Return one row per request and logged item."""
         users, requests, served = self._platform.users, portion.requests, portion.served
-        real = portion.items != NOBODY
+        real = portion.items != NO_ITEM
         row = np.nonzero(real)[0]
         user, item = requests.user[row], portion.items[real]
         rank_index, rerank_index = served.rank_index[real], served.rerank_index[real]
@@ -78,10 +78,10 @@ class RecFlowTables:
         frame = pl.DataFrame({name: values.astype(np.int64, copy=False) for name, values in columns.items()})
         return frame.with_columns(rank_expression(self._stages), pl.Series(TRUTH, portion.relevance[real]))
 
-    def requests(self, portion: Portion) -> pl.DataFrame:
-        """A row for each request with what its user viewed before, as lists."""
+    def requests(self, portion: ServedPortion) -> pl.DataFrame:
+        """Return one row per request with the earlier views of its user, as lists."""
         history = portion.requests.history
-        real = history.item != NOBODY
+        real = history.item != NO_ITEM
         edges = pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(real.sum(axis=1))]))
         columns = item_columns(self._platform.items, history.item[real])
         lists = {sequence_column(name): pa.LargeListArray.from_arrays(edges, columns[name]) for name in ITEM_IDS}
@@ -90,12 +90,12 @@ class RecFlowTables:
         return frame
 
     def items(self, seen: Integers) -> pl.DataFrame:
-        """A row for each of these items."""
+        """Return one row per item."""
         return pl.DataFrame(item_columns(self._platform.items, seen))
 
 
 def item_columns(items: Items, chosen: NDArray[np.integer]) -> dict[str, Integers]:
-    """RecFlow's columns of items."""
+    """Return RecFlow's columns of items."""
     return {
         "video_id": chosen.astype(np.int64),
         "author_id": items.author[chosen],
@@ -107,9 +107,9 @@ def item_columns(items: Items, chosen: NDArray[np.integer]) -> dict[str, Integer
     }
 
 
-def event_arrays(history: Recent, items: Items) -> NDArray[np.int64]:
-    """What users viewed before, (users, 50, 10) as in RecFlow's pickles: zeros before the first view."""
+def event_arrays(history: RecentViews, items: Items) -> NDArray[np.int64]:
+    """Return the earlier views of users, (users, 50, 10) as in RecFlow's pickles: zeros before the first view."""
     columns: Mapping[str, Integers] = item_columns(items, history.item)
     names = (*ITEM_IDS, "upload_timestamp", "duration")
     events = np.stack([*(columns[name] for name in names), history.time, history.playing_time, history.request], axis=2)
-    return np.where((history.item == NOBODY)[:, :, None], 0, events)
+    return np.where((history.item == NO_ITEM)[:, :, None], 0, events)

@@ -6,11 +6,11 @@ r"""The true relevance of items for requests, in parts.
     \text{history} &= \sum_g (s_g / a_g) \exp(1 - s_g / a_g)
 
 with vectors of user and item, angles :math:`\varphi` of traits of user and request and :math:`\psi` of the item, and
-shares :math:`s` of the item's subcategory and of its author in what the user viewed lately. Every part is scaled to
+shares :math:`s` of the item's subcategory and of its author in the recent views of the user. Every part is scaled to
 variance 1 among the candidates of a request.
 
-A dot product needs two more dimensions for every harmonic of each of the peaks, and as many as there are authors for
-the history, which moreover is no sum over its events.
+A dot product would need two more dimensions for every harmonic of each peak, and as many as there are authors for the
+history, which is not a sum over events either.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankfall.simulation.matching import NOBODY
+from rankfall.simulation.matching import NO_ITEM
 from rankfall.simulation.world import AGES, DAY, GENDERS, PROVINCES, UPLOAD_TYPES, generator
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.simulation.presets import Preset, Shares
-    from rankfall.simulation.recent_events import Recent
+    from rankfall.simulation.recent_events import RecentViews
     from rankfall.simulation.world import Items, Users
 
     Floats = NDArray[np.float32]
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PEAK = 16.0  # kappa: the higher, the narrower
 RECENCY = 12.0  # events after which an event counts 1/e
-ENOUGH_OF_CATEGORY, ENOUGH_OF_AUTHOR = 0.15, 0.06  # shares of the history beyond which more is worse
+ENOUGH_OF_CATEGORY, ENOUGH_OF_AUTHOR = 0.15, 0.06  # shares of the history above which more lowers the relevance
 FRESHNESS_DAYS = 2.0
 PARTS = ("interest", "quality", "freshness", "cross", "history")
 _ZONE = 8 * 3600  # Shanghai is eight hours ahead, all year
@@ -43,22 +43,22 @@ _ZONE = 8 * 3600  # Shanghai is eight hours ahead, all year
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests that come one after the other."""
+    """Requests in the order of time."""
 
     number: Integers
     time: Integers  # ms since 1970
     user: Integers
     device: Integers
-    history: Recent  # of their users
+    history: RecentViews  # of their users
 
     @property
     def hour(self) -> Integers:
-        """Of the day, in Shanghai."""
+        """The hour of the day in Shanghai."""
         return (self.time // 1000 + _ZONE) // 3600 % 24
 
     @property
     def weekday(self) -> Integers:
-        """Monday is 0."""
+        """The day of the week, 0 for Monday."""
         return ((self.time // 1000 + _ZONE) // DAY + 3) % 7
 
 
@@ -84,14 +84,14 @@ class Relevance:
 
     def calibrate(self, requests: Requests, candidates: NDArray[np.int32]) -> None:
         """Give every part mean 0 and variance 1 among the candidates of a request."""
-        real = candidates != NOBODY
+        real = candidates != NO_ITEM
         for name, values in self.parts(requests, candidates).items():
             mean = values.mean(axis=1, where=real, keepdims=True)
             deviation = np.sqrt(((values - mean) ** 2).mean(where=real))
             self._scales[name] = (np.float32(1 / deviation), np.float32(mean.mean()))
 
     def parts(self, requests: Requests, candidates: NDArray[np.int32]) -> dict[str, Floats]:
-        """All parts but the noise, each (requests, n) and of variance 1; anything where there is NOBODY."""
+        """Return all parts except the noise, each (requests, n) and of variance 1; undefined for NO_ITEM."""
         items = self._items
         age = (requests.time[:, None] / 1000 - items.upload_time[candidates]) / (FRESHNESS_DAYS * DAY)
         vectors = self._users.vectors[requests.user]
@@ -128,7 +128,7 @@ class Relevance:
         items = self._items
         length = history.shape[1]
         weights = np.exp(-np.arange(length)[::-1] / RECENCY)
-        weights = np.where(history == NOBODY, 0.0, weights / weights.sum())
+        weights = np.where(history == NO_ITEM, 0.0, weights / weights.sum())
         total = np.zeros(candidates.shape, np.float32)
         for group, groups, enough in (
             (items.subcategory, self._subcategories, ENOUGH_OF_CATEGORY),
@@ -142,6 +142,6 @@ class Relevance:
 
 
 def mixed(parts: dict[str, Floats], shares: Shares) -> Floats:
-    """Parts of variance 1 in one sum, each with its share of the variance."""
+    """Return the sum of parts of variance 1, each weighted with its share of the variance."""
     weighted = [np.float32(np.sqrt(getattr(shares, name))) * values for name, values in parts.items()]
     return sum(weighted[1:], weighted[0])

@@ -1,4 +1,4 @@
-"""A simulated platform's log, written as impressions or in RecFlow's layout."""
+"""Write the log of a simulated platform as impressions or in RecFlow's layout."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankfall._files import fresh_directory
-from rankfall.data.impressions.append import growing
-from rankfall.data.impressions.assemble import assemble, item_table
+from rankfall.data.impressions.append import appending
+from rankfall.data.impressions.assemble import assemble
 from rankfall.data.impressions.counts import Counts
 from rankfall.data.impressions.encoding import Encoding
-from rankfall.data.impressions.log import ImpressionLog, LogWriter, is_log
+from rankfall.data.impressions.items import item_table
+from rankfall.data.impressions.log import ImpressionLog, is_log
+from rankfall.data.impressions.log_writer import LogWriter
 from rankfall.data.sources.recflow_spec import TRUTH
 from rankfall.simulation.industry_tables import IndustryTables
-from rankfall.simulation.matching import NOBODY
+from rankfall.simulation.matching import NO_ITEM
 from rankfall.simulation.platform import Platform
 from rankfall.simulation.presets import preset_of
 from rankfall.simulation.recflow_layout import RecFlowWriter, is_simulated
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What to simulate. The same one gives the same bytes, and one of more days begins with the same days."""
+    """The settings of a simulation. Equal settings give the same bytes; more days do not change the first ones."""
 
     preset: str
     days: int
@@ -39,18 +41,18 @@ class Simulation:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Check the preset and the ranges of all settings."""
         preset_of(self.preset)
         for name, least in (("days", 1), ("requests_per_day", 1), ("seed", 0)):
             if not least <= getattr(self, name) < 2**63:
-                raise ValueError(f"{name}: found {getattr(self, name)}, expected {least} or more, below 2^63")
+                raise ValueError(f"{name}: found {getattr(self, name)}, expected at least {least} and below 2^63")
 
     def to_json(self) -> dict[str, Any]:
-        """As manifests keep it."""
+        """Return the form that is stored in manifests."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     def platform(self) -> Platform:
-        """The platform on the eve of its first day."""
+        """Return the platform before its first day."""
         return Platform(preset_of(self.preset), self.seed, self.requests_per_day)
 
 
@@ -62,9 +64,14 @@ def simulate_log(
     force: bool = False,
     on_requests: OnRequests = lambda count: None,
 ) -> ImpressionLog:
-    """Write an impression log, with the true relevance of items if `truth` says so.
+    """Write an impression log with the features, stages and sample sizes of the preset.
 
-    Features, stages and the sample are those of the preset. `on_requests` hears how many requests were served.
+    Args:
+        simulation: The settings.
+        out: The directory to write.
+        truth: Also write the true relevance of items.
+        force: Replace an existing impression log.
+        on_requests: Receives the number of requests served.
     """
     with fresh_directory(out, is_log, force=force) as directory:
         platform = simulation.platform()
@@ -83,7 +90,7 @@ def simulate_log(
             counts += assembled.counts
             seen.add(portion.items)
             on_requests(len(portion.items))
-        assert writer is not None  # a simulation has a day, and a day a request
+        assert writer is not None  # there is at least one day with one request
         about: dict[str, Any] = {
             "command": "simulate",
             **simulation.to_json(),
@@ -97,11 +104,19 @@ def simulate_log(
 
 
 def append_days(simulation: Simulation, out: Path, *, on_requests: OnRequests = lambda count: None) -> ImpressionLog:
-    """Let the platform of a log live on until it is as old as `simulation` says, and add the days that are new.
+    """Continue the platform of a log up to the days of `simulation`, and append the new days.
 
-    The log keeps its features, so that the ids of items that are born now are those of items never seen.
+    The features of the log do not change, so new items have the id of items never seen.
+
+    Args:
+        simulation: The settings of the log, with more days.
+        out: The directory of the log.
+        on_requests: Receives the number of requests served.
+
+    Raises:
+        ValueError: If the log was not simulated with the same settings, or already has the days.
     """
-    with growing(out) as growth:
+    with appending(out) as growth:
         about = _check_same_platform(simulation, growth.log)
         platform = simulation.platform()
         tables = _tables(platform, simulation.days)
@@ -109,7 +124,7 @@ def append_days(simulation: Simulation, out: Path, *, on_requests: OnRequests = 
         counts = Counts.from_json(about["counts"])
         seen = _Seen()
         for portion in platform.run(simulation.days):
-            rows = tables.rows(portion)  # of days that are there, too: statistics remember them
+            rows = tables.rows(portion)  # also of existing days, which update the statistics
             if portion.day not in growth.log.days:
                 assembled = assemble(rows, encoding, seed=simulation.seed, requests=tables.requests(portion))
                 ((day, impressions),) = assembled.days
@@ -128,17 +143,17 @@ def _tables(platform: Platform, days: int) -> RecFlowTables | IndustryTables:
 
 
 def _check_same_platform(simulation: Simulation, log: ImpressionLog) -> dict[str, Any]:
-    """Refuse to add days to a log of anything else; how that was made."""
+    """Check that a log was simulated with these settings; return its provenance."""
     about: dict[str, Any] = log.manifest["about"]
     if about.get("command") != "simulate":
-        raise ValueError(f"out: {log.path} is the log of no simulated platform, to which days could be added")
+        raise ValueError(f"out: {log.path} is not the log of a simulated platform, so no days can be added")
     for name in ("preset", "requests_per_day", "seed"):
         if about[name] != getattr(simulation, name):
             raise ValueError(
                 f"{name}: found {getattr(simulation, name)!r}, but {log.path} was made with {about[name]!r}"
             )
     if simulation.days <= about["days"]:
-        raise ValueError(f"days: found {simulation.days}, but {log.path} has {about['days']} already; expected more")
+        raise ValueError(f"days: found {simulation.days}, expected more than the {about['days']} of {log.path}")
     return about
 
 
@@ -150,10 +165,21 @@ def simulate_recflow(
     force: bool = False,
     on_requests: OnRequests = lambda count: None,
 ) -> dict[str, Any]:
-    """Write RecFlow's layout; gives what ``simulated.json`` says there. With `truth` rows have a column more."""
+    """Write a log in RecFlow's layout.
+
+    Args:
+        simulation: The settings.
+        out: The directory to write.
+        truth: Also write a column with the true relevance.
+        force: Replace an existing simulated log.
+        on_requests: Receives the number of requests served.
+
+    Returns:
+        The content of ``simulated.json``.
+    """
     preset = preset_of(simulation.preset)
     if preset.layout != "recflow":
-        raise ValueError(f"preset: {simulation.preset} has no users' videos to write in RecFlow's layout")
+        raise ValueError(f"preset: found {simulation.preset}, which cannot be written in RecFlow's layout")
     with fresh_directory(out, is_simulated, force=force) as directory:
         platform = simulation.platform()
         tables = RecFlowTables(platform, simulation.days)
@@ -166,14 +192,14 @@ def simulate_recflow(
 
 
 class _Seen:
-    """Which items were logged."""
+    """The set of logged items."""
 
     def __init__(self) -> None:
         self._seen = np.zeros(0, np.bool_)
 
     def add(self, items: np.ndarray[Any, np.dtype[np.int32]]) -> None:
-        """`items` may hold NOBODY."""
-        numbers = items[items != NOBODY]
+        """Add items, except NO_ITEM."""
+        numbers = items[items != NO_ITEM]
         if (largest := int(numbers.max(initial=0))) >= len(self._seen):
             self._seen = np.concatenate([self._seen, np.zeros(largest + 1 - len(self._seen), np.bool_)])
         self._seen[numbers] = True

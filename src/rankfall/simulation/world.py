@@ -1,4 +1,4 @@
-"""Who and what there is on a simulated platform: users whose interests drift, items that are born and die."""
+"""The users and items of a simulated platform: interests drift, items are uploaded and expire."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ AGES, GENDERS, PROVINCES, UPLOAD_TYPES = 8, 3, 31, 6
 
 CATEGORY, SUBCATEGORY, AUTHOR, OWN = 0.2, 0.2, 0.2, 0.4  # shares of an item's vector
 DEMOGRAPHIC, PERSONAL, RECENT = 0.25, 0.6, 0.15  # shares of a user's vector
-DRIFT = 0.03  # share of the personal part that is new each day
-MEMORY = 0.8  # share of the recent part that is left after a day
+DRIFT = 0.03  # the share of the personal part that is replaced each day
+MEMORY = 0.8  # the share of the recent part that remains after a day
 LIFETIME, LIFETIME_SPREAD = 4.0, 1.0  # days: median, deviation of the logarithm
 
 _PURPOSES = ("world", "users", "births", "past", "drift", "requests", "matching", "production", "feedback", "noise")
@@ -33,37 +33,37 @@ Purpose = Literal[
 
 
 def generator(seed: int, purpose: Purpose, *place: int) -> np.random.Generator:
-    """Random numbers for one purpose and place, whatever else was drawn before."""
+    """Return random numbers for one purpose and place, independent of what was drawn before."""
     return np.random.default_rng([seed, _PURPOSES.index(purpose), *place])
 
 
 def normal(random: np.random.Generator, *shape: int) -> Floats:
-    """Standard normal numbers."""
+    """Draw standard normal numbers."""
     return random.standard_normal(shape, np.float32)
 
 
 def long_tail(random: np.random.Generator, count: int, power: float) -> NDArray[np.float64]:
-    """Shares that fall with a power of the place, in random order."""
+    """Return shares that decrease with a power of their rank, in random order."""
     weights = (np.arange(count) + 5.0) ** -power
     return random.permutation(weights / weights.sum())
 
 
 def draw(random: np.random.Generator, shares: NDArray[np.float64], *shape: int) -> Integers:
-    """Numbers drawn with the given shares."""
+    """Draw indices with the given shares."""
     edges = np.cumsum(shares)
     drawn: Integers = np.searchsorted(edges, random.random(shape) * edges[-1], side="right").astype(np.int64)
     return drawn
 
 
 def unit(vectors: Floats) -> Floats:
-    """Vectors of length 1; 0 stays 0."""
+    """Scale vectors to length 1; 0 stays 0."""
     length: Floats = np.sqrt(np.einsum("nd,nd->n", vectors, vectors))
     return vectors * (1 / np.maximum(length, 1e-6)).astype(np.float32)[:, None]
 
 
 @dataclass(slots=True)
 class Items:
-    """All items so far; a row is an item, its number the video's id."""
+    """All items uploaded until now; the number of a row is the id of the item."""
 
     author: Integers
     category: Integers
@@ -74,25 +74,25 @@ class Items:
     duration: Integers  # ms
     quality: Floats
     vector: Floats
-    cold: Floats  # its vector as far as category and author tell it
-    blur: Floats  # what the platform's vector of it has wrong
+    cold: Floats  # the part of its vector given by category and author
+    blur: Floats  # the error of the platform's vector of the item
 
     def __len__(self) -> int:
-        """How many there have been."""
+        """The number of items."""
         return len(self.author)
 
     def extend(self, more: Items) -> None:
-        """Add items that were born."""
+        """Append new items."""
         for field in fields(self):
             setattr(self, field.name, np.concatenate([getattr(self, field.name), getattr(more, field.name)]))
 
     def alive(self, time: int) -> Integers:
-        """Those that are there at a time."""
+        """Return the items that are available at a time."""
         return np.flatnonzero((self.upload_time < time) & (self.death > time))
 
 
 class World:
-    """Categories and authors, which stay, and how items are made of them."""
+    """Categories and authors, which do not change, and the items made from them."""
 
     def __init__(self, preset: Preset, seed: int) -> None:
         random = generator(seed, "world")
@@ -112,16 +112,16 @@ class World:
         self.log_duration = np.log(20_000) + 0.5 * normal(random, subcategories, 1) + 0.3 * normal(random, UPLOAD_TYPES)
 
     def first_items(self) -> Items:
-        """Those that are there when the log begins, as many and as old as if births and deaths had gone on forever."""
+        """Return the items at the beginning of the log, in number and age as in the stationary state."""
         count = round(self.preset.births * LIFETIME * np.exp(LIFETIME_SPREAD**2 / 2))
         random = generator(self.seed, "births", 0)
-        # Whoever is met at a random moment has a lifetime drawn in proportion to its length, and is anywhere in it.
+        # An item observed at a random moment has a length-biased lifetime and is at a uniform point in it.
         lifetime = LIFETIME * np.exp(LIFETIME_SPREAD**2 + LIFETIME_SPREAD * random.standard_normal(count))
         age = lifetime * random.random(count)
         return self._items(random, FIRST_DAY - (age * DAY).astype(np.int64) - 1, lifetime)
 
     def births(self, day: int) -> Items:
-        """The items that are uploaded on a day."""
+        """Return the items that are uploaded on a day."""
         count = self.preset.births
         random = generator(self.seed, "births", 1 + day)
         lifetime = LIFETIME * np.exp(LIFETIME_SPREAD * random.standard_normal(count))
@@ -153,7 +153,7 @@ class World:
 
 
 class Users:
-    """Who comes, and what they like on a day."""
+    """The users, and their interests on a day."""
 
     def __init__(self, preset: Preset, seed: int) -> None:
         random = generator(seed, "users")
@@ -164,7 +164,7 @@ class Users:
         self.province = draw(random, long_tail(random, PROVINCES, 0.6), count)
         has_second = random.random(count) < 0.1
         self.devices = count + int(has_second.sum())
-        # a number of its own for every first device, and for the second one of those who have two
+        # every first device has its own number, and so has every second device of users with two
         self.second_device = np.where(has_second, count - 1 + np.cumsum(has_second), np.arange(count))
         self.activity = np.exp(1.2 * random.standard_normal(count))
         demographic = (
@@ -175,16 +175,16 @@ class Users:
         self._demographic = unit(demographic)
         self._personal = normal(random, count, DIMENSION)
         self._recent = np.zeros((count, DIMENSION), np.float32)
-        self.blur = normal(random, count, DIMENSION)  # what the platform's vectors of them have wrong
+        self.blur = normal(random, count, DIMENSION)  # the error of the platform's vectors of users
         self.vectors = self._mixed()
         self.yesterday = self.vectors
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of users."""
         return len(self.age)
 
     def begin(self, day: int, viewed: Floats) -> None:
-        """Let interests drift into a day; `viewed` (users, DIMENSION) is the direction of what was viewed before it."""
+        """Update the interests for a day; `viewed` (users, DIMENSION) is the direction of the items viewed before."""
         fresh = normal(generator(self.seed, "drift", day), len(self), DIMENSION)
         self._personal = np.float32(np.sqrt(1 - DRIFT)) * self._personal + np.float32(np.sqrt(DRIFT)) * fresh
         self._recent = np.float32(MEMORY) * self._recent + viewed

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import torch
 
 from rankfall._files import write_file
-from rankfall.data.impressions.compatibility import check_meaning
+from rankfall.data.impressions.compatibility import check_compatible
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.lists.list_loader import Lists
 from rankfall.data.lists.ranking_data import RankingData
@@ -129,7 +129,7 @@ def _check_log(run_dir: Path, model: Cascade, log: ImpressionLog) -> list[str]:
         trained = read_json(run_dir / LOG)
     except FileNotFoundError:
         return [f"{run_dir} has no {LOG}, so nobody knows whether the ids of {log.path} are those of the training"]
-    return check_meaning(trained, log, used=_features_of(model))
+    return check_compatible(trained, log, used=_features_of(model))
 
 
 def _features_of(model: Cascade) -> set[str]:

@@ -15,7 +15,7 @@ from torch import nn
 from rankfall._settings import ConfigError
 from rankfall.cascade import Cascade
 from rankfall.data import ImpressionLoader, ImpressionLog
-from rankfall.data.impressions.compatibility import meaning_of
+from rankfall.data.impressions.compatibility import encoding_signature
 from rankfall.objectives import BCE, Objective
 from rankfall.training.build_cascade import (
     Optimizers,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
 
-    from rankfall.data.impressions.loader import FirstDays, Impressions
+    from rankfall.data.impressions.loader import Impressions, ItemFirstSeen
     from rankfall.data.impressions.spec import Features
     from rankfall.training.config.cascade_config import LogConfig
     from rankfall.training.distributed.group import Group
@@ -101,7 +101,7 @@ def train(
             loop = Loop(learner, config, out, data=data, progress=progress, stop=stop)
         files = {
             CONFIG: dump_absolute(config),
-            LOG: json.dumps(meaning_of(log), indent=1) + "\n",
+            LOG: json.dumps(encoding_signature(log), indent=1) + "\n",
             DATA: json.dumps(data, indent=1) + "\n",
         }
         return train_in(loop, files, resume=resume, on_notice=on_notice)
@@ -245,7 +245,7 @@ def training_loader(
     config: CascadeConfig,
     days: Sequence[str],
     group: Group = ALONE,
-    first_days: FirstDays | None = None,
+    first_days: ItemFirstSeen | None = None,
 ) -> ImpressionLoader:
     """Days in the order of the configuration's seed, with its negatives."""
     settings, data = config.training, config.data
@@ -264,7 +264,7 @@ def training_loader(
 
 
 def measuring_loader(
-    log: ImpressionLog, config: CascadeConfig, days: Sequence[str], first_days: FirstDays | None = None
+    log: ImpressionLog, config: CascadeConfig, days: Sequence[str], first_days: ItemFirstSeen | None = None
 ) -> ImpressionLoader:
     """Days in the order of time, with lists as long as they are measured."""
     settings = config.training

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from rankfall._settings import ConfigError
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
-from rankfall.data.lists.list_loader import Batch, ListLoader, Lists
-from rankfall.data.lists.ranking_data import Moments, RankingData
+from rankfall.data.lists.list_loader import ListBatch, ListLoader, Lists
+from rankfall.data.lists.ranking_data import RankingData
+from rankfall.data.moments import Moments
 from rankfall.metrics.named import parse
 from rankfall.models import FeatureScaling
 from rankfall.training.build import Ranker, classifies, make_loss, make_optimizer, make_ranker
@@ -111,7 +112,7 @@ class _Network(nn.Module):
         super().__init__()
         self.model, self.loss = model, loss
 
-    def forward(self, features: Tensor, batch: Batch) -> tuple[Tensor, bool]:
+    def forward(self, features: Tensor, batch: ListBatch) -> tuple[Tensor, bool]:
         """The value, and whether scores are NaN or infinite."""
         outputs = self.model(features)
         if not outputs.isfinite().all():
@@ -119,7 +120,7 @@ class _Network(nn.Module):
         return self.loss(batch.pad(outputs), batch.labels, mask=batch.mask), False
 
 
-class _Learner(Learner[Batch]):
+class _Learner(Learner[ListBatch]):
     """A ranker and its loss."""
 
     def __init__(
@@ -148,7 +149,7 @@ class _Learner(Learner[Batch]):
             world=group.world,
         )
 
-    def terms(self, batch: Batch, position: Position) -> tuple[dict[str, Tensor], str]:
+    def terms(self, batch: ListBatch, position: Position) -> tuple[dict[str, Tensor], str]:
         """The loss."""
         try:
             loss, bad = self.network(self.lists.gather(batch.rows), batch)
@@ -196,7 +197,7 @@ class _Learner(Learner[Batch]):
         """Of the model and of the loss."""
         return sum(parameter.numel() for parameter in self.trained)
 
-    def diverged(self, what: str, batch: Batch, position: Position) -> TrainingError:
+    def diverged(self, what: str, batch: ListBatch, position: Position) -> TrainingError:
         """With the queries of the batch."""
         kept = f". Finished epochs are kept in {self.out}" if position.best_epoch else ""
         return TrainingError(
@@ -207,7 +208,7 @@ class _Learner(Learner[Batch]):
     def _where(self, position: Position) -> str:
         return f"epoch {position.epoch}, batch {position.batch + 1} of {len(self.loader)}"
 
-    def _named(self, batch: Batch) -> str:
+    def _named(self, batch: ListBatch) -> str:
         qids = [self.lists.qids[number] for number in batch.lists[:QIDS_SHOWN]]
         more = len(batch.lists) - len(qids)
         return f"qid {', '.join(qids)}" + (f" and {more} more" if more else "")

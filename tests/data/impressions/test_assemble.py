@@ -9,9 +9,10 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from rankfall.data.impressions.assemble import assemble, item_table
+from rankfall.data.impressions.assemble import assemble
 from rankfall.data.impressions.encoding import Encoding
-from rankfall.data.impressions.log import impression_schema, item_schema
+from rankfall.data.impressions.items import item_table
+from rankfall.data.impressions.schema import impression_schema, item_schema
 from rankfall.data.impressions.spec import validate_spec
 
 ROWS = {
@@ -260,17 +261,17 @@ def test_truth_goes_along() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"item_id": [10, 10, 12, 11, 13]}, r"an item stands twice in a request \(request 7, item 10\)"),
-        ({"request_id": [7, 7, None, 3, 3]}, "column 'request_id': found nothing"),
-        ({"at": [1, 2, 1, 0, 0]}, "request 7 has rows of more than one time"),
-        ({"user_id": [1, 1, 2, 0, 0]}, "request 7 has rows of more than one user"),
-        ({"at": [None, None, None, 0, 0]}, "column 'at': found nothing, expected a time"),
+        ({"item_id": [10, 10, 12, 11, 13]}, r"an item occurs twice in a request \(request 7, item 10\)"),
+        ({"request_id": [7, 7, None, 3, 3]}, "column 'request_id': found null"),
+        ({"at": [1, 2, 1, 0, 0]}, "request 7 has rows with more than one value of 'at'"),
+        ({"user_id": [1, 1, 2, 0, 0]}, "request 7 has rows with more than one value of 'user_id'"),
+        ({"at": [None, None, None, 0, 0]}, "column 'at': found null, expected a time"),
         (
             {"stage": ["drop", "shown", "show", "drop", "drop"]},
-            r"unknown stage 'shown', allowed are drop, show \(request 7, item 11\)",
+            r"unknown stage 'shown', expected one of drop, show \(request 7, item 11\)",
         ),
-        ({"stage": [0, 1, 2, 0, 0]}, r"unknown stage 2, allowed are 0 to 1 \(drop, show\) \(request 7, item 12\)"),
-        ({"stage": [0.5, 1, 2, 0, 0]}, "column 'stage': found Float64, expected names or numbers of stages"),
+        ({"stage": [0, 1, 2, 0, 0]}, r"unknown stage 2, expected one of 0 to 1 \(drop, show\) \(request 7, item 12\)"),
+        ({"stage": [0.5, 1, 2, 0, 0]}, "column 'stage': found Float64, expected names or indices of stages"),
         ({"user_id": [-1, -1, -1, 0, 0]}, r"found -1, expected whole numbers from 0 to 4 \(request 7\)"),
         ({"size": [[1.0, 2.0], [3.0, None], [5.0, 6.0], [3.0, 4.0], [9.0, 9.0]]}, r"column 'size': .* \(request 7\)"),
         (
@@ -281,9 +282,12 @@ def test_truth_goes_along() -> None:
             {"rank": [0, -4, 2, 3, 4]},
             r"column 'rank': found -4, expected at least 0, or -1 for none \(request 7",
         ),
-        ({"view": [0.0, 1.0, float("inf"), 0.0, 0.0]}, r"column 'view': found inf \(request 7, item 12\)"),
+        (
+            {"view": [0.0, 1.0, float("inf"), 0.0, 0.0]},
+            r"found inf, expected finite numbers \(request 7, item 12\)",
+        ),
         ({"rank": [0.5, 1, 2, 3, 4]}, "column 'rank': found Float64, expected whole numbers"),
-        ({"item_id": ["a", "b", "c", "d", "e"]}, "ids that are no int32 need a table of items"),
+        ({"item_id": ["a", "b", "c", "d", "e"]}, "item ids that are not int32 need an item table"),
     ],
 )
 def test_wrong_rows_are_refused(changes: dict[str, Any], message: str) -> None:

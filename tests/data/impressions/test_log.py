@@ -18,8 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankfall._files import fresh_directory
-from rankfall.data.impressions import log as log_module
-from rankfall.data.impressions.log import ImpressionLog, LogWriter, impression_schema, is_log, item_schema
+from rankfall.data.impressions import log_writer as log_module
+from rankfall.data.impressions.log import ImpressionLog, is_log
+from rankfall.data.impressions.log_writer import LogWriter
+from rankfall.data.impressions.schema import impression_schema, item_schema
 from rankfall.data.impressions.spec import features_of
 from support.logs import DAYS, FIRST_MS, ITEMS, ROWS, as_table, item_columns, random_day, random_log, spec
 
@@ -250,7 +252,7 @@ def test_a_day_comes_together(tmp_path: Path) -> None:
     writer.write("b", day_table(0))
     writer.write("b", day_table(1))
     writer.write("a", day_table(2))
-    with pytest.raises(ValueError, match="day: b is finished, impressions of a day must come together"):
+    with pytest.raises(ValueError, match="day: b is finished; the impressions of a day must be written together"):
         writer.write("b", day_table(3))
 
 
@@ -271,7 +273,7 @@ def test_names_of_days(tmp_path: Path, name: str) -> None:
 
 
 def test_nothing_to_write(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no impression was left to write"):
+    with pytest.raises(ValueError, match="there are no impressions to write"):
         finish(new_writer(tmp_path / "log"))
 
 
@@ -408,11 +410,11 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no size of a day": (lambda log: edit(log / DAY / "manifest.json", bytes=...), f"{DAY} should be a day of the log"),
     "no impressions": (
         lambda log: (log / DAY / "impressions.arrow").unlink(),
-        f"{DAY}/impressions.arrow has 0 bytes, its manifest says .*; it was cut off",
+        f"{DAY}/impressions.arrow has 0 bytes, its manifest states .*; the file is truncated",
     ),
     "cut impressions": (
         lambda log: cut(log / DAY / "impressions.arrow"),
-        f"{DAY}/impressions.arrow has .* bytes, its manifest says .*; it was cut off",
+        f"{DAY}/impressions.arrow has .* bytes, its manifest states .*; the file is truncated",
     ),
 }
 
@@ -432,9 +434,9 @@ def test_broken_items_and_vocabularies(tmp_path: Path, damage: Callable[[Path], 
     log = random_log(tmp_path / "log", impressions=5)
     for file in ("items.arrow", "vocabularies/video.arrow"):
         damage(log.path / file)
-    with pytest.raises(ValueError, match=r"items.arrow is missing, damaged or cut off"):
+    with pytest.raises(ValueError, match=r"items.arrow is missing, damaged or truncated"):
         log.items()
-    with pytest.raises(ValueError, match=r"video.arrow is missing, damaged or cut off"):
+    with pytest.raises(ValueError, match=r"video.arrow is missing, damaged or truncated"):
         log.vocabulary("video")
 
 

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from rankfall._files import checksum
-from rankfall.data.impressions.append import growing
+from rankfall.data.impressions.append import appending
 from rankfall.data.impressions.log import ImpressionLog
-from rankfall.data.impressions.log_watcher import Arrivals
+from rankfall.data.impressions.log_watcher import LogWatcher
 from rankfall.data.impressions.spec import UNSEEN
 from rankfall.simulation.simulate import Simulation, append_days, simulate_log
 from support.command_line import run as command
@@ -33,10 +33,10 @@ class Watcher:
 
     def __init__(self, path: Path) -> None:
         self.said: list[str] = []
-        self._arrivals = Arrivals(path, self.said.append)
+        self._arrivals = LogWatcher(path, self.said.append)
 
     def days(self, **options: Any) -> list[str]:
-        return list(self._arrivals.look(**options).days)
+        return list(self._arrivals.scan(**options).days)
 
 
 @pytest.fixture
@@ -96,14 +96,14 @@ def test_a_damaged_day_is_reported_once_and_looked_at_again(log: Path, damage: s
         message = "has no impressions"
     elif damage == "count":
         manifest.write_text(json.dumps(about | {"impressions": 41}))
-        message = f"{file} has 40 impressions, its manifest says 41"
+        message = f"{file} has 40 impressions, its manifest states 41"
     elif damage == "text":
         manifest.write_text(json.dumps(about | {"first_time": "noon"}))
-        message = "does not say first_time"
+        message = "has no valid first_time"
     else:
         del about["first_time"]
         manifest.write_text(json.dumps(about))
-        message = "does not say first_time"
+        message = "has no valid first_time"
     for _ in range(3):
         assert watcher.days() == WEEK[:2]
     (said,) = watcher.said
@@ -133,9 +133,7 @@ def test_a_day_of_another_log_holds_up_no_later_day(log: Path, verify: bool) -> 
     watcher = Watcher(log)
     for _ in range(2):
         assert watcher.days(verify=verify) == [*WEEK[:2], WEEK[5]]
-    for said, message in zip(
-        watcher.said, ("missing are grade", "of another type request", "has no items"), strict=True
-    ):
+    for said, message in zip(watcher.said, ("missing: grade", "of a wrong type: request", "has no items"), strict=True):
         assert message in said
 
 
@@ -187,7 +185,7 @@ def test_a_log_that_grew_is_a_log(log: Path) -> None:
     assert grown.manifest["impressions"] == 4 + 4 + 40
     assert {path: path.read_bytes() for path in before} == before
     assert {path.name for path in log.iterdir()} == {"manifest.json", "items.arrow", "vocabularies", "days"}
-    with pytest.raises(ValueError, match=f"{log} has {WEEK[2]} already"):
+    with pytest.raises(ValueError, match=f"{log} already has {WEEK[2]}"):
         add_day(log, 2)
 
 
@@ -207,7 +205,7 @@ def test_a_day_that_was_never_named_is_named_the_next_time(log: Path, monkeypatc
     add_day(log, 2)
     assert list(ImpressionLog.load(log, verify=True).days) == WEEK[:3]
     drop_day(log, 4).rename(log / "days" / WEEK[3])
-    with pytest.raises(ValueError, match="is there already, with other content"):
+    with pytest.raises(ValueError, match="exists with other content"):
         add_day(log, 3)
 
 
@@ -221,13 +219,16 @@ def test_a_day_between_others_is_named_between_them(tmp_path: Path) -> None:
 
 def test_other_columns_are_not_added(log: Path) -> None:
     table = ImpressionLog.load(log).days[WEEK[0]].table()
-    with growing(log) as growth, pytest.raises(ValueError, match=f"{WEEK[2]} does not have .* missing are grade"):
+    with (
+        appending(log) as growth,
+        pytest.raises(ValueError, match=f"{WEEK[2]}: .* missing: grade"),
+    ):
         growth.write(WEEK[2], table.drop_columns(["grade"]))
 
 
 def test_nobody_sees_what_is_not_finished(log: Path) -> None:
     def interrupted() -> None:
-        with growing(log) as growth:
+        with appending(log) as growth:
             growth.write(WEEK[2], ImpressionLog.load(log).days[WEEK[0]].table())
             assert Watcher(log).days() == WEEK[:2]
             raise KeyboardInterrupt
@@ -236,9 +237,9 @@ def test_nobody_sees_what_is_not_finished(log: Path) -> None:
         interrupted()
     assert sorted(path.name for path in (log / "days").iterdir()) == WEEK[:2]
     assert {path.name for path in log.iterdir()} == {"manifest.json", "items.arrow", "vocabularies", "days"}
-    with growing(log), pytest.raises(ValueError, match="another process adds days"), growing(log):
+    with appending(log), pytest.raises(ValueError, match="another process adds days"), appending(log):
         pass
-    with growing(log) as growth, pytest.raises(ValueError, match="no impression was left to write"):
+    with appending(log) as growth, pytest.raises(ValueError, match="there are no impressions to write"):
         growth.finish(ImpressionLog.load(log).items(), {})
 
 
@@ -294,9 +295,9 @@ def test_the_command_adds_days(tmp_path: Path, capsys: pytest.CaptureFixture[str
     before = checksum(tmp_path / "log/manifest.json")
     capsys.readouterr()
     for options, code, message in (
-        (["--days", "2", *plan], 1, f"days: found 2, but {out} has 2 already; expected more"),
+        (["--days", "2", *plan], 1, f"days: found 2, expected more than the 2 of {out}"),
         (["--days", "3", *plan[:2]], 1, f"seed: found 0, but {out} was made with 2"),
-        (["--days", "3", *plan, "--force"], 2, "--append adds to a log as it is"),
+        (["--days", "3", *plan, "--force"], 2, "--append cannot be combined with --force"),
     ):
         assert command("simulate", out, "--append", *options) == code
         assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
@@ -307,7 +308,7 @@ def test_the_command_adds_days(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_only_simulated_logs_live_on(log: Path) -> None:
-    with pytest.raises(ValueError, match="is the log of no simulated platform"):
+    with pytest.raises(ValueError, match="is not the log of a simulated platform"):
         append_days(Simulation(days=9, **TINY), log)
 
 

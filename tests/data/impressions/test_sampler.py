@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankfall.data.impressions.hashing import combine, hash_values
-from rankfall.data.impressions.history import History
+from rankfall.data.impressions.history import EventHistory
 from rankfall.data.impressions.sampler import (
     check_seed,
     draw_negatives,
@@ -212,7 +212,7 @@ def test_history_is_the_last_events_before(seed: int, max_length: int, cuts: lis
         }
     )
     asked = pl.DataFrame({"user": [f"u{i}" for i in rng.integers(0, 5, 60)], "time": np.sort(rng.integers(0, 30, 60))})
-    history = History(max_length, ["film", "kind"])
+    history = EventHistory(max_length, ["film", "kind"])
     parts = []
     edges = [0, *sorted(cuts), 31]
     for low, high in itertools.pairwise(edges):
@@ -229,7 +229,7 @@ def test_history_is_the_last_events_before(seed: int, max_length: int, cuts: lis
 @pytest.mark.parametrize("names", [["a", None, "b", None, "a"], [7, None, 3, None, 7]])
 def test_nobody_has_no_history(names: list[str | int | None]) -> None:
     events = pl.DataFrame({"user": names, "time": range(5), "order": range(5), "film": range(10, 15)})
-    history = History(8, ["film"])
+    history = EventHistory(8, ["film"])
     users = pl.Series([names[0], None, names[2], None])
     first = history.advance(users, pl.Series([9, 9, 9, 0]), events)
     assert first["film"].to_list() == [[10, 14], [], [12], []]
@@ -240,7 +240,7 @@ def test_nobody_has_no_history(names: list[str | int | None]) -> None:
 
 
 def test_a_history_may_begin_with_nobody() -> None:
-    history = History(8, ["film"])
+    history = EventHistory(8, ["film"])
     nobody = pl.DataFrame({"user": [None], "time": [1], "order": [0], "film": [15]})
     assert history.advance(pl.Series([None]), pl.Series([2]), nobody)["film"].to_list() == [[]]
     known = nobody.with_columns(user=pl.lit("a"), time=pl.lit(3, pl.Int64))

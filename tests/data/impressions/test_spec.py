@@ -212,9 +212,9 @@ MISTAKES: list[tuple[str, object, str]] = [
     ("time.column", ..., "time.column is missing"),
     ("features.context.hour.part", ..., "features.context.hour.part is missing"),
     ("sequences.history.features", ..., "sequences.history.features is missing"),
-    ("stage", ..., "stage is missing; without that column every one of the stages needs a flag"),
-    ("time", ..., "sequences.history: past feedback is found by `user` and `time`, which are both needed"),
-    ("user", ..., "sequences.history: past feedback is found by `user` and `time`, which are both needed"),
+    ("stage", ..., "stage: missing; without this column every stage needs a flag"),
+    ("time", ..., "sequences.history: sequences of feedback need both `user` and `time`"),
+    ("user", ..., "sequences.history: sequences of feedback need both `user` and `time`"),
     # types
     ("request", 3, "request: found 3, expected a valid string"),
     ("negatives", "many", "negatives: found 'many', expected a valid integer"),
@@ -274,47 +274,59 @@ MISTAKES: list[tuple[str, object, str]] = [
     (
         "features.user.user_id.embedding",
         "video",
-        "features: item.video_id and user.user_id share the embedding 'video', but not how ids are made",
+        "features: item.video_id and user.user_id share the embedding 'video', but define its ids differently",
     ),
     (
         "features.item.uploaded.part",
         "month",
-        "features: item.uploaded and context.weekday share the embedding 'weekday', but not how ids are made",
+        "features: item.uploaded and context.weekday share the embedding 'weekday', but define its ids differently",
     ),
     (
         "features.item.author_id.embedding",
         "weekday",
-        "features: item.author_id and context.weekday share the embedding 'weekday', but not how ids are made",
+        "features: item.author_id and context.weekday share the embedding 'weekday', but define its ids differently",
     ),
     # numbers
     ("features.item.duration.bucketize", 1, "features.item.duration.bucketize: found 1, expected at least 2 buckets"),
-    ("features.item.price.bucketize", [], "features.item.price.bucketize: found [], expected numbers that rise"),
-    ("features.item.price.bucketize", [1, 1], "bucketize: found [1.0, 1.0], expected numbers that rise"),
-    ("features.item.price.bucketize", [2, 1], "bucketize: found [2.0, 1.0], expected numbers that rise"),
-    ("features.item.duration.standardise", True, "features.item.duration: bucketize is for single numbers and takes"),
-    ("features.item.duration.size", 2, "features.item.duration: bucketize is for single numbers and takes the place"),
-    ("features.context.hour.unit", "s", "features.context.hour: unit belongs to a column; without one it is the time"),
+    (
+        "features.item.price.bucketize",
+        [],
+        "features.item.price.bucketize: found [], expected numbers in increasing order",
+    ),
+    ("features.item.price.bucketize", [1, 1], "bucketize: found [1.0, 1.0], expected numbers in increasing order"),
+    ("features.item.price.bucketize", [2, 1], "bucketize: found [2.0, 1.0], expected numbers in increasing order"),
+    (
+        "features.item.duration.standardise",
+        True,
+        "features.item.duration: bucketize: found with standardise or size > 1, expected",
+    ),
+    (
+        "features.item.duration.size",
+        2,
+        "features.item.duration: bucketize: found with standardise or size > 1, expected",
+    ),
+    ("features.context.hour.unit", "s", "features.context.hour: unit: found without a column; the time of the request"),
     # what belongs together
-    ("stages.1.name", "prerank_neg", "stages: 'prerank_neg' stands there twice"),
-    ("feedback", ["like", "like"], "feedback: 'like' stands there twice"),
+    ("stages.1.name", "prerank_neg", "stages: 'prerank_neg' occurs twice"),
+    ("feedback", ["like", "like"], "feedback: 'like' occurs twice"),
     (
         "sequences.history.features",
         ["video_id", "video_id"],
-        "sequences.history.features: 'video_id' stands there twice",
+        "sequences.history.features: 'video_id' occurs twice",
     ),
-    ("stages.1.flag", "is_rank", "stage: expected either this column or the flags of the stages, found both"),
+    ("stages.1.flag", "is_rank", "stage: found this column and flags of stages, expected one of them"),
     ("relevant", "rank_po", "relevant: found 'rank_po', did you mean 'rank_pos'; allowed are prerank_neg, rank_neg, "),
     ("relevant", {"stage": "shown"}, "relevant: found 'shown'; allowed are prerank_neg, rank_neg, rank_pos"),
-    ("relevant", {}, "relevant: expected either a stage or a column"),
-    ("relevant", {"stage": "rank_pos", "column": "click"}, "relevant: expected either a stage or a column"),
+    ("relevant", {}, "expected either a stage or a column"),
+    ("relevant", {"stage": "rank_pos", "column": "click"}, "expected either a stage or a column"),
     (
         "sequences.history.features",
         ["video"],
         "sequences.history.features: found 'video', did you mean 'video_id'; allowed are video_id, author_id,",
     ),
     ("sequences.history.features", ["vector"], "sequences.history.features: found 'vector'; allowed are video_id,"),
-    ("sequences.history.feedback", ..., "sequences.history: expected either feedback or columns"),
-    ("sequences.searches.feedback", "long_view", "sequences.searches: expected either feedback or columns"),
+    ("sequences.history.feedback", ..., "sequences.history: found neither, expected either feedback or columns"),
+    ("sequences.searches.feedback", "long_view", "sequences.searches: found both, expected either feedback or columns"),
     (
         "sequences.history.feedback",
         "long_views",
@@ -340,7 +352,9 @@ def test_mistakes_are_named(path: str, value: object, message: str) -> None:
 def test_a_number_in_a_sequence() -> None:
     content = changed("features.item.price", {"kind": "dense"})
     content["sequences"]["history"]["features"] = ["price"]
-    with pytest.raises(ConfigError, match=r"sequences.history.features: price is a number; sequences keep ids"):
+    with pytest.raises(
+        ConfigError, match=r"sequences.history.features: found price, which is a number; sequences have ids only"
+    ):
         validate_spec(content)
 
 
@@ -349,14 +363,16 @@ def test_a_number_in_buckets_may_be_in_a_sequence() -> None:
 
 
 def test_neither_time_nor_day() -> None:
-    with pytest.raises(ConfigError, match="time is missing; without it the column `day` must name the parts"):
+    with pytest.raises(ConfigError, match="time: missing; without it the column `day` must name the days"):
         validate_spec({key: value for key, value in LEAST.items() if key != "time"})
 
 
 def test_a_part_of_a_time_that_is_not_there() -> None:
     content = {"day": "split", "stages": [{"name": "all"}], "relevant": "all"}
     hour = {"kind": "time", "part": "hour"}
-    with pytest.raises(ConfigError, match="features: a time without a column is that of the request, but there is no"):
+    with pytest.raises(
+        ConfigError, match="features: a time feature without a column uses the time of the request, but `time`"
+    ):
         validate_spec(content | {"features": {"context": {"hour": hour}}})
     assert validate_spec(content | {"features": {"context": {"hour": hour | {"column": "when"}}}})
 

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pytest
 
 from rankfall.data import Recipe, prepare_letor
-from rankfall.data.impressions import log as log_module
+from rankfall.data.impressions import log_writer as log_module
 from rankfall.data.impressions.log import ImpressionLog
-from rankfall.data.inspect import count as count_module
+from rankfall.data.inspect import counters as count_module
 from rankfall.data.inspect import inspect
 from rankfall.data.inspect.checks import CHECKS
 from support.command_line import run
@@ -542,37 +542,37 @@ def leaking_sequences(days: Days) -> None:
 
 MISTAKES: list[tuple[Callable[[Days], None], str, str]] = [
     (uneven_lists, "", rf"^impressions with lists of different lengths.*: 1 \(on {DAYS[1]}\)"),
-    (ids_outside, "", rf"^item.author: 2 ids are no row .* 'item.author', which has 302 \(on {DAYS[1]}\)"),
+    (ids_outside, "", rf"^item.author: 2 ids are outside .* 'item.author', which has 302 rows \(on {DAYS[1]}\)"),
     (wrong_depths, "", rf"^items with a depth .*: 1 \(on {DAYS[1]}\)"),
     (unknown_items, "", rf"^items that are not in items.arrow: 1 \(on {DAYS[2]}\)"),
-    (repeated_items, "", rf"^items that stand twice in their impression: 1 \(on {DAYS[1]}\)"),
-    (repeated_requests, "", rf"^impressions whose request stands earlier in the log: 1 \(on {DAYS[2]}\)"),
+    (repeated_items, "", rf"^items that occur twice in their impression: 1 \(on {DAYS[1]}\)"),
+    (repeated_requests, "", rf"^impressions whose request occurs earlier in the log: 1 \(on {DAYS[2]}\)"),
     (empty_impressions, "", rf"^impressions without items: 1 \(on {DAYS[1]}\)"),
     (no_relevant_items, "", rf"^no item is relevant \(on {DAYS[1]}\)"),
     (impressions_without_relevant, "", r"^impressions without a relevant item.*: 4, 2.7% of all"),
-    (everything_relevant, "", r"^impressions with nothing but relevant items.*: 4, 2.7% of all"),
+    (everything_relevant, "", r"^impressions with relevant items only.*: 4, 2.7% of all"),
     (empty_stages, "", rf"^stage 'dropped' has no items \(on {DAYS[1]}\)"),
-    (short_stages, "", rf"^stage 'dropped' has 0.1 items .* sample of 4, which 98.0% .* \(on {DAYS[1]}\)"),
+    (short_stages, "", rf"^stage 'dropped' has 0.1 items .* sample size of 4, which 98.0% .* \(on {DAYS[1]}\)"),
     (contradicting_relevance, "", rf"^items that contradict .* 'shown' .*: 1 \(on {DAYS[1]}\)"),
-    (contradicting_grades, "", rf"^impressions that grade .*: 1 \(on {DAYS[1]}\)"),
-    (days_out_of_order, "", f"^day {DAYS[1]} begins before the days before it end"),
-    (unsorted_days, "", rf"^impressions that are earlier than the one before: 1 \(on {DAYS[1]}\)"),
+    (contradicting_grades, "", rf"^impressions with an item graded .*: 1 \(on {DAYS[1]}\)"),
+    (days_out_of_order, "", f"^day {DAYS[1]} begins before an earlier day ends"),
+    (unsorted_days, "", rf"^impressions with an earlier time than the one before: 1 \(on {DAYS[1]}\)"),
     (small_days, "", f"^day {DAYS[2]} has 10 impressions, the median day 50"),
     (missing_features, "", rf"^user.id has no value \(on {DAYS[1]}\)"),
-    (constant_features, "", "^context.load is the same in all 150 places"),
-    (constant_ids, "constant_features", "^context.hour is the same in all 150 places"),
+    (constant_features, "", "^context.load has the same value in all 150 places"),
+    (constant_ids, "constant_features", "^context.hour has the same value in all 150 places"),
     (
         constant_place_of_a_vector,
         "constant_features",
-        "^user.taste is in 1 of its 3 numbers the same in all 150 places",
+        "^user.taste has the same value in 1 of its 3 components in all 150 places",
     ),
     (numbers_not_finite, "", rf"^item.price: 1 values are not finite, 0.1% \(on {DAYS[1]}\)"),
-    (huge_numbers, "", r"^item.price goes from -2e\+09 to "),
+    (huge_numbers, "", r"^item.price ranges from -2e\+09 to "),
     (unseen_ids, "", "^user.id: 34.0% of the ids were never seen"),
     (growing_unseen_ids, "", f"^user.id: .* from 0.0% on {DAYS[0]} to 34.0% on {DAYS[2]}"),
-    (full_hash_tables, "", r"^item.author: (29\d|300) of 300 hash buckets are in use"),
+    (full_hash_tables, "", r"^item.author: (29\d|300) of 300 hash buckets are used"),
     (empty_sequences, "", rf"^sequence 'history' is empty \(on {DAYS[1]}\)"),
-    (long_sequences, "", "^sequence 'history' has up to 9 events, at most 8 fit"),
+    (long_sequences, "", "^sequence 'history' has up to 9 events, expected at most 8"),
     (leaking_sequences, "", r"^sequence 'history': the newest event .* in 100.0% of the impressions \(video\)"),
 ]
 # what follows from a mistake, because it is one: items that are relevant where the stage says they are not, ...
@@ -614,8 +614,8 @@ def test_mistakes_in_the_table_of_items(tmp_path: Path) -> None:
     items["item.price"][8] = math.inf
     warnings = inspect(random_log(tmp_path / "log", items=items)).warnings
     assert [warning.check for warning in warnings] == ["ids_outside", "unsorted_items", "numbers_not_finite"]
-    assert warnings[0].message == "items.arrow, item.video: 1 ids are no row of their embedding"
-    assert "items.arrow: 1 rows are not above the one before" in warnings[1].message
+    assert warnings[0].message == "items.arrow, item.video: 1 ids are outside of their embedding"
+    assert "items.arrow: 1 rows are not above the row before" in warnings[1].message
     assert warnings[2].message == "items.arrow, item.price: 1 values are not finite"
 
 
@@ -634,8 +634,8 @@ def test_a_day_before_the_one_before_it(tmp_path: Path) -> None:
 
     messages = [warning.message for warning in inspect(random_log(tmp_path / "log", change=swap)).warnings]
     assert messages == [
-        f"day {DAYS[1]} comes after {DAYS[0]} in the log, but all of it is earlier",
-        f"day {DAYS[2]} comes after {DAYS[1]} in the log, but all of it is earlier",
+        f"day {DAYS[1]} follows {DAYS[0]} in the log, but all of its times are earlier",
+        f"day {DAYS[2]} follows {DAYS[1]} in the log, but all of its times are earlier",
     ]
 
 
@@ -730,16 +730,16 @@ def edit(path: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (cut_off, f"{DAYS[1]}/impressions.arrow has .* bytes, its manifest says .*; it was cut off"),
-        (cut_off_items, "items.arrow is missing, damaged or cut off"),
-        (no_manifest, "log was never finished; expected an impression log .* or ranking data"),
+        (cut_off, f"{DAYS[1]}/impressions.arrow has .* bytes, its manifest states .*; the file is truncated"),
+        (cut_off_items, "items.arrow is missing, damaged or truncated"),
+        (no_manifest, "log is an unfinished log; expected an impression log .* or ranking data"),
         (no_day, f"{DAYS[1]} should be a day of the log but has no readable manifest.json"),
         (no_manifest_of_a_day, f"{DAYS[1]} should be a day of the log but has no readable manifest.json"),
         (other_version, "format version 9, this release reads version 1"),
-        (other_format, "manifest.json of something else, or a damaged one; expected an impression log"),
-        (other_count, f"{DAYS[1]}/impressions.arrow has 50 impressions, its manifest says 51"),
-        (more_features, f"{DAYS[0]}/impressions.arrow has no column 'feedback.share'"),
-        (other_kind_of_feature, f"{DAYS[0]}/impressions.arrow: column 'user.id' is int32, expected float"),
+        (other_format, "has a damaged manifest.json, or one of another format; expected an impression log"),
+        (other_count, f"{DAYS[1]}/impressions.arrow has 50 impressions, its manifest states 51"),
+        (more_features, f"{DAYS[0]}/impressions.arrow: the columns do not match .* missing: feedback.share"),
+        (other_kind_of_feature, f"{DAYS[0]}/impressions.arrow: .* user.id .found int32, expected float"),
         (offsets_beyond_the_file, f"{DAYS[1]}/impressions.arrow is damaged"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -772,7 +772,9 @@ def test_nulls_in_lists(tmp_path: Path) -> None:
         inspect(ImpressionLog.load(tmp_path / "log"))
 
 
-@pytest.mark.parametrize(("name", "found"), [("file", "is a file"), ("nothing", "is not there"), ("folder", "has no")])
+@pytest.mark.parametrize(
+    ("name", "found"), [("file", "is a file"), ("nothing", "does not exist"), ("folder", "has no")]
+)
 def test_something_else(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, found: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
@@ -800,7 +802,7 @@ def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert err == ""
     words = " ".join(out.split())
-    assert "110 impressions, 1,210 items (40 different, the log knows 40)" in words
+    assert "110 impressions, 1,210 items (40 different, 40 in the item table)" in words
     for text in (*DAYS, "random negatives", "dropped", "user.taste (3 numbers)", "sequence.history.video", "click"):
         assert text in out
     assert "2024-01-14 00:00" in out  # midnight in the zone of the log, not in UTC
@@ -811,7 +813,7 @@ def test_a_clean_report_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[st
     random_log(tmp_path / "log")
     assert run("data", tmp_path / "log", "--days", DAYS[0], "--days", f"{DAYS[2]}..") == 0
     out = capsys.readouterr().out
-    assert out.rstrip().endswith("Nothing looks wrong.")
+    assert out.rstrip().endswith("No warnings.")
     assert DAYS[0] in out
     assert DAYS[1] not in out
 
@@ -839,7 +841,7 @@ def test_ranking_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert run("data", tmp_path / "ranking", "--json") == 0
     assert json.loads(capsys.readouterr().out) == data.manifest
     assert run("data", tmp_path / "ranking", "--days", "train") == 2
-    assert "has splits and no days" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "is ranking data, which has no days" in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
 def test_memory_does_not_grow_with_impressions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

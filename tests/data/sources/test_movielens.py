@@ -263,8 +263,8 @@ def _set(name: str, line: int, text: str) -> Callable[[Path], None]:
 
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "no file": (lambda folder: (folder / "users.dat").unlink(), r"users\.dat"),
-    "missing": (lambda folder: (folder / "users.dat").unlink(), r"users\.dat not there; MovieLens-1M has ratings\.dat"),
-    "empty": (lambda folder: write(folder, "movies.dat", []), r"movies\.dat: nothing stands in it"),
+    "missing": (lambda folder: (folder / "users.dat").unlink(), r"users\.dat missing; MovieLens-1M has ratings\.dat"),
+    "empty": (lambda folder: write(folder, "movies.dat", []), r"movies\.dat: found no lines"),
     "fields": (_set("ratings.dat", 3, "1::2::3"), r"ratings\.dat:3: found 3 fields between '::', expected 4"),
     "commas": (_set("ratings.dat", 3, "1,2,3,4"), r"ratings\.dat:3: found 1 fields"),
     "user": (_set("ratings.dat", 7, "9::1::3::956703932"), r"ratings\.dat:7: found the user_id 9, which no"),
@@ -305,7 +305,7 @@ def test_a_rating_stands_once(files: Files, tmp_path: Path) -> None:
 
 
 def test_there_cannot_be_more_days_than_requests(files: Files, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="days: found 1000, but there are only"):
+    with pytest.raises(ValueError, match="days: found 1000, expected at most"):
         prepare_movielens(files.folder, tmp_path / "log", days=1000)
 
 

@@ -205,8 +205,8 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "no files": (_remove("*"), "found neither systems21_S1"),
     "no features": (_remove("features46_S2.txt"), r"neither features46_S2\.txt and"),
     "both forms": (lambda source: (source / "systems21_S2.txt").touch(), "found both"),
-    "empty": (_edit("features46_S2.txt", list.clear), r"features46_S2\.txt: nothing"),
-    "cut off": (lambda source: _cut(source / "systems21_S1.txt.gz"), r"systems21_S1\.txt\.gz: damaged or cut off"),
+    "empty": (_edit("features46_S2.txt", list.clear), r"features46_S2\.txt: found no lines"),
+    "cut off": (lambda source: _cut(source / "systems21_S1.txt.gz"), r"systems21_S1\.txt\.gz: damaged or truncated"),
     "no number": (_replace("features46_S1.txt", 1, r" 7:\S+", " 7:seven"), r"features46_S1\.txt:2: the value of '7:se"),
     "missing": (_replace("features46_S1.txt", 1, r" 7:\S+", " 7:NULL"), r"features46_S1\.txt:2: .* missing"),
     "short line": (_replace("features46_S1.txt", 2, r" 46:\S+", ""), r"features46_S1\.txt:3: .* 1 to 46"),
@@ -215,7 +215,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "no document": (_replace("features46_S2.txt", 0, r"#.*", ""), r"features46_S2\.txt:1: found no document"),
     "qid": (_replace("features46_S2.txt", 1, r"qid:\d+", "qid:ten"), r"features46_S2\.txt:2: found qid:ten"),
     "label": (_replace("systems21_S2.txt.gz", 0, r"^\d", "0.5"), r"systems21_S2\.txt\.gz:1: found the label 0\.5"),
-    "twice": (_edit("systems21_S2.txt.gz", lambda lines: lines.insert(1, lines[0])), r"S2\.txt\.gz:2: .* stands twice"),
+    "twice": (_edit("systems21_S2.txt.gz", lambda lines: lines.insert(1, lines[0])), r"S2\.txt\.gz:2: .* occurs twice"),
     "labels differ": (_replace("features46_S1.txt", 0, r"^\d", "7"), "part S1: document .* among the features"),
     "rank": (_replace("systems21_S1.txt.gz", 0, r" 3:\S+", " 3:0"), "has a rank outside 1 to 1000"),
 }
@@ -234,7 +234,7 @@ def test_wrong_files_are_clear_errors(twin: Path, tmp_path: Path, name: str) -> 
 def test_a_query_in_two_partitions_is_an_error(twin: Path, tmp_path: Path) -> None:
     for kind in ("systems21_S{}.txt.gz", "features46_S{}.txt"):
         (twin / kind.format(4)).write_bytes((twin / kind.format(1)).read_bytes())
-    with pytest.raises(ValueError, match="query 10 stands in S1 and in S4"):
+    with pytest.raises(ValueError, match="query 10 occurs in S1 and in S4"):
         prepare_mq2007(twin, tmp_path / "log")
 
 

@@ -356,9 +356,9 @@ def _nested_count(folder: Path) -> None:
 
 SEQUENCES = "seq_effective_50_dict/2024-01-14.pkl"
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no rows": (_remove("all_stage/*"), r"all_stage: found no DATE\.feather"),
+    "no rows": (_remove("all_stage/*"), r"all_stage: found no file DATE\.feather"),
     "no rows but request_id_dict": (_only_request_dict, "request_id_dict is not enough: it has no users and no times"),
-    "no pickle": (_remove(SEQUENCES), r"2024-01-14\.pkl is not there \(--sequences log"),
+    "no pickle": (_remove(SEQUENCES), r"2024-01-14\.pkl does not exist \(--sequences log"),
     "hostile pickle": (_pickle(SEQUENCES, {1: Payload()}), r"2024-01-14\.pkl: the pickle asks for datetime\.timedelta"),
     "hostile counts": (_pickle("others/id_cnt.pkl", {"a": Payload()}), r"id_cnt\.pkl: the pickle asks for datetime"),
     "cut pickle": (_cut(SEQUENCES), r"2024-01-14\.pkl: the pickle is damaged or cut off"),
@@ -407,7 +407,7 @@ LOG_ERRORS: dict[str, tuple[Callable[[Path], None], str]] = {
     **{
         f"null {name}": (
             _rows(lambda rows, name=name: rows.with_columns(pl.col(name).replace(rows[name][6], None))),  # type: ignore[misc]
-            f"column '{name}': found nothing in row",
+            f"column '{name}': found no value in row",
         )
         for name in ("request_id", "request_timestamp")
     },
@@ -495,13 +495,13 @@ def test_a_request_in_two_pickles(copy: Layout, tmp_path: Path, capsys: pytest.C
     assert run("prepare", "recflow", str(copy.folder), "--out", str(tmp_path / "log")) == 1
     folder = copy.folder / "seq_effective_50_dict"
     said = capsys.readouterr().err
-    assert f"{folder / '2024-01-15.pkl'}: the request {again} stands there and in {folder / '2024-01-14.pkl'}" in said
+    assert f"{folder / '2024-01-15.pkl'}: the request {again} occurs here and in {folder / '2024-01-14.pkl'}" in said
 
 
 def test_a_request_in_two_days(copy: Layout, tmp_path: Path) -> None:
     other = pl.DataFrame(copy.rows[DAYS[0]])[:1]
     _rows(lambda rows: pl.concat([rows, other.select(rows.columns)]))(copy.folder)
-    message = rf"2024-01-14\.feather: the request {other['request_id'][0]} stands there and in .*2024-01-13\.feather"
+    message = rf"2024-01-14\.feather: the request {other['request_id'][0]} occurs here and in .*2024-01-13\.feather"
     with pytest.raises(ValueError, match=message):
         prepare_recflow(copy.folder, tmp_path / "log", sequences="log")
 

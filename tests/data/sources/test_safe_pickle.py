@@ -198,17 +198,17 @@ PUT = b"\x80\x04}\x94"
 @pytest.mark.parametrize(
     ("content", "word"),
     [
-        (b"", "no pickle"),
-        (b"hello, this is text\n", "no pickle"),
-        (pickle.dumps({1: 2}, 0), "no pickle"),
-        (b"\x1f\x8b\x08\x00", "no pickle"),
+        (b"", "expected a pickle"),
+        (b"hello, this is text\n", "expected a pickle"),
+        (pickle.dumps({1: 2}, 0), "expected a pickle"),
+        (b"\x1f\x8b\x08\x00", "expected a pickle"),
         (b"\x80", "cut off"),
         (b"\x80\x09}.", "protocol 9"),
         (ARRAY[:-1], "cut off"),
         (ARRAY[: len(ARRAY) // 2], "cut off"),
-        (ARRAY + b"more", "follows"),
-        (pickle.dumps([1, 2]), "expected one dict"),
-        (pickle.dumps(np.arange(3)), "expected one dict"),
+        (ARRAY + b"more", "after the end"),
+        (pickle.dumps([1, 2]), "expected exactly one dict"),
+        (pickle.dumps(np.arange(3)), "expected exactly one dict"),
         (PUT + b"\xff.", r"b'\\xff' is not allowed"),
         (PUT + b"K\x01cos\nsystem\nX\x02\x00\x00\x00ls\x85Rs.", "os.system"),
         (PUT + b"K\x01(ios\nsystem\n.", "INST is not allowed"),
@@ -216,16 +216,16 @@ PUT = b"\x80\x04}\x94"
         (PUT + b"\x82\x01.", "EXT1 is not allowed"),
         (PUT + b"\x97.", "NEXT_BUFFER is not allowed"),
         (PUT + b"0.", "POP is not allowed"),
-        (PUT + b"K\x01K\x02K\x03s.", "no dict"),
+        (PUT + b"K\x01K\x02K\x03s.", "not a dict"),
         (PUT + b"s.", "not there"),
         (PUT + b"h\x07.", "not there"),
         (PUT + b"t.", "not there"),
         (PUT + b"\x87.", "not there"),
         (PUT + b"K\x01K\x02\x93.", "without a name"),
-        (PUT + b"K\x01)K\x02R.", "in a way that makes no array"),
-        (PUT + b"K\x01\x8c\x01a\x8c\x01bR.", "in a way that makes no array"),
-        (PUT + b"K\x01K\x02b.", "no array of numbers"),
-        (PUT + b"(K\x01u.", "no dict"),
+        (PUT + b"K\x01)K\x02R.", "in a way that does not create an array"),
+        (PUT + b"K\x01\x8c\x01a\x8c\x01bR.", "in a way that does not create an array"),
+        (PUT + b"K\x01K\x02b.", "not an array of numbers"),
+        (PUT + b"(K\x01u.", "not a dict"),
         (PUT + b"K\x01\x8c\x01\xff.", "UTF-8"),
         (PUT + b"}K\x01s.", "found dict as a key"),
         (PUT + b")" + b"\x85" * 50_000 + b"K\x01s.", "found tuple as a key"),
@@ -239,7 +239,7 @@ def test_broken_files_are_one_clear_error(tmp_path: Path, content: bytes, word: 
 
 @pytest.mark.parametrize("cut", range(0, len(ARRAY), 97))
 def test_a_cut_at_any_byte_is_noticed(tmp_path: Path, cut: int) -> None:
-    with pytest.raises(ValueError, match=r"cut off|no pickle"):
+    with pytest.raises(ValueError, match=r"cut off|expected a pickle"):
         read_bytes(tmp_path, ARRAY[:cut])
 
 

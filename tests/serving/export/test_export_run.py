@@ -729,9 +729,9 @@ def test_runs_that_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has not finished an epoch yet"):
         export_run(broken, tmp_path / "out")
     other = simulate_log(Simulation(preset="tiny", days=3, requests_per_day=20, seed=4), tmp_path / "other")
-    with pytest.raises(ValueError, match="is not read as the log of the training was"):
+    with pytest.raises(ValueError, match="is not encoded like the log that the model was trained on"):
         export_run(platform_run(), tmp_path / "out", items=other.path)
-    with pytest.raises(ValueError, match="is not read as the log of the training was"):
+    with pytest.raises(ValueError, match="is not encoded like the log that the model was trained on"):
         export_run(platform_run(), tmp_path / "out", items=other.path / "items.arrow")
     log = liked_log(tmp_path / "log")
     train(validate_cascade(content(log, training={"epochs": 1})), tmp_path / "liked")

@@ -453,7 +453,7 @@ def test_damaged_days(tmp_path: Path) -> None:
     (text,) = said
     assert f"{WEEK[3]} should be a day of the log but has no readable manifest.json; it is left out" in text
     (growing / "days" / WEEK[1] / "impressions.arrow").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"data.path: .*impressions.arrow has 0 bytes, .* it was cut off"):
+    with pytest.raises(ConfigError, match=r"data.path: .*impressions.arrow has 0 bytes, .* the file is truncated"):
         streamed(content, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 

@@ -10,8 +10,8 @@ import pytest
 
 import rankfall.data.impressions.loader.item_first_seen as known
 from rankfall.data import ImpressionLog
-from rankfall.data.impressions.loader import FirstDays
-from rankfall.data.impressions.loader.window import Blocks
+from rankfall.data.impressions.loader import ItemFirstSeen
+from rankfall.data.impressions.loader.window import DayBlocks
 from rankfall.training.run_directory import Stopped
 from support.logs import ITEMS
 from support.streams import stream_content, streamed
@@ -29,12 +29,12 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each day was read for its items."""
     counts: Counter[str] = Counter()
 
-    class Counting(Blocks):
+    class Counting(DayBlocks):
         def __init__(self, log: ImpressionLog, day: Any) -> None:
             counts[day.name] += 1
             super().__init__(log, day)
 
-    monkeypatch.setattr(known, "Blocks", Counting)
+    monkeypatch.setattr(known, "DayBlocks", Counting)
     return counts
 
 
@@ -50,7 +50,7 @@ def first_by_loop(log: ImpressionLog, days: Sequence[str]) -> NDArray[np.int32]:
 
 def test_first_days_are_those_of_a_loop(tmp_path: Path, read: Counter[str]) -> None:
     log = ImpressionLog.load(log_of(tmp_path / "log", range(4), impressions=2))
-    items, asked = np.arange(ITEMS, dtype=np.int32), FirstDays()
+    items, asked = np.arange(ITEMS, dtype=np.int32), ItemFirstSeen()
     for days in (WEEK[:1], WEEK[:3], WEEK[:2], WEEK[:4]):
         assert np.array_equal(asked.numbers(log, days, items), first_by_loop(log, days))
     assert read == dict.fromkeys(WEEK[:4], 1)

@@ -1,4 +1,4 @@
-"""``rankfall prepare``: turn raw files into data a model can be trained on, one file a kind of source."""
+"""``rankfall prepare``: convert raw files to training data, one module per source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ app = typer.Typer(
 
 @app.callback()
 def prepare() -> None:
-    """Turn raw files into data a model can be trained on."""
+    """Convert raw files to data for training."""
 
 
 app.command("letor", epilog=letor.EXAMPLES)(letor.letor)

@@ -1,4 +1,4 @@
-"""``rankfall prepare letor``: ranking text into prepared ranking data."""
+"""``rankfall prepare letor``: prepare ranking data from ranking text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def letor(
         typer.Argument(
             metavar="SRC...",
             help="Ranking files (LETOR/SVMlight text, plain, gzip, xz or zstd), each FILE or SPLIT=FILE. "
-            "Without a name the split is called like the file; files of one name are read in turn.",
+            "Without a name the split has the name of the file; files of the same split are read in turn.",
             show_default=False,
         ),
     ],
@@ -38,7 +38,7 @@ def letor(
     groups: Annotated[
         list[Path] | None,
         typer.Option(
-            help="File of group sizes for files without qid; once for each SRC, in the same order. "
+            help="File of group sizes for files without qid; once per SRC, in the same order. "
             "Default: FILE.query or FILE.group beside FILE.",
             show_default=False,
         ),
@@ -49,22 +49,22 @@ def letor(
         typer.Option(min=1, help="Cut longer lists to a sample of this size.", show_default="any length"),
     ] = None,
     keep_positives: Annotated[
-        int, typer.Option(min=0, help="Documents with a label above 0 that such a sample keeps at least.")
+        int, typer.Option(min=0, help="Smallest number of documents with a label above 0 in such a sample.")
     ] = 15,
-    log1p: Annotated[bool, typer.Option("--log1p", help="Features become sign(v) log(1 + |v|).")] = False,
+    log1p: Annotated[bool, typer.Option("--log1p", help="Transform features to sign(v) log(1 + |v|).")] = False,
     standardise: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SPLIT",
-            help="Give features mean 0 and variance 1, fitted on this split alone (repeatable). Leave it "
-            "to training if splits change their parts, as in cross-validation.",
+            help="Scale features to mean 0 and variance 1, fitted on this split only (repeatable). With "
+            "cross-validation, standardise in training instead.",
             show_default=False,
         ),
     ] = None,
     missing_value: Annotated[
         float | None,
         typer.Option(
-            help="What replaces NULL, NaN, infinite and empty values (after --log1p, before --standardise).",
+            help="Replaces NULL, NaN, infinite and empty values (after --log1p, before --standardise).",
             show_default="they are errors",
         ),
     ] = None,
@@ -72,14 +72,14 @@ def letor(
         bool,
         typer.Option(
             "--missing-indicator",
-            help="Add a column for each feature with missing values, 1 where it misses.",
+            help="Add a column for each feature with missing values, which is 1 where they are missing.",
         ),
     ] = False,
     regroup: Annotated[
-        bool, typer.Option("--regroup", help="Bring together the lines of queries that stand apart.")
+        bool, typer.Option("--regroup", help="Join the lines of queries that are not consecutive.")
     ] = False,
     skip_bad_lines: Annotated[
-        bool, typer.Option("--skip-bad-lines", help="Leave out and report broken lines instead of stopping.")
+        bool, typer.Option("--skip-bad-lines", help="Skip and report invalid lines instead of stopping.")
     ] = False,
     features: Annotated[
         int | None,
@@ -91,15 +91,15 @@ def letor(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the samples of long lists.")] = 0,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads that parse.", show_default="all cores, at most 8")
+        int | None, typer.Option(min=1, help="Number of parsing threads.", show_default="all cores, at most 8")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace prepared data that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing ranking data.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Prepare ranking files: LETOR, MSLR-WEB, Istella, Yahoo, SVMlight, LightGBM.
 
-    Writes columns to be mapped into memory and a manifest of what was read and done. Its own memory does not
-    grow with the files.
+    Writes memory-mapped columns, and a manifest with the sources and the options. The memory used does not grow with
+    the files.
     """
     from rankfall.data import Recipe, prepare_letor
 
@@ -110,7 +110,7 @@ def letor(
         raise typer.BadParameter(f"--max-list {max_list} is below --min-list {min_list}")
     for name in standardise or []:
         if name not in splits:
-            raise typer.BadParameter(f"--standardise {name} is none of the splits {', '.join(splits)}")
+            raise typer.BadParameter(f"--standardise: found {name}, expected one of the splits {', '.join(splits)}")
     recipe = Recipe(
         min_list=min_list,
         max_list=max_list,
@@ -145,7 +145,7 @@ def letor(
 
 
 def _source(text: str) -> tuple[str | None, Path]:
-    """The split, if it is named, and the file of ``FILE`` or ``SPLIT=FILE``."""
+    """Return the split, if it is named, and the file of ``FILE`` or ``SPLIT=FILE``."""
     name, equals, path = text.partition("=")
     if not equals or "/" in name or Path(text).exists():
         return None, Path(text)
@@ -156,13 +156,14 @@ def _splits(sources: list[str]) -> dict[str, list[Path]]:
     named = [_source(text) for text in sources]
     for _, path in named:
         if not path.is_file():
-            raise typer.BadParameter(f"{path} is {'a directory' if path.is_dir() else 'not there'}, expected a file")
+            found = "is a directory" if path.is_dir() else "does not exist"
+            raise typer.BadParameter(f"{path} {found}, expected a file")
     derived = Counter(_split_name(path) for name, path in named if name is None)
     splits: dict[str, list[Path]] = {}
     for name, path in named:
         split = name if name is not None else _split_name(path)
         if name is None and (derived[split] > 1 or split in splits):
-            raise typer.BadParameter(f"{path} would be one more file of the split {split!r}; say {split}={path} if so")
+            raise typer.BadParameter(f"{path} has the same split name {split!r} as another file; write {split}={path}")
         splits.setdefault(split, []).append(path)
     return splits
 
@@ -182,13 +183,13 @@ def _groups(sources: list[str], groups: list[Path] | None) -> dict[Path, Path]:
 
 
 def summary(manifest: dict[str, Any], out: Path) -> Table:
-    """The splits of prepared ranking data."""
+    """Return a table of the splits of prepared ranking data."""
     from rich.table import Table
 
     columns = manifest["features"]["columns"]
     table = Table(title=f"{out}: {columns} features", title_justify="left")
     table.add_column("split")
-    for heading in ("lists", "rows", "documents a list"):
+    for heading in ("lists", "rows", "documents per list"):
         table.add_column(heading, justify="right")
     table.add_column("labels")
     table.add_column("left out")
@@ -214,7 +215,7 @@ def _left_out(about: dict[str, Any], recipe: dict[str, Any]) -> list[str]:
     if cut["lists"]:
         reasons.append(f"{cut['rows']:,} rows of {cut['lists']:,} lists above {recipe['max_list']} documents")
     if bad:
-        reasons.append(f"{bad:,} broken lines")
+        reasons.append(f"{bad:,} invalid lines")
     return reasons
 
 
@@ -226,4 +227,4 @@ def _warn(manifest: dict[str, Any]) -> None:
             if (more := source["bad_lines"] - len(source["bad_lines_shown"])) > 0:
                 say(f"skipped {more:,} more lines of {source['path']}")
     for pair, count in manifest["shared_queries"].items():
-        say(f"warning: splits {pair} share {count:,} queries; what is measured on one is known from the other")
+        say(f"warning: splits {pair} share {count:,} queries; a test on one uses training data of the other")

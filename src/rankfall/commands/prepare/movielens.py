@@ -1,4 +1,4 @@
-"""``rankfall prepare movielens``: MovieLens-1M's ratings into a funnel that is made from them."""
+"""``rankfall prepare movielens``: construct a funnel from the ratings of MovieLens-1M."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ def movielens(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Directory to write.", show_default=False)],
-    days: Annotated[int, typer.Option(min=1, help="Parts of equal size into which requests are cut, by time.")] = 10,
-    block: Annotated[int, typer.Option(min=1, help="Ratings of a user, at least, that make a request.")] = 20,
+    days: Annotated[int, typer.Option(min=1, help="Number of days of equal size that requests are divided into.")] = 10,
+    block: Annotated[int, typer.Option(min=1, help="Smallest number of ratings of a request.")] = 20,
     sample: Annotated[
-        int, typer.Option(min=1, help="Items of each stage (random, popular, low, liked) that a request keeps.")
+        int, typer.Option(min=1, help="Items sampled per request and stage (random, popular, low, liked).")
     ] = 10,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sample of each stage.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Replace an impression log that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing impression log.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Prepare MovieLens-1M. Its ratings are real, its funnel is a construction.
 
-    A request is a block of a user's ratings; its candidates are films of the block that the user liked (4 or 5 stars)
-    or rated low, popular ones and random ones that the user never rated. Popularity and sequences know the past only.
+    A request is a block of consecutive ratings of a user. Its candidates are the films of the block that the user liked
+    (4 or 5 stars) or rated low, and popular and random films that the user never rated. Popularity and sequences use
+    ratings before the request only.
     """
     from rankfall.data.sources.movielens import prepare_movielens
 

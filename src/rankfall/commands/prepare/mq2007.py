@@ -1,4 +1,4 @@
-"""``rankfall prepare mq2007``: judged documents with 21 systems' ranks and 46 features into impressions."""
+"""``rankfall prepare mq2007``: prepare judged documents with the ranks of 21 systems and 46 features."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def mq2007(
             metavar="SRC",
             exists=True,
             file_okay=False,
-            help="Directory with systems21_S1.txt and features46_S1.txt, to S5, plain or packed (.txt.gz).",
+            help="Directory with systems21_S1.txt and features46_S1.txt, to S5, plain or gzip (.txt.gz).",
             show_default=False,
         ),
     ],
@@ -29,15 +29,15 @@ def mq2007(
         bool,
         typer.Option(
             "--missing-at-random",
-            help="Leave out what rows_from_models.tsv lists: rows that are relevant more often than others.",
+            help="Leave out the rows of rows_from_models.tsv, which are relevant more often than others.",
         ),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an impression log that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing impression log.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Prepare MQ2007 and MQ2007-agg as a cascade with human judgements; the partitions S1 to S5 become days.
 
-    A first stage sees the ranks that 21 retrieval systems gave a document, a second one its 46 LETOR features.
+    A first stage receives the ranks that 21 retrieval systems gave a document, a second one its 46 LETOR features.
     """
     from rankfall.data.sources.mq2007 import prepare_mq2007, source_files
 

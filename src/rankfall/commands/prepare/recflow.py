@@ -1,4 +1,4 @@
-"""``rankfall prepare recflow``: RecFlow's published layout into impressions."""
+"""``rankfall prepare recflow``: prepare impressions from RecFlow's published layout."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ EXAMPLES = examples(
 
 
 class Cascade(StrEnum):
-    """How many stages are trained."""
+    """The number of stages of the cascade."""
 
     TWO = "2"
     THREE = "3"
 
 
 class Origin(StrEnum):
-    """Where behaviour sequences come from."""
+    """The origin of behaviour sequences."""
 
     PICKLE = "pickle"
     LOG = "log"
@@ -41,7 +41,7 @@ def recflow(
             metavar="SRC",
             exists=True,
             file_okay=False,
-            help="Directory with all_stage/, and if they are there seq_effective_50_dict/ and others/id_cnt.pkl.",
+            help="Directory with all_stage/, and optionally seq_effective_50_dict/ and others/id_cnt.pkl.",
             show_default=False,
         ),
     ],
@@ -55,26 +55,24 @@ def recflow(
     ] = Cascade.TWO,
     days: Annotated[
         str | None,
-        typer.Option(
-            metavar="FIRST..LAST", help="Only these days; one day, FIRST.. or ..LAST too.", show_default="all"
-        ),
+        typer.Option(metavar="FIRST..LAST", help="Only these days; also DAY, FIRST.. or ..LAST.", show_default="all"),
     ] = None,
     sequences: Annotated[
         Origin | None,
         typer.Option(
-            help="Where behaviour sequences come from: the published pickles, which are read without running what is "
-            "in them, or the views in the log itself.",
-            show_default="pickle if they are there, else log",
+            help="Origin of behaviour sequences: the published pickles, which are read without running code, or the "
+            "views in the log itself.",
+            show_default="pickle if they exist, otherwise log",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sample of each stage.")] = 0,
     engine: EngineOption = EngineName.LOCAL,
-    force: Annotated[bool, typer.Option("--force", help="Replace an impression log that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing impression log.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Prepare RecFlow, the public full-stage log of a video platform, or a log simulated in its layout.
 
-    Times are those of Asia/Shanghai. Memory does not grow with the number of days.
+    Times are in Asia/Shanghai. The memory used does not grow with the number of days.
     """
     from rankfall.data.sources.recflow import prepare_recflow
 

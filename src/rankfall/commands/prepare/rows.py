@@ -1,4 +1,4 @@
-"""``rankfall prepare rows``: logs with one row for each request and item into impressions."""
+"""``rankfall prepare rows``: prepare impressions from logs with one row per request and item."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def rows(
         typer.Argument(
             metavar="SRC...",
             exists=True,
-            help="Files (.csv, .csv.gz, .parquet, .feather, .arrow, .ipc) or directories of them, with one row for "
-            "each request and item. How a log is split into files does not matter.",
+            help="Files (.csv, .csv.gz, .parquet, .feather, .arrow, .ipc) or directories of them, with one row per "
+            "request and item. The result does not depend on how the log is split into files.",
             show_default=False,
         ),
     ],
@@ -54,18 +54,18 @@ def rows(
         int | None,
         typer.Option(
             min=1,
-            help="Fit vocabularies, scalings and buckets to so many of the first days.",
+            help="Number of first days that vocabularies, scalings and buckets are fitted to.",
             show_default="all but the last",
         ),
     ] = None,
     engine: EngineOption = EngineName.LOCAL,
-    force: Annotated[bool, typer.Option("--force", help="Replace an impression log that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing impression log.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
-    """Prepare a full-stage log of your own: one row for each request and item, in CSV, Parquet or Arrow files.
+    """Prepare your own full-stage log: one row per request and item, in CSV, Parquet or Arrow files.
 
-    Its memory does not grow with the number of rows, and what it writes does not depend on how the log is split into
-    files or sorted. What is wrong with a log ends in a message that says where.
+    The memory used does not grow with the number of rows, and the result does not depend on the files of the log or the
+    order of its rows. Errors in a log are reported with the file, row or request.
     """
     from rankfall.data.impressions.spec import load_spec
     from rankfall.data.sources.rows.prepare_rows import prepare_rows

@@ -1,4 +1,4 @@
-"""Progress of work in several steps."""
+"""Progress bars of work in several steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def steps() -> Iterator[Callable[[str, int, int | None], None]]:
-    """A function that shows how far each step is: its name, how much is done, and of how much, if that is known."""
+    """Yield a function that shows the progress of a step: its name, the amount done, and the total if it is known."""
     tasks: dict[str, TaskID] = {}
     with progress() as bar:
 

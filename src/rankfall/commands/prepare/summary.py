@@ -1,4 +1,4 @@
-"""What a command that writes an impression log says about it."""
+"""The summary that commands print after writing an impression log."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from rankfall.data.impressions.log import ImpressionLog
 
-WORTH_A_WARNING = 0.01  # the share of ids never seen
+WORTH_A_WARNING = 0.01  # share of ids never seen
 
 
 def report(log: ImpressionLog, *, as_json: bool) -> None:
-    """What came in and what became of it, or the manifest as JSON; then what looks wrong."""
+    """Print a summary of the log, or its manifest as JSON, and then warnings."""
     if as_json:
         show_json(log.manifest)
     else:
@@ -26,7 +26,7 @@ def report(log: ImpressionLog, *, as_json: bool) -> None:
 
 
 def _show_summary(log: ImpressionLog) -> None:
-    """Tables of what came in and what was dropped, and why."""
+    """Print tables of the rows that were read, kept and dropped."""
     about = log.manifest["about"]
     show(_stages(log))
     for what, count in about.get("left_out", {}).items():
@@ -37,7 +37,7 @@ def _show_summary(log: ImpressionLog) -> None:
 
 
 def _warn(log: ImpressionLog) -> None:
-    """Everything that looks wrong, one line each, on standard error."""
+    """Print warnings to standard error, one line each."""
     about = log.manifest["about"]
     for message in (*_count_warnings(about["counts"]), *_source_warnings(about)):
         say(f"warning: {message}")
@@ -46,7 +46,7 @@ def _warn(log: ImpressionLog) -> None:
 def _stages(log: ImpressionLog) -> Table:
     from rich.table import Table
 
-    from rankfall.data.sources.rows.provenance import stage_counts
+    from rankfall.data.impressions.counts import stage_counts
 
     counts, items = log.manifest["about"]["counts"], log.manifest["items"]["count"]
     title = f"{log.path}: {counts['requests']:,} impressions of {len(log.days)} days, {items:,} items"
@@ -54,7 +54,7 @@ def _stages(log: ImpressionLog) -> Table:
     stages = stage_counts(log)
     table.add_column("stage", "all")
     table.add_column("rows logged", f"{stages['logged'].sum():,}", justify="right")
-    table.add_column("a request", justify="right")
+    table.add_column("per request", justify="right")
     table.add_column("sample", justify="right")
     table.add_column("rows kept", f"{stages['kept'].sum():,}", justify="right")
     table.add_column("dropped: beyond the sample", f"{stages['dropped'].sum():,}", justify="right")
@@ -95,7 +95,7 @@ def _count_warnings(counts: dict[str, Any]) -> Iterator[str]:
     requests = counts["requests"]
     for name, unseen in counts["unseen"].items():
         if unseen >= WORTH_A_WARNING * (values := counts["values"][name]):
-            yield f"{name}: {_share(unseen, values)} ids were never seen in the days that were fitted on"
+            yield f"{name}: {_share(unseen, values)} ids were never seen on the days of the fit"
     if without := counts["without_relevant"]:
         yield f"{_share(without, requests)} impressions have no relevant item"
     for stage, short in counts["short"].items():
@@ -103,7 +103,7 @@ def _count_warnings(counts: dict[str, Any]) -> Iterator[str]:
             yield f"stage {stage}: {_share(short, requests)} impressions have fewer items than the sample"
     for stage, logged in counts["logged"].items():
         if not logged:
-            yield f"stage {stage}: no item of the log ended there"
+            yield f"stage {stage}: the log has no items of it"
 
 
 def _source_warnings(about: dict[str, Any]) -> Iterator[str]:
@@ -111,9 +111,9 @@ def _source_warnings(about: dict[str, Any]) -> Iterator[str]:
         if source["rows"] == 0:
             yield f"{source['path']} has no rows"
     if days := about.get("empty_days"):
-        yield f"nothing was logged on {', '.join(days[:5])}{' and other days' if len(days) > 5 else ''}"
+        yield f"the log has no rows on {', '.join(days[:5])}{' and other days' if len(days) > 5 else ''}"
     for table, unknown in about.get("unknown", {}).items():
         if unknown:
-            yield f"{unknown:,} {table} of the log are not in the table of {table}; what it adds is missing for them"
+            yield f"{unknown:,} {table} of the log are not in the table of {table}; its columns are missing for them"
     if unused := about.get("unused_requests"):
         yield f"{unused:,} requests of the table of requests are not in the log"

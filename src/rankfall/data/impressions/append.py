@@ -1,9 +1,8 @@
-"""More days for a log that others may be reading.
+"""Append days to an impression log while other processes read it.
 
-A day is written beside the others under a name that nobody takes for a day, and gets its own in one step when it is on
-disk; the table of items is replaced before that and the manifest of the log after it, one step each. So whoever looks
-finds all of a day or nothing of it, and the items of every day that is there. Features stay as they are: what a model
-has no row for is never seen, id 1.
+A day is written under a hidden name and renamed in one step when it is on disk. The item table is replaced before that
+and the manifest of the log after it, one step each. A reader therefore finds a day completely or not at all, and always
+finds the items of every day. Features do not change: values without an embedding row get id 1, never seen.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall._files import locked, sync, write_file
 from rankfall._manifest import MANIFEST
-from rankfall.data.impressions.log import ImpressionLog, LogWriter, open_day, write_items
-from rankfall.data.impressions.log_watcher import check_schema
+from rankfall.data.impressions.log import ImpressionLog, open_day
+from rankfall.data.impressions.log_writer import LogWriter, write_items
+from rankfall.data.impressions.schema import check_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Growth:
-    """What is added to a log: days by :meth:`write`, as a :class:`LogWriter` takes them, then :meth:`finish`."""
+class LogAppender:
+    """Appends days to a log: :meth:`write` them as with a :class:`LogWriter`, then :meth:`finish`."""
 
     def __init__(self, log: ImpressionLog, directory: Path) -> None:
         self.log = log
@@ -35,52 +35,65 @@ class Growth:
         self._writer: LogWriter | None = None
 
     def write(self, day: str, impressions: pa.Table) -> None:
-        """Add impressions to a day that the log does not have."""
+        """Append impressions to a new day.
+
+        Raises:
+            ValueError: If the log has the day already, or if the impressions have other columns than the log.
+        """
         if day in self.log.days:
-            raise ValueError(f"day: {self.log.path} has {day} already")
-        check_schema(impressions.schema, self.log.spec, f"impressions: what should become {day}")
+            raise ValueError(f"day: {self.log.path} already has {day}")
+        check_schema(impressions.schema, self.log.spec, f"impressions of {day}")
         if self._writer is None:
             self._writer = LogWriter(self._directory, self.log.spec, self.log.features, impressions.schema)
         self._writer.write(day, impressions)
 
     def finish(self, items: pa.Table, about: Mapping[str, Any]) -> None:
-        """Let others see the days, with the table of all items; `about` says how the log was made, from now on."""
+        """Make the new days visible to readers.
+
+        Args:
+            items: The item table of all days.
+            about: The new provenance of the log.
+        """
         if self._writer is None:
-            raise ValueError("no impression was left to write")
+            raise ValueError("there are no impressions to write")
         days = self._writer.close()
         path, manifest = self.log.path, self.log.manifest
-        added = write_items(path, items)
+        written = write_items(path, items)
         for name in days:
-            _put(self._directory / "days" / name, path / "days" / name)
-        began = {name: day.manifest["first_time"] for name, day in self.log.days.items()}
-        began |= {name: day["first_time"] for name, day in days.items()}
-        named = manifest["days"] | {name: day["sha256"] for name, day in days.items()}
+            _publish(self._directory / "days" / name, path / "days" / name)
+        first_times = {name: day.manifest["first_time"] for name, day in self.log.days.items()}
+        first_times |= {name: day["first_time"] for name, day in days.items()}
+        checksums = manifest["days"] | {name: day["sha256"] for name, day in days.items()}
         manifest = manifest | {
-            "days": {name: named[name] for name in sorted(named, key=lambda name: began[name])},
+            "days": {name: checksums[name] for name in sorted(checksums, key=lambda name: first_times[name])},
             "impressions": manifest["impressions"] + sum(day["impressions"] for day in days.values()),
-            "items": added,
+            "items": written,
             "about": dict(about),
         }
         write_file(path / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
 @contextmanager
-def growing(path: Path) -> Iterator[Growth]:
-    """Add days to a log; nobody else does at the same time. If that fails, nothing is seen of those not finished."""
-    ImpressionLog.load(path)  # which refuses what is no log
+def appending(path: Path) -> Iterator[LogAppender]:
+    """Lock a log for appending days. If the body fails, readers see none of the unfinished days.
+
+    Raises:
+        ValueError: If `path` is not a log, or if another process appends to it.
+    """
+    ImpressionLog.load(path)  # raises if this is not a log, before a lock file is created
     with locked(path, busy=f"another process adds days to {path}"):
         log = ImpressionLog.load(path)
-        for left in path.glob(".*.unfinished"):  # by a process that was killed
-            shutil.rmtree(left)
+        for leftover in path.glob(".*.unfinished"):  # of a process that was killed
+            shutil.rmtree(leftover)
         directory = Path(tempfile.mkdtemp(prefix=".", suffix=".unfinished", dir=path))
         try:
-            yield Growth(log, directory)
+            yield LogAppender(log, directory)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _put(written: Path, path: Path) -> None:
-    """Give a day its name. It may have it already, if a process ended before the log's manifest named the day."""
+def _publish(written: Path, path: Path) -> None:
+    """Move a day to its name. It exists already if a process died before the manifest of the log was written."""
     if not path.exists():
         for file in (*written.iterdir(), written):
             sync(file)
@@ -89,4 +102,4 @@ def _put(written: Path, path: Path) -> None:
         return
     ours, theirs = (open_day(place, path.name).manifest["sha256"] for place in (written, path))
     if ours != theirs:
-        raise ValueError(f"{path} is there already, with other content, though {path.parent.parent} does not name it")
+        raise ValueError(f"{path} exists with other content, although the manifest of {path.parent.parent} lacks it")

@@ -1,8 +1,8 @@
-"""What the ids and numbers of a log mean, and whether a model that learned from one log can read another.
+"""Compatibility of a log with a model that was trained on another log.
 
-An id is a row of an embedding table. If another log gave its ids out differently, a model reads them as something
-else, and nothing looks wrong but its figures. So a run keeps the meaning of the log it was trained on: how every
-feature is made, and what was fitted for it.
+An id is a row of an embedding table. If another log assigns its ids differently, a model reads wrong rows, and nothing
+shows it except bad metrics. A run therefore stores the signature of the log it was trained on: how the ids and numbers
+of every feature are made, and the values that were fitted for it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.log import ImpressionLog
     from rankfall.data.impressions.spec import Feature, FeatureConfig
 
-Meaning = dict[str, Any]  # plain values, as JSON keeps them
+EncodingSignature = dict[str, Any]  # plain values, as stored in JSON
 
 
-class OtherMeaningError(ValueError):
-    """A log whose ids or numbers are not those that a model was trained on."""
+class IncompatibleLogError(ValueError):
+    """A log whose ids or numbers differ from those that a model was trained on."""
 
 
-def meaning_of(log: ImpressionLog) -> Meaning:
-    """What a model must remember of the log that it is trained on."""
+def encoding_signature(log: ImpressionLog) -> EncodingSignature:
+    """Return the signature of a log, which is stored with a model trained on it."""
     about = log.manifest["about"]
     fitted = sorted({*about.get("scalings", {}), *about.get("edges", {})})
     return {
@@ -46,35 +46,45 @@ def meaning_of(log: ImpressionLog) -> Meaning:
     }
 
 
-def check_meaning(trained: Meaning, log: ImpressionLog, *, used: Container[str]) -> list[str]:
-    """Refuse a log whose features, as far as they are `used`, mean something else than those of a training.
+def check_compatible(trained: EncodingSignature, log: ImpressionLog, *, used: Container[str]) -> list[str]:
+    """Check that a model can read a log.
 
-    `used` holds names such as ``user.age`` and ``sequence.history``. Returns what is worth a warning: tables to which
-    ids were added, which the model has no rows for.
+    Args:
+        trained: The signature of the log that the model was trained on.
+        log: The log that the model is going to read.
+        used: The features and sequences of the model, such as ``user.age`` and ``sequence.history``.
+
+    Returns:
+        Warnings about embedding tables to which ids were added that the model has no rows for.
+
+    Raises:
+        IncompatibleLogError: If a used feature is missing or is encoded differently.
     """
-    now = meaning_of(log)
-    if now["platform"] != trained["platform"]:
-        raise _other(log, f"it is of {_named(now['platform'])}, the training was on {_named(trained['platform'])}")
-    known, there = Features.from_json(trained["features"]), log.features
-    features = {_address(feature): feature for feature in there.features}
-    sequences = {sequence.name: sequence.features for sequence in there.sequences}
-    notes: list[str] = []
+    found = encoding_signature(log)
+    if found["platform"] != trained["platform"]:
+        raise _incompatible(
+            log, f"it is of {_named(found['platform'])}, the model was trained on {_named(trained['platform'])}"
+        )
+    known = Features.from_json(trained["features"])
+    features = {_address(feature): feature for feature in log.features.features}
+    sequences = {sequence.name: sequence.features for sequence in log.features.sequences}
+    warnings: list[str] = []
     for sequence in known.sequences:
         missing = [name for name in sequence.features if name not in sequences.get(sequence.name, ())]
         if missing and f"sequence.{sequence.name}" in used:
-            raise _other(log, f"its sequence {sequence.name} has no {', '.join(missing)}")
+            raise _incompatible(log, f"its sequence {sequence.name} has no {', '.join(missing)}")
     for feature in known.features:
         address = _address(feature)
         if address not in used:
             continue
         if address not in features:
-            raise _other(log, f"it has no feature {address}")
-        notes += _compare(feature, features[address], trained, now, log)
-    return list(dict.fromkeys(notes))  # features may share a table
+            raise _incompatible(log, f"it has no feature {address}")
+        warnings += _compare(feature, features[address], trained, found, log)
+    return list(dict.fromkeys(warnings))  # features may share a table
 
 
 def _rule(feature: FeatureConfig, zone: str) -> dict[str, Any]:
-    """How a value becomes an id or a number, but for what is fitted and for how many ids there are."""
+    """Return how values become ids or numbers, without fitted values and the number of ids."""
     if isinstance(feature, Categorical):
         if feature.hash_bucket_size is not None:
             return {"ids": f"hashed into {feature.hash_bucket_size}"}
@@ -84,28 +94,35 @@ def _rule(feature: FeatureConfig, zone: str) -> dict[str, Any]:
     return feature.model_dump(mode="json", include={"size", "log1p", "missing", "standardise", "bucketize"})
 
 
-def _compare(was: Feature, found: Feature, trained: Meaning, now: Meaning, log: ImpressionLog) -> list[str]:
-    """What is worth saying of one feature that both logs have."""
-    address = _address(was)
-    before, after = trained["rules"][address], now["rules"][address]
+def _compare(
+    expected: Feature, found: Feature, trained: EncodingSignature, signature: EncodingSignature, log: ImpressionLog
+) -> list[str]:
+    """Compare a feature that both logs have; return warnings."""
+    address = _address(expected)
+    before, after = trained["rules"][address], signature["rules"][address]
     for key in before:
         if before[key] != after.get(key):
-            raise _other(log, f"{address}: found {key} {after.get(key)!r}, the training had {before[key]!r}")
-    if trained["fitted"].get(address) != now["fitted"].get(address):
-        raise _other(log, f"{address} was scaled or cut into buckets by other data")
-    if was.embedding in trained["vocabularies"]:
-        _check_vocabulary(address, trained["vocabularies"][was.embedding], str(found.embedding), log)
-    if found.rows <= was.rows:
+            raise _incompatible(
+                log, f"{address}: found {key} {after.get(key)!r}, the model was trained with {before[key]!r}"
+            )
+    if trained["fitted"].get(address) != signature["fitted"].get(address):
+        raise _incompatible(log, f"the scaling or the buckets of {address} were fitted to other data")
+    if expected.embedding in trained["vocabularies"]:
+        _check_vocabulary(address, trained["vocabularies"][expected.embedding], str(found.embedding), log)
+    if found.rows <= expected.rows:
         return []
-    more = f"{found.rows - was.rows:,} id{'s' * (found.rows - was.rows > 1)}"
-    return [f"{log.path} has {more} of {found.embedding} more than the training had, which the model does not know"]
+    count = found.rows - expected.rows
+    return [
+        f"{log.path} has {count:,} more id{'s' * (count > 1)} of {found.embedding} than the training log; the model "
+        "has no embeddings for them"
+    ]
 
 
 def _check_vocabulary(address: str, before: Mapping[str, Any], table: str, log: ImpressionLog) -> None:
-    """Ids are places in the vocabulary, so it may have become longer and nothing else."""
+    """Check that a vocabulary only grew at its end; ids are positions in it."""
     values, count = log.vocabulary(table), before["values"]
     if len(values) < count or _digest(values[:count]) != before["digest"]:
-        raise _other(log, f"the vocabulary of {address} gives other ids than that of the training")
+        raise _incompatible(log, f"the vocabulary of {address} assigns other ids than that of the training log")
 
 
 def _about_vocabulary(values: pa.Array) -> dict[str, Any]:
@@ -117,7 +134,7 @@ def _digest(values: pa.Array) -> str:
 
 
 def _platform(about: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Which simulated platform it is: the same ids of another one are other users and items."""
+    """Identify a simulated platform; the same ids of another platform are other users and items."""
     if about.get("command") != "simulate":
         return None
     return {"preset": about["preset"], "seed": about["seed"]}
@@ -126,14 +143,15 @@ def _platform(about: Mapping[str, Any]) -> dict[str, Any] | None:
 def _named(platform: Mapping[str, Any] | None) -> str:
     if platform is None:
         return "no simulated platform"
-    return f"the simulated platform {platform['preset']} of seed {platform['seed']}"
+    return f"the simulated platform {platform['preset']} with seed {platform['seed']}"
 
 
 def _address(feature: Feature) -> str:
     return f"{feature.group}.{feature.name}"
 
 
-def _other(log: ImpressionLog, what: str) -> OtherMeaningError:
-    return OtherMeaningError(
-        f"{log.path} is not read as the log of the training was: {what}. Prepare both as one log, or train on this one"
+def _incompatible(log: ImpressionLog, reason: str) -> IncompatibleLogError:
+    return IncompatibleLogError(
+        f"{log.path} is not encoded like the log that the model was trained on: {reason}. "
+        "Prepare both as one log, or train on this one"
     )

@@ -1,4 +1,4 @@
-"""What users did before a request: their last events, with a memory that grows with users, not with time."""
+"""The last events of every user before a request, in memory that grows with users, not with time."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from rankfall.data.indexing import edges, spans
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
 
-class History:
+class EventHistory:
     """The last events of every user. Portions of a log go through :meth:`advance` in the order of time.
 
-    Events have the columns `user`, `time` (whole numbers), `order` (which decides between events of one time) and
-    `columns`, whose values are what a sequence shows.
+    Args:
+        max_length: The largest number of events of a request.
+        columns: The columns of events that a sequence contains. Events also have `user`, `time` (whole numbers) and
+            `order`, which orders events of the same time.
     """
 
     def __init__(self, max_length: int, columns: Sequence[str]) -> None:
@@ -27,14 +31,19 @@ class History:
         self._events: pl.DataFrame | None = None
 
     def advance(self, users: pl.Series, times: pl.Series, events: pl.DataFrame) -> pl.DataFrame:
-        """The last events strictly before each request, oldest first, as one column of lists a column.
+        """Return the last events strictly before each request of a portion.
 
-        `events` are those of the portion; no later portion may hold an earlier time than the latest of this one. Who
-        is null is nobody: such events are nobody's past, and such requests have none.
+        Args:
+            users: The user of each request. Requests and events without a user have no history.
+            times: The time of each request.
+            events: The events of the portion. No later portion may have an earlier time than the latest of this one.
+
+        Returns:
+            One row per request; each of `columns` is a column of lists, oldest event first.
         """
         known = events.select("user", "time", "order", *self.columns).filter(pl.col("user").is_not_null())
         if self._events is not None:
-            # a portion in which nobody has a name may not know the type of names
+            # a portion without any user may have a column of nulls
             known = pl.concat([self._events, known], how="vertical_relaxed")
         known = known.sort("user", "time", "order")
         starts, stops = _spans_before(known, users, times)
@@ -43,7 +52,7 @@ class History:
         return _take_spans(known.select(self.columns), starts, stops)
 
     def _still_needed(self, known: pl.DataFrame, last: int) -> pl.DataFrame:
-        """What requests from the time `last` on may ask for."""
+        """Return the events that requests from the time `last` on may need."""
         earlier = known.filter(pl.col("time") < last).group_by("user", maintain_order=True).tail(self.max_length)
         return pl.concat([earlier.select(known.columns), known.filter(pl.col("time") >= last)])
 
@@ -51,29 +60,28 @@ class History:
 def _spans_before(
     known: pl.DataFrame, users: pl.Series, times: pl.Series
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where in events sorted by user and time those of each request's user begin, and where the earlier ones end."""
+    """Return where the events of each request's user begin, and where those before the request end.
+
+    The events are sorted by user and time.
+    """
     both = pl.concat(
         [known.select("user", "time"), pl.DataFrame({"user": users, "time": times.cast(known["time"].dtype)})],
         how="vertical_relaxed",
     )
-    # ranks instead of values make one number of user and time that cannot overflow; nobody's is 0, below all events
+    # ranks combine user and time into one number that cannot overflow; a missing user is 0, below all events
     codes = both["user"].rank("dense").cast(pl.Int64).fill_null(0).to_numpy()
     moments = both["time"].rank("dense").cast(pl.Int64).to_numpy()
     width = int(moments.max(initial=0)) + 1
     keys = codes * width + moments
-    sorted_keys, asked = keys[: len(known)], keys[len(known) :]
+    sorted_keys, request_keys = keys[: len(known)], keys[len(known) :]
     starts = np.searchsorted(sorted_keys, codes[len(known) :] * width, side="left")
-    return starts, np.searchsorted(sorted_keys, asked, side="left")
+    return starts, np.searchsorted(sorted_keys, request_keys, side="left")
 
 
 def _take_spans(values: pl.DataFrame, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> pl.DataFrame:
     lengths = stops - starts
-    edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    rows = np.arange(edges[-1]) + np.repeat(starts - edges[:-1], lengths)
-    taken = values[rows]
+    offsets = pa.array(edges(lengths))
+    taken = values[spans(starts, lengths)]
     return pl.DataFrame(
-        {
-            name: pl.from_arrow(pa.LargeListArray.from_arrays(pa.array(edges), taken[name].to_arrow()))
-            for name in values.columns
-        }
+        {name: pl.from_arrow(pa.LargeListArray.from_arrays(offsets, taken[name].to_arrow())) for name in values.columns}
     )

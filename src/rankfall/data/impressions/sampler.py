@@ -1,7 +1,6 @@
-"""The full-stage sampler: some items of every stage of a request, and how good each of them is.
+"""The full-stage sampler: a sample of the items of every stage of a request, and their grades.
 
-What is kept depends on the seed, the request and its items alone, so a log may be cut into parts anywhere between
-requests.
+The sample depends on the seed, the request and its items only, so a log may be split anywhere between requests.
 """
 
 from __future__ import annotations
@@ -20,30 +19,34 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
     Hashes = NDArray[np.uint64]
 
-# Different uses of one seed; an order by the hash that sampled would put the items of crowded stages first.
+# Different streams of one seed; ordering items by their sampling keys would put the items of crowded stages first.
 _SAMPLE, _ORDER, _NEGATIVE = (np.uint64(use) for use in (1, 2, 3))
 
 
 def check_seed(seed: int) -> None:
-    """An error for a seed that the hashes cannot take, before anything is read."""
+    """Raise an error for a seed that the hash functions do not accept."""
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed: found {seed}, expected a whole number from 0 to 2^63 - 1")
 
 
 def sample_keys(seed: int, requests: Hashes, items: Hashes) -> Hashes:
-    """Random keys of items in requests: the smallest of a stage are kept."""
+    """Return random keys of items; those with the smallest keys of a stage are sampled."""
     return combine(np.uint64(seed), _SAMPLE, requests, items)
 
 
 def order_keys(seed: int, requests: Hashes, items: Hashes) -> Hashes:
-    """Random keys by which the items of an impression are put in an order that says nothing about them."""
+    """Return random keys that order the items of an impression without any information about them."""
     return combine(np.uint64(seed), _ORDER, requests, items)
 
 
 def full_stage_sample(requests: Integers, depth: Integers, keys: Hashes, sizes: Sequence[int | None]) -> Integers:
-    """The rows that are kept: of each request and stage those with the smallest keys, as many as its size says.
+    """Return the rows of the sample, sorted by request, then by depth, then by key.
 
-    `requests` are numbers; the rows come back by request, then by depth, then by key.
+    Args:
+        requests: The index of the request of each row.
+        depth: The depth of each row.
+        keys: The random key of each row. The rows with the smallest keys of each request and stage are kept.
+        sizes: The sample size of each stage; None keeps all rows.
     """
     order = np.lexsort((keys, depth, requests))
     starts = _run_starts(requests[order], depth[order])
@@ -55,9 +58,9 @@ def full_stage_sample(requests: Integers, depth: Integers, keys: Hashes, sizes: 
 
 
 def full_stage_grades(requests: Integers, depth: Integers, rank: Integers) -> Integers:
-    """The place of each item among those of its request, 0 for the worst: deeper is better, then the smaller rank.
+    """Return the grade of each item within its request, 0 for the worst: deeper is better, then the smaller rank.
 
-    Items of one depth and rank share a place; those without a rank (-1) share the lowest of their depth.
+    Items of the same depth and rank have the same grade; those without a rank (-1) have the lowest of their depth.
     """
     badness = np.where(rank < 0, np.iinfo(np.int64).max, rank)
     order = np.lexsort((-badness, depth, requests))
@@ -75,11 +78,18 @@ def full_stage_grades(requests: Integers, depth: Integers, rank: Integers) -> In
 def draw_negatives(
     requests: Hashes, taken_request: Integers, taken_item: Integers, *, items: int, count: int, seed: int
 ) -> tuple[Integers, Integers]:
-    """`count` different items of a table of `items` for each request, none of those it has already.
+    """Draw `count` different items of a table for each request, excluding those that the request has.
 
-    `requests` are the hashes of the requests, which are numbered by their place; `taken_request` and `taken_item` the
-    pairs that are taken, items by their rows in the table. Gives pairs of the numbers of requests and of rows. A
-    request gets fewer where the table has not enough.
+    Args:
+        requests: The hash of each request.
+        taken_request: The index of a request, for each pair of a request and an item to exclude.
+        taken_item: The row of the item in the table, for each of these pairs.
+        items: The number of rows of the table.
+        count: The number of items per request; requests get fewer if the table has not enough.
+        seed: The seed.
+
+    Returns:
+        Pairs as two arrays: indices of requests, and rows of the table.
     """
     taken = np.unique(taken_request * items + taken_item)
     free = items - np.bincount(taken // items, minlength=len(requests))
@@ -87,7 +97,7 @@ def draw_negatives(
     number = np.arange(len(requests))
     chosen = np.empty(0, np.int64)
     first, width = 0, count + 8
-    # Draws have numbers and the first good ones count, so it does not matter how many are made at once.
+    # Draws are numbered and the first valid ones are taken, so the number of draws per round does not matter.
     while len(number):
         draws = combine(
             np.uint64(seed), _NEGATIVE, requests[number, None], np.arange(first, first + width, dtype=np.uint64)
@@ -104,7 +114,7 @@ def draw_negatives(
 
 
 def _run_starts(*keys: NDArray[Any]) -> Integers:
-    """Where in sorted rows a new combination of keys begins."""
+    """Return where a new combination of keys begins in sorted rows."""
     if len(keys[0]) == 0:
         return np.empty(0, np.int64)
     new = np.zeros(len(keys[0]), np.bool_)

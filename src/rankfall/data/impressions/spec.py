@@ -6,13 +6,13 @@
     item: video_id
     user: user_id
     time: {column: request_timestamp, unit: ms, zone: Asia/Shanghai}
-    stage: stage                  # a column with the name of the deepest stage an item reached
-    rank: rank                    # its rank there, the best has the smallest
-    stages:                       # in the order of the funnel: the first drops first
+    stage: stage                  # a column with the name of the deepest stage that an item reached
+    rank: rank                    # its rank in that stage, the smallest is the best
+    stages:                       # in the order of the funnel: items dropped first come first
       - {name: prerank_neg, sample: 10}
       - {name: rank_neg, sample: 10}
       - {name: rank_pos, sample: 10}
-    relevant: rank_pos            # a stage: who got there, or further; or {column: long_view}
+    relevant: rank_pos            # a stage: items that reached it; or {column: long_view}
     feedback: [effective_view, long_view]
     features:
       user:
@@ -27,8 +27,8 @@
     sequences:
       history: {max_length: 50, features: [video_id, author_id], feedback: effective_view}
 
-Every categorical feature becomes ids of the rows of an embedding table. Row 0 is for what is missing and for padding,
-row 1 for ids never seen, the others for what is known.
+Every categorical feature becomes ids of the rows of an embedding table. Row 0 is for missing values and padding, row 1
+for values never seen, the others are for known values.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 Group = Literal["user", "context", "item"]
 Unit = Literal["s", "ms", "us"]
 Part = Literal["month", "weekday", "hour", "minute"]
-PARTS: dict[Part, int] = {"month": 12, "weekday": 7, "hour": 24, "minute": 60}  # values from 0 on
+PARTS: dict[Part, int] = {"month": 12, "weekday": 7, "hour": 24, "minute": 60}  # the number of values, from 0 on
 
 Count = Annotated[int, Field(ge=1)]
 Buckets = Annotated[int, Field(ge=1, lt=2**31 - FIRST_KNOWN)]
@@ -82,10 +82,10 @@ def _zone(name: str) -> str:
 
 
 class Vocabulary(Section):
-    """Ids for the values that occur in the days that are fitted on, the most frequent first."""
+    """Ids for the values that occur on the days the encoding is fitted to, the most frequent first."""
 
-    min_count: Count = Field(default=1, description="Rarer values count as never seen.")
-    max_size: Buckets | None = Field(default=None, description="Only so many of the most frequent values.")
+    min_count: Count = Field(default=1, description="Values with fewer occurrences count as never seen.")
+    max_size: Buckets | None = Field(default=None, description="Keep only this many of the most frequent values.")
 
 
 def _vocabulary(value: object) -> object:
@@ -95,14 +95,16 @@ def _vocabulary(value: object) -> object:
 
 
 class Categorical(Section):
-    """Something that is one of many: exactly one of `num_buckets`, `hash_bucket_size` and `vocabulary`."""
+    """A feature with ids; exactly one of `num_buckets`, `hash_bucket_size` and `vocabulary` defines them."""
 
     kind: Literal["categorical"] = "categorical"
-    column: str | None = Field(default=None, description="Where it stands in the log; by default under its own name.")
-    num_buckets: Buckets | None = Field(default=None, description="Values are the whole numbers below this.")
-    hash_bucket_size: Buckets | None = Field(default=None, description="Values are hashed into so many ids.")
+    column: str | None = Field(default=None, description="The column of the log; by default the name of the feature.")
+    num_buckets: Buckets | None = Field(default=None, description="Values are whole numbers from 0 to below this.")
+    hash_bucket_size: Buckets | None = Field(default=None, description="Values are hashed into this many ids.")
     vocabulary: Annotated[Vocabulary | None, BeforeValidator(_vocabulary)] = None
-    embedding: Name | None = Field(default=None, description="Features of one name here share ids and embeddings.")
+    embedding: Name | None = Field(
+        default=None, description="Features with the same name here share ids and embeddings."
+    )
 
     @model_validator(mode="after")
     def _has_one_kind_of_ids(self) -> Self:
@@ -117,30 +119,33 @@ def _edges(buckets: int | list[float] | None) -> int | list[float] | None:
     if isinstance(buckets, int) and buckets < 2:
         raise ValueError(f"found {buckets}, expected at least 2 buckets")
     if isinstance(buckets, list) and (not buckets or any(a >= b for a, b in pairwise(buckets))):
-        raise ValueError(f"found {buckets}, expected numbers that rise")
+        raise ValueError(f"found {buckets}, expected numbers in increasing order")
     return buckets
 
 
 class Dense(Section):
-    """A number, or a vector of `size` numbers; with `bucketize` it becomes the id of the bucket it falls into.
+    """A number, or a vector of `size` numbers; with `bucketize` it becomes the id of a bucket.
 
-    The order is `log1p` (sign(v) log(1 + abs(v))), `missing`, then `standardise` or `bucketize`.
+    The operations are applied in this order: `log1p` (sign(v) log(1 + abs(v))), `missing`, then `standardise` or
+    `bucketize`.
     """
 
     kind: Literal["dense"] = "dense"
     column: str | None = None
     size: Count = 1
     log1p: bool = False
-    missing: float | None = Field(default=None, description="What stands for null and NaN, which are errors otherwise.")
+    missing: float | None = Field(default=None, description="Replaces null and NaN, which are errors otherwise.")
     standardise: bool = False
     bucketize: Annotated[int | list[float] | None, AfterValidator(_edges)] = Field(
-        default=None, description="The inner edges of the buckets, or how many buckets of equal counts to fit."
+        default=None, description="The inner edges of the buckets, or the number of buckets of equal counts to fit."
     )
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
         if self.bucketize is not None and (self.standardise or self.size > 1):
-            raise ValueError("bucketize is for single numbers and takes the place of standardise")
+            raise ValueError(
+                "bucketize: found with standardise or size > 1, expected single numbers that are not standardised"
+            )
         return self
 
 
@@ -148,15 +153,15 @@ class Time(Section):
     """A part of a date and time, in the time zone of the log. Weekday 0 is Monday."""
 
     kind: Literal["time"] = "time"
-    column: str | None = Field(default=None, description="By default the time of the request.")
-    unit: Unit | None = Field(default=None, description="Of a column of whole numbers; dates need none.")
+    column: str | None = Field(default=None, description="The column of the log; by default the time of the request.")
+    unit: Unit | None = Field(default=None, description="The unit of a column of whole numbers; dates need none.")
     part: Part
     embedding: Name | None = None
 
     @model_validator(mode="after")
     def _has_a_column_for_its_unit(self) -> Self:
         if self.unit is not None and self.column is None:
-            raise ValueError("unit belongs to a column; without one it is the time of the request, which has its own")
+            raise ValueError("unit: found without a column; the time of the request has its own unit")
         return self
 
 
@@ -174,14 +179,14 @@ FeatureConfig = Annotated[
 
 
 class FeatureGroups(Section):
-    """Features of the user, of the request's context and of the items."""
+    """The features of the user, of the context of the request and of the items."""
 
     user: dict[Name, FeatureConfig] = Field(default={})
     context: dict[Name, FeatureConfig] = Field(default={})
     item: dict[Name, FeatureConfig] = Field(default={})
 
     def __iter__(self) -> Iterator[tuple[Group, str, FeatureConfig]]:  # type: ignore[override]
-        """Every feature with its group and its name."""
+        """Iterate over all features with their group and name."""
         groups: list[Group] = ["user", "context", "item"]
         for group in groups:
             for name, feature in getattr(self, group).items():
@@ -196,12 +201,14 @@ class FeatureGroups(Section):
             ids, table = _ids(feature), table_of(group, name, feature)
             place, other = seen.setdefault(table, (f"{group}.{name}", ids))
             if ids != other:
-                raise ValueError(f"{group}.{name} and {place} share the embedding {table!r}, but not how ids are made")
+                raise ValueError(
+                    f"{group}.{name} and {place} share the embedding {table!r}, but define its ids differently"
+                )
         return self
 
 
 def table_of(group: Group, name: str, feature: Categorical | Time | Dense) -> str:
-    """The name of the embedding table a feature's ids belong to."""
+    """Return the name of the embedding table that the ids of a feature belong to."""
     shared = None if isinstance(feature, Dense) else feature.embedding
     return shared or f"{group}.{name}"
 
@@ -224,23 +231,25 @@ def _ids(feature: Categorical | Time) -> object:
 
 
 class LoggedStage(Section):
-    """Where items of the log ended: those dropped here, or, for the last one, those that came through."""
+    """A stage of the logged funnel: it contains the items dropped here, the last stage those that passed all others."""
 
     name: Name
-    sample: Count | None = Field(default=None, description="Items kept of each request; by default all.")
-    flag: str | None = Field(default=None, description="A column that is above 0 for the items that got here.")
+    sample: Count | None = Field(default=None, description="The number of items sampled per request; by default all.")
+    flag: str | None = Field(default=None, description="A column that is above 0 for the items that reached the stage.")
 
 
 class TimeColumn(Section):
-    """When a request was made."""
+    """The time of a request."""
 
     column: str
-    unit: Unit | None = Field(default=None, description="Of a column of whole numbers since 1970; dates need none.")
-    zone: Annotated[str, AfterValidator(_zone)] = Field(default="UTC", description="In which days begin and end.")
+    unit: Unit | None = Field(
+        default=None, description="The unit of a column of whole numbers since 1970; dates need none."
+    )
+    zone: Annotated[str, AfterValidator(_zone)] = Field(default="UTC", description="The time zone of days.")
 
 
 class Relevant(Section):
-    """What the relevant items are: those of a stage and deeper, or those for which a column is above 0."""
+    """The relevant items: those that reached a stage, or those with a column above 0."""
 
     stage: str | None = None
     column: str | None = None
@@ -248,25 +257,27 @@ class Relevant(Section):
     @model_validator(mode="after")
     def _is_one_of_them(self) -> Self:
         if (self.stage is None) == (self.column is None):
-            raise ValueError("expected either a stage or a column")
+            raise ValueError(f"found {'both' if self.stage else 'neither'}, expected either a stage or a column")
         return self
 
 
 class SequenceConfig(Section):
-    """What a user did before the request, oldest first.
+    """The events of a user before the request, oldest first.
 
-    Events are items with a feedback above 0 earlier in the log, or come with the request as columns of lists.
+    Events are the items with a feedback above 0 earlier in the log, or are given with the request as columns of lists.
     """
 
     max_length: Count = 50
-    features: list[str] = Field(min_length=1, description="Item features that events keep; they share their ids.")
-    feedback: str | None = Field(default=None, description="Events are the user's items with this feedback above 0.")
+    features: list[str] = Field(min_length=1, description="The item features of events; they share their ids.")
+    feedback: str | None = Field(
+        default=None, description="Events are the items of the user with this feedback above 0."
+    )
     columns: dict[str, str] | None = Field(default=None, description="The column of lists for each of the features.")
 
     @model_validator(mode="after")
     def _has_one_origin(self) -> Self:
         if (self.feedback is None) == (self.columns is None):
-            raise ValueError("expected either feedback or columns")
+            raise ValueError(f"found {'both' if self.feedback else 'neither'}, expected either feedback or columns")
         if self.columns is not None and set(self.columns) != set(self.features):
             raise ValueError(f"columns: found {', '.join(self.columns)}, expected one for each of {self.features}")
         return self
@@ -287,14 +298,18 @@ class Spec(Section):
     item: str = "item_id"
     user: str | None = None
     time: Annotated[TimeColumn | None, BeforeValidator(_column_name)] = None
-    day: str | None = Field(default=None, description="A column that names the parts; by default the date of `time`.")
-    stage: str | None = Field(default=None, description="A column: the name, or the number from 0, of an item's stage.")
-    rank: str | None = Field(default=None, description="A column: the rank in that stage, the best has the smallest.")
+    day: str | None = Field(default=None, description="A column with the names of days; by default the date of `time`.")
+    stage: str | None = Field(
+        default=None, description="A column with the name, or the index from 0, of an item's stage."
+    )
+    rank: str | None = Field(
+        default=None, description="A column with the rank in that stage, the smallest is the best."
+    )
     stages: list[LoggedStage] = Field(min_length=1)
     relevant: Annotated[Relevant, BeforeValidator(_stage_name)]
     feedback: list[str] = Field(default=[])
-    truth: str | None = Field(default=None, description="A column: the true relevance, which simulated logs may have.")
-    negatives: int = Field(default=0, ge=0, description="Items of the whole log added to each request at random.")
+    truth: str | None = Field(default=None, description="A column with the true relevance, in simulated logs.")
+    negatives: int = Field(default=0, ge=0, description="The number of random items of the log added to each request.")
     features: FeatureGroups = FeatureGroups()
     sequences: dict[Name, SequenceConfig] = Field(default={})
 
@@ -304,18 +319,20 @@ class Spec(Section):
         _all_different("stages", names)
         _all_different("feedback", self.feedback)
         if self.time is None and self.day is None:
-            raise ValueError("time is missing; without it the column `day` must name the parts of the log")
+            raise ValueError("time: missing; without it the column `day` must name the days of the log")
         flags = [stage.flag for stage in self.stages if stage.flag is not None]
         if self.stage is None and len(flags) < len(names) and len(names) > 1:
-            raise ValueError("stage is missing; without that column every one of the stages needs a flag")
+            raise ValueError("stage: missing; without this column every stage needs a flag")
         if self.stage is not None and flags:
-            raise ValueError("stage: expected either this column or the flags of the stages, found both")
+            raise ValueError("stage: found this column and flags of stages, expected one of them")
         if self.relevant.stage is not None:
             _one_of("relevant", self.relevant.stage, names)
         for name, sequence in self.sequences.items():
             self._check_sequence(f"sequences.{name}", sequence)
         if self.time is None and any(isinstance(f, Time) and f.column is None for _, _, f in self.features):
-            raise ValueError("features: a time without a column is that of the request, but there is no `time`")
+            raise ValueError(
+                "features: a time feature without a column uses the time of the request, but `time` is missing"
+            )
         return self
 
     def _check_sequence(self, where: str, sequence: SequenceConfig) -> None:
@@ -323,35 +340,47 @@ class Spec(Section):
         for feature in sequence.features:
             _one_of(f"{where}.features", feature, list(self.features.item))
             if is_dense(self.features.item[feature]):
-                raise ValueError(f"{where}.features: {feature} is a number; sequences keep ids")
+                raise ValueError(f"{where}.features: found {feature}, which is a number; sequences have ids only")
         if sequence.feedback is not None:
             _one_of(f"{where}.feedback", sequence.feedback, self.feedback)
             if self.user is None or self.time is None:
-                raise ValueError(f"{where}: past feedback is found by `user` and `time`, which are both needed")
+                raise ValueError(f"{where}: sequences of feedback need both `user` and `time`")
 
     @property
     def stage_names(self) -> list[str]:
-        """The stages in the order of the funnel."""
+        """The names of the stages, in the order of the funnel."""
         return [stage.name for stage in self.stages]
 
     @property
     def zone(self) -> str:
-        """The time zone of days and of parts of times."""
+        """The time zone of days and of parts of times; UTC if the log has no times."""
         return self.time.zone if self.time else "UTC"
 
 
 def is_dense(feature: Categorical | Dense | Time) -> bool:
-    """Whether a model sees a number, not an id."""
+    """Return whether a model receives numbers instead of ids."""
     return isinstance(feature, Dense) and feature.bucketize is None
 
 
 def load_spec(path: Path) -> Spec:
-    """The description in a YAML file."""
+    """Load the description of a log from a YAML file.
+
+    Raises:
+        ConfigError: If the file cannot be read or is not a valid description.
+    """
     return validate_spec(read_yaml(path), where=str(path))
 
 
 def validate_spec(content: Mapping[str, Any], *, where: str = "spec") -> Spec:
-    """A checked description; `where` stands before what is wrong with it."""
+    """Validate the description of a log.
+
+    Args:
+        content: The keys and values of the description.
+        where: The prefix of error messages.
+
+    Raises:
+        ConfigError: If the description is not valid; the message names all wrong keys.
+    """
     try:
         return Spec.model_validate(dict(content))
     except ValidationError as error:
@@ -361,7 +390,7 @@ def validate_spec(content: Mapping[str, Any], *, where: str = "spec") -> Spec:
 def _all_different(where: str, names: list[str]) -> None:
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"{where}: {name!r} stands there twice")
+            raise ValueError(f"{where}: {name!r} occurs twice")
 
 
 def _one_of(where: str, found: str, allowed: list[str]) -> None:
@@ -374,18 +403,18 @@ def _one_of(where: str, found: str, allowed: list[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature as it stands in an impression: an id, or `size` numbers if it has no embedding."""
+    """A feature of an impression: an id, or `size` numbers if it has no embedding."""
 
     name: str
     group: Group
-    embedding: str | None = None  # the table that its ids are rows of
-    rows: int = 0  # of that table
-    size: int = 1  # numbers of a feature without ids
+    embedding: str | None = None  # the embedding table of its ids
+    rows: int = 0  # the number of rows of that table
+    size: int = 1  # the number of numbers of a feature without ids
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """A behaviour sequence: the item features its events keep."""
+    """A behaviour sequence and the item features of its events."""
 
     name: str
     max_length: int
@@ -394,17 +423,17 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Everything a model may look at."""
+    """The features and sequences that a model receives."""
 
     features: tuple[Feature, ...]
     sequences: tuple[Sequence, ...] = ()
 
     def of(self, group: Group) -> tuple[Feature, ...]:
-        """The features of the user, of the context or of the items."""
+        """Return the features of the user, of the context or of the items."""
         return tuple(feature for feature in self.features if feature.group == group)
 
     def item(self, name: str) -> Feature:
-        """The item feature of that name."""
+        """Return the item feature of that name."""
         return next(feature for feature in self.of("item") if feature.name == name)
 
     @property
@@ -413,12 +442,12 @@ class Features:
         return {feature.embedding: feature.rows for feature in self.features if feature.embedding is not None}
 
     def to_json(self) -> dict[str, Any]:
-        """As stored in manifests and checkpoints."""
+        """Return the form that is stored in manifests and checkpoints."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Features:
-        """As stored in manifests and checkpoints."""
+        """Read the form that is stored in manifests and checkpoints."""
         return cls(
             tuple(Feature(**feature) for feature in content["features"]),
             tuple(
@@ -429,7 +458,12 @@ class Features:
 
 
 def features_of(spec: Spec, rows: Mapping[str, int]) -> Features:
-    """What a model sees of a log with this description, given the number of rows of each embedding table."""
+    """Return the features that a model receives from a log.
+
+    Args:
+        spec: The description of the log.
+        rows: The number of rows of each embedding table.
+    """
     features = []
     for group, name, config in spec.features:
         if is_dense(config):

@@ -1,6 +1,7 @@
-"""What an impression log holds, and what looks wrong in it.
+"""Figures of an impression log, and warnings about common mistakes.
 
-:func:`inspect` reads a log once and counts (``count``); the ``checks`` look at the figures::
+:func:`inspect` reads a log once: ``impression_blocks`` reads it, ``counters`` and ``day_counter`` count, ``figures``
+are the results, and ``checks`` derive warnings from them::
 
     figures = inspect(ImpressionLog.load("log"))
     for warning in figures.warnings:

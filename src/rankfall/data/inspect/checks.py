@@ -1,6 +1,6 @@
-"""What usually goes wrong in a log: one small function a check, which looks at the figures and says what it finds.
+"""Checks for common mistakes in a log: one small function per check, which reads the figures and yields warnings.
 
-A new check is a function in `CHECKS`; docs/data.md says what each one means.
+To add a check, write a function and add it to `CHECKS`; docs/data.md documents each check.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ SMALL_DAY = 0.25  # of the median day
 SHORT_STAGE = 0.5  # of its sample
 MANY_UNSEEN = 0.2
 GROWTH = 0.05  # of the share of unseen ids from the first day to the last
-FULL_TABLE = 0.8  # of hash buckets: then a value shares its bucket with 1.6 others on average
+FULL_TABLE = 0.8  # of hash buckets: a value then shares its bucket with 1.6 others on average
 HUGE = 1e4
-IDENTIFYING = 0.9  # different ids for each different item
+IDENTIFYING = 0.9  # different ids per different item
 LEAK = 0.2
 
 
 def find_warnings(figures: Inspection) -> list[LogWarning]:
-    """What every check has to say."""
+    """Run all checks and return their warnings."""
     return [LogWarning(check.__name__, message) for check in CHECKS for message in check(figures)]
 
 
@@ -38,53 +38,53 @@ def find_warnings(figures: Inspection) -> list[LogWarning]:
 
 
 def uneven_lists(figures: Inspection) -> Iterator[str]:
-    """Columns of one impression that disagree on its number of items."""
+    """Impressions whose columns have different numbers of items."""
     for count, where in _found(figures, "uneven"):
-        yield f"impressions with lists of different lengths, which no figure counts: {count:,} ({where})"
+        yield f"impressions with lists of different lengths, which all figures leave out: {count:,} ({where})"
 
 
 def ids_outside(figures: Inspection) -> Iterator[str]:
-    """Ids that are no row of their embedding table."""
+    """Ids that are outside of their embedding table."""
     for feature in figures.ids:
         if count := feature.counts.outside:
             days = [day for day in figures.days if day.features[feature.column].outside]
             yield (
-                f"{feature.column}: {count:,} ids are no row of the embedding {feature.table!r}, which has "
-                f"{feature.known + 2:,} ({_on(days, figures)})"
+                f"{feature.column}: {count:,} ids are outside of the embedding {feature.table!r}, which has "
+                f"{feature.known + 2:,} rows ({_on(days, figures)})"
             )
     for column, counts in figures.items.features.items():
         if counts.outside:
-            yield f"items.arrow, {column}: {counts.outside:,} ids are no row of their embedding"
+            yield f"items.arrow, {column}: {counts.outside:,} ids are outside of their embedding"
 
 
 def wrong_depths(figures: Inspection) -> Iterator[str]:
-    """Depths that are no stage."""
+    """Depths that are not the index of a stage."""
     for count, where in _found(figures, "wrong_depths"):
-        yield f"items with a depth that is none of the stages: {count:,} ({where})"
+        yield f"items with a depth that is not the index of a stage: {count:,} ({where})"
 
 
 def unknown_items(figures: Inspection) -> Iterator[str]:
-    """Items of impressions that the table of items lacks."""
+    """Items of impressions that the item table lacks."""
     for count, where in _found(figures, "unknown_items"):
         yield f"items that are not in items.arrow: {count:,} ({where})"
 
 
 def unsorted_items(figures: Inspection) -> Iterator[str]:
-    """A table of items in which nothing can be looked up."""
+    """An item table that is not sorted, which lookups need."""
     if figures.items.unsorted:
-        yield f"items.arrow: {figures.items.unsorted:,} rows are not above the one before; it must be sorted by item"
+        yield f"items.arrow: {figures.items.unsorted:,} rows are not above the row before; it must be sorted by item"
 
 
 def repeated_items(figures: Inspection) -> Iterator[str]:
-    """Items twice in one impression."""
+    """Items that occur twice in an impression."""
     for count, where in _found(figures, "repeated_items"):
-        yield f"items that stand twice in their impression: {count:,} ({where})"
+        yield f"items that occur twice in their impression: {count:,} ({where})"
 
 
 def repeated_requests(figures: Inspection) -> Iterator[str]:
-    """Requests twice in the log: what is tested was trained on."""
+    """Requests that occur twice in the log, so that tests may use training data."""
     for count, where in _found(figures, "repeated_requests"):
-        yield f"impressions whose request stands earlier in the log: {count:,} ({where})"
+        yield f"impressions whose request occurs earlier in the log: {count:,} ({where})"
 
 
 # --- labels and stages ------------------------------------------------------------------------------------------
@@ -98,14 +98,14 @@ def empty_impressions(figures: Inspection) -> Iterator[str]:
 
 
 def no_relevant_items(figures: Inspection) -> Iterator[str]:
-    """Days on which nothing is relevant."""
+    """Days without any relevant item."""
     days = [day for day in figures.days if day.items and not day.relevant]
     if days:
         yield f"no item is relevant ({_on(days, figures)})"
 
 
 def impressions_without_relevant(figures: Inspection) -> Iterator[str]:
-    """Impressions whose recall is not defined."""
+    """Impressions without a relevant item, whose recall is not defined."""
     count = sum(day.without_relevant for day in figures.days if day.relevant)
     if count > NOTICEABLE * figures.impressions:
         share = _percent(count, figures.impressions)
@@ -113,15 +113,15 @@ def impressions_without_relevant(figures: Inspection) -> Iterator[str]:
 
 
 def everything_relevant(figures: Inspection) -> Iterator[str]:
-    """Impressions in which there is nothing to tell apart."""
+    """Impressions with relevant items only, in which there is nothing to rank."""
     count = sum(day.all_relevant for day in figures.days)
     if count > NOTICEABLE * figures.impressions:
         share = _percent(count, figures.impressions)
-        yield f"impressions with nothing but relevant items, with nothing to tell apart: {count:,}, {share} of all"
+        yield f"impressions with relevant items only, which cannot be ranked better or worse: {count:,}, {share} of all"
 
 
 def empty_stages(figures: Inspection) -> Iterator[str]:
-    """Stages in which no item ended."""
+    """Stages without items."""
     for place, stage in enumerate(figures.stages):
         days = [day for day in figures.days if day.impressions and not day.stages[place].items]
         if days:
@@ -129,15 +129,16 @@ def empty_stages(figures: Inspection) -> Iterator[str]:
 
 
 def short_stages(figures: Inspection) -> Iterator[str]:
-    """Stages with far fewer items than their sample."""
+    """Stages with far fewer items than their sample size."""
     for place, stage in enumerate(figures.stages):
         days = [day for day in figures.days if _is_short(day.stages[place], day.impressions)]
         if days:
             items, short = (sum(getattr(day.stages[place], of) for day in days) for of in ("items", "short"))
             impressions = sum(day.impressions for day in days)
             yield (
-                f"stage {stage.name!r} has {items / impressions:.1f} items an impression and a sample of "
-                f"{stage.sample}, which {_percent(short, impressions)} of the impressions miss ({_on(days, figures)})"
+                f"stage {stage.name!r} has {items / impressions:.1f} items per impression and a sample size of "
+                f"{stage.sample}, which {_percent(short, impressions)} of the impressions do not reach "
+                f"({_on(days, figures)})"
             )
 
 
@@ -146,23 +147,23 @@ def _is_short(stage: StageFigures, impressions: int) -> bool:
 
 
 def contradicting_relevance(figures: Inspection) -> Iterator[str]:
-    """Relevance that is said to be a stage, and is not."""
+    """Relevance that contradicts the stage that defines it."""
     for count, where in _found(figures, "contradictions"):
-        rule = f"those from stage {figures.relevant_stage!r} on are relevant, and no others"
+        rule = f"exactly those that reached stage {figures.relevant_stage!r} are relevant"
         yield f"items that contradict the rule that {rule}: {count:,} ({where})"
 
 
 def contradicting_grades(figures: Inspection) -> Iterator[str]:
-    """Grades that do not rise with the depth."""
+    """Grades that do not increase with the depth."""
     for count, where in _found(figures, "wrong_grades"):
-        yield f"impressions that grade an item no better than one that was dropped earlier: {count:,} ({where})"
+        yield f"impressions with an item graded no better than one that was dropped earlier: {count:,} ({where})"
 
 
 # --- days -------------------------------------------------------------------------------------------------------
 
 
 def days_out_of_order(figures: Inspection) -> Iterator[str]:
-    """Days that begin before an earlier one ends: the future leaks into training."""
+    """Days that begin before an earlier one ends, so that training uses data from the future."""
     spans = [
         (day.name, day.first_time, day.last_time)
         for day in figures.days
@@ -171,20 +172,20 @@ def days_out_of_order(figures: Inspection) -> Iterator[str]:
     ends = accumulate((last for _, _, last in spans), max)
     for (previous, begin, _), end, (name, first, last) in zip(spans, ends, spans[1:], strict=False):
         if last < begin:
-            yield f"day {name} comes after {previous} in the log, but all of it is earlier"
+            yield f"day {name} follows {previous} in the log, but all of its times are earlier"
         elif first < end:
-            yield f"day {name} begins before the days before it end"
+            yield f"day {name} begins before an earlier day ends"
 
 
 def unsorted_days(figures: Inspection) -> Iterator[str]:
-    """Days whose impressions do not come in the order of their times."""
+    """Days whose impressions are not sorted by time."""
     if figures.timed:
         for count, where in _found(figures, "unsorted"):
-            yield f"impressions that are earlier than the one before: {count:,} ({where})"
+            yield f"impressions with an earlier time than the one before: {count:,} ({where})"
 
 
 def small_days(figures: Inspection) -> Iterator[str]:
-    """Days of which much seems to be missing."""
+    """Days with far fewer impressions than the median day."""
     usual = median(day.impressions for day in figures.days)
     for day in figures.days:
         if day.impressions < SMALL_DAY * usual or not day.impressions:
@@ -207,20 +208,20 @@ def _all_missing(counts: ValueCounts) -> bool:
 
 
 def constant_features(figures: Inspection) -> Iterator[str]:
-    """Features that say nothing."""
+    """Features with a single value."""
     for ids in figures.ids:
         counts = ids.counts
         different = ids.distinct + (counts.missing > 0) + (counts.unseen > 0)
         if different == 1 and counts.values > 1 and counts.missing < counts.values:
-            yield f"{ids.column} is the same in all {counts.values:,} places"
+            yield f"{ids.column} has the same value in all {counts.values:,} places"
     for numbers in figures.numbers:
         if numbers.constant and numbers.counts.values > 1 and numbers.column != "relevance":
-            part = f"in {numbers.constant} of its {numbers.size} numbers " if numbers.size > 1 else ""
-            yield f"{numbers.column} is {part}the same in all {numbers.counts.values:,} places"
+            part = f" in {numbers.constant} of its {numbers.size} components" if numbers.size > 1 else ""
+            yield f"{numbers.column} has the same value{part} in all {numbers.counts.values:,} places"
 
 
 def numbers_not_finite(figures: Inspection) -> Iterator[str]:
-    """NaN and infinite numbers, which make every loss NaN."""
+    """NaN and infinite numbers, which make losses NaN."""
     for numbers in figures.numbers:
         count, of = numbers.counts.missing, numbers.counts.values
         if 0 < count < of:
@@ -232,25 +233,25 @@ def numbers_not_finite(figures: Inspection) -> Iterator[str]:
 
 
 def huge_numbers(figures: Inspection) -> Iterator[str]:
-    """Numbers that no network takes as they are."""
+    """Numbers that are too large for the input of a network."""
     for numbers in figures.numbers:
         largest = max(abs(numbers.min), abs(numbers.max))
         if _is_input(numbers.column) and numbers.counts.missing < numbers.counts.values and largest > HUGE:
             yield (
-                f"{numbers.column} goes from {numbers.min:g} to {numbers.max:g}: log1p, standardise or bucketize would "
-                "tame it"
+                f"{numbers.column} ranges from {numbers.min:g} to {numbers.max:g}; consider log1p, standardise or "
+                "bucketize"
             )
 
 
 def unseen_ids(figures: Inspection) -> Iterator[str]:
-    """Features of which too much was not known when ids were given out."""
+    """Features with a large share of values that were not fitted."""
     for ids in figures.ids:
         if ids.counts.unseen > MANY_UNSEEN * ids.counts.values:
             yield f"{ids.column}: {_percent(ids.counts.unseen, ids.counts.values)} of the ids were never seen"
 
 
 def growing_unseen_ids(figures: Inspection) -> Iterator[str]:
-    """Features that are known less and less well from day to day."""
+    """Features whose share of unseen values grows from the first day to the last."""
     for ids in figures.ids:
         days = [day for day in figures.days if day.features[ids.column].values]
         if len(days) < 2 or ids.counts.unseen > MANY_UNSEEN * ids.counts.values:
@@ -258,8 +259,8 @@ def growing_unseen_ids(figures: Inspection) -> Iterator[str]:
         first, last = (day.features[ids.column] for day in (days[0], days[-1]))
         if last.unseen / last.values - first.unseen / first.values > GROWTH:
             yield (
-                f"{ids.column}: ids never seen grow from {_percent(first.unseen, first.values)} on {days[0].name} to "
-                f"{_percent(last.unseen, last.values)} on {days[-1].name}"
+                f"{ids.column}: the share of ids never seen grows from {_percent(first.unseen, first.values)} on "
+                f"{days[0].name} to {_percent(last.unseen, last.values)} on {days[-1].name}"
             )
 
 
@@ -268,8 +269,8 @@ def full_hash_tables(figures: Inspection) -> Iterator[str]:
     for ids in figures.ids:
         if ids.hashed and ids.distinct > FULL_TABLE * ids.known and not ids.column.startswith("sequence."):
             yield (
-                f"{ids.column}: {ids.distinct:,} of {ids.known:,} hash buckets are in use, so many values share one; "
-                "raise hash_bucket_size"
+                f"{ids.column}: {ids.distinct:,} of {ids.known:,} hash buckets are used, so values share buckets; "
+                "increase hash_bucket_size"
             )
 
 
@@ -287,15 +288,15 @@ def empty_sequences(figures: Inspection) -> Iterator[str]:
 
 
 def long_sequences(figures: Inspection) -> Iterator[str]:
-    """Sequences above their maximum length."""
+    """Sequences that are longer than their maximum length."""
     for sequence in figures.sequences:
         if sequence.lengths.max > sequence.max_length:
             longest = sequence.lengths.max
-            yield f"sequence {sequence.name!r} has up to {longest:,} events, at most {sequence.max_length:,} fit"
+            yield f"sequence {sequence.name!r} has up to {longest:,} events, expected at most {sequence.max_length:,}"
 
 
 def leaking_sequences(figures: Inspection) -> Iterator[str]:
-    """Sequences that know what the request will lead to."""
+    """Sequences that contain the outcome of their request."""
     distinct = {ids.column: ids.distinct for ids in figures.ids}
     for sequence in figures.sequences:
         shares = {
@@ -307,7 +308,7 @@ def leaking_sequences(figures: Inspection) -> Iterator[str]:
             feature, share = max(shares.items(), key=lambda entry: entry[1])
             yield (
                 f"sequence {sequence.name!r}: the newest event is a relevant item of the same request in {share:.1%} "
-                f"of the impressions ({feature}); the history may know the future"
+                f"of the impressions ({feature}); the sequence may contain events after the request"
             )
 
 
@@ -343,11 +344,11 @@ CHECKS: list[Check] = [
 ]
 
 
-# --- words ------------------------------------------------------------------------------------------------------
+# --- formatting ------------------------------------------------------------------------------------------------
 
 
 def _found(figures: Inspection, figure: str) -> Iterator[tuple[int, str]]:
-    """The sum of a figure over the days, and where it is above 0; nothing if it is 0 everywhere."""
+    """Yield the sum of a figure over the days and the days where it is above 0; nothing if it is 0."""
     days = [day for day in figures.days if getattr(day, figure)]
     if days:
         yield sum(getattr(day, figure) for day in days), _on(days, figures)
@@ -358,7 +359,7 @@ def _is_input(column: str) -> bool:
 
 
 def _on(days: list[DayFigures], figures: Inspection) -> str:
-    """On which days."""
+    """Return the days as text."""
     if len(days) == len(figures.days) > 1:
         return f"on all {len(days)} days"
     names = [day.name for day in days]

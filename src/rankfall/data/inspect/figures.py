@@ -1,4 +1,4 @@
-"""The figures of an impression log. Everything is a number, a word, a list or a mapping, so that it can become JSON."""
+"""The figures of an impression log, made of plain values that can be written as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """The lengths of so many lists; all 0 if there is none."""
+    """The lengths of `count` lists; all 0 without lists."""
 
     count: int
     min: int
@@ -20,9 +20,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class ValueCounts:
-    """The values of a feature: how many there are, miss (id 0, or no finite number), were never seen (id 1), and how
-    many ids are no row of their table.
-    """
+    """Counts of the values of a feature: all, missing (id 0, or not finite), unseen (id 1) and outside of the table."""
 
     values: int = 0
     missing: int = 0
@@ -30,7 +28,7 @@ class ValueCounts:
     outside: int = 0
 
     def __add__(self, other: ValueCounts) -> ValueCounts:
-        """The counts of both."""
+        """Return the sum of both counts."""
         return ValueCounts(
             self.values + other.values,
             self.missing + other.missing,
@@ -41,11 +39,11 @@ class ValueCounts:
 
 @dataclass(frozen=True, slots=True)
 class StageFigures:
-    """The items whose deepest stage this is. Depth -1 are items drawn at random."""
+    """The items whose deepest stage this is; depth -1 is for random negatives."""
 
     name: str
     depth: int
-    sample: int | None  # items that an impression should have
+    sample: int | None  # the expected number of items per impression
     items: int
     relevant: int
     empty: int  # impressions without any
@@ -64,24 +62,24 @@ class DayFigures:
     lengths: Lengths
     stages: list[StageFigures]
     relevant: int  # items
-    without_relevant: int  # impressions that have items, none of them relevant
-    all_relevant: int  # impressions that have items, all of them relevant
+    without_relevant: int  # impressions with items, none of them relevant
+    all_relevant: int  # impressions with items, all of them relevant
     feedback: dict[str, float]  # the share of items with a feedback above 0
     features: dict[str, ValueCounts]  # by column
     sequences: dict[str, Lengths]
-    repeated_requests: int  # impressions whose request stood earlier in the log
+    repeated_requests: int  # impressions whose request occurs earlier in the log
     uneven: int  # impressions whose lists have different lengths; no other figure counts them
     unsorted: int  # impressions that are earlier than the one before
-    repeated_items: int  # items that stand earlier in the same impression
-    unknown_items: int  # items that are not in the table of items
-    wrong_depths: int  # items whose depth is no stage
-    contradictions: int  # items whose relevance does not fit their depth, where relevance is a stage
+    repeated_items: int  # items that occur earlier in the same impression
+    unknown_items: int  # items that are not in the item table
+    wrong_depths: int  # items whose depth is not the index of a stage
+    contradictions: int  # items whose relevance contradicts their depth, if relevance is defined by a stage
     wrong_grades: int  # items graded no better than one of a shallower stage
 
 
 @dataclass(frozen=True, slots=True)
 class IdFigures:
-    """A feature of ids, and how many different known ones occur."""
+    """A feature with ids, and the number of different known ids that occur."""
 
     column: str
     table: str
@@ -93,11 +91,11 @@ class IdFigures:
 
 @dataclass(frozen=True, slots=True)
 class NumberFigures:
-    """A feature of numbers, or of vectors; the figures leave out what is missing."""
+    """A feature of numbers or vectors; the figures exclude missing values."""
 
     column: str
     size: int
-    constant: int  # how many of its numbers never change
+    constant: int  # the number of its components that never change
     min: float
     mean: float
     max: float
@@ -112,8 +110,8 @@ class SequenceFigures:
     name: str
     max_length: int
     lengths: Lengths
-    # by feature: of the impressions with events and relevant items, the share in which a relevant item has the id of
-    # the newest event
+    # by feature: the share of impressions, among those with events and relevant items, in which a relevant item has the
+    # id of the newest event
     newest_is_relevant: dict[str, float]
 
 
@@ -122,15 +120,17 @@ class ItemFigures:
     """The table of items."""
 
     rows: int
-    seen: int  # of them in an impression
+    seen: int  # items that occur in an impression
     unsorted: int  # rows that are not above the one before
     features: dict[str, ValueCounts]
 
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """So many values from `low` up to `high`. Whole numbers include both, others leave out `high` but in the last bin;
-    where both are one value, it is that.
+    """The number of values from `low` to `high`.
+
+    Bins of whole numbers include both ends; other bins exclude `high`, except the last. A bin with equal ends is one
+    value.
     """
 
     low: float
@@ -140,7 +140,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class LogWarning:
-    """What looks wrong; `check` is the name of the check that found it."""
+    """A warning, and the name of the check that found it."""
 
     check: str
     message: str
@@ -148,14 +148,14 @@ class LogWarning:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What an impression log holds, and what looks wrong in it."""
+    """The figures of an impression log and the warnings about it."""
 
     path: str
     zone: str
-    timed: bool  # whether impressions have times of their own
+    timed: bool  # whether impressions have times
     days: list[DayFigures]
     stages: list[StageFigures]  # of all days
-    relevant_stage: str | None  # if relevance is having got there
+    relevant_stage: str | None  # the stage that defines relevance, if one does
     ids: list[IdFigures]
     numbers: list[NumberFigures]
     sequences: list[SequenceFigures]
@@ -165,9 +165,9 @@ class Inspection:
 
     @property
     def impressions(self) -> int:
-        """Of all days."""
+        """The number of impressions of all days."""
         return sum(day.impressions for day in self.days)
 
     def to_json(self) -> dict[str, Any]:
-        """As `rankfall data --json` prints it."""
+        """Return the form that `rankfall data --json` prints."""
         return asdict(self)

@@ -1,4 +1,4 @@
-"""Reading a log and putting its figures together."""
+"""Read a log and compute its figures and warnings."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from rankfall.data.inspect.block import read_blocks
 from rankfall.data.inspect.checks import find_warnings
-from rankfall.data.inspect.count import IdCounter, NumberCounter, repeated_requests
-from rankfall.data.inspect.day import DayCounter, LogCounter
+from rankfall.data.inspect.counters import IdCounter, NumberCounter, repeated_requests
+from rankfall.data.inspect.day_counter import DayCounter, LogCounter
 from rankfall.data.inspect.figures import Inspection, StageFigures, ValueCounts
+from rankfall.data.inspect.impression_blocks import read_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,9 +22,12 @@ if TYPE_CHECKING:
 def inspect(
     log: ImpressionLog, *, days: Sequence[Day] | None = None, on_day: Callable[[str], None] = lambda day: None
 ) -> Inspection:
-    """The figures of a log, or of some of its days, and what looks wrong in them.
+    """Compute the figures of a log and the warnings of all checks, in memory that does not grow with impressions.
 
-    Memory does not grow with the impressions. `on_day` hears of every day that is done.
+    Args:
+        log: The impression log.
+        days: The days to read; by default all.
+        on_day: Receives the name of each finished day.
     """
     chosen = list(log.days.values()) if days is None else list(days)
     whole = LogCounter(log)
@@ -43,7 +46,7 @@ def inspect(
 def _inspection(whole: LogCounter, days: list[Day], figures: list[DayFigures]) -> Inspection:
     log = whole.log
     if not log.spec.negatives and not any(day.stages[0].items for day in figures):
-        figures = [replace(day, stages=day.stages[1:]) for day in figures]  # nobody drew or expects negatives
+        figures = [replace(day, stages=day.stages[1:]) for day in figures]  # without negatives there is no row for them
     counts = {column: sum((day.features[column] for day in figures), start=ValueCounts()) for column in whole.features}
     counting = whole.features.values()
     return Inspection(

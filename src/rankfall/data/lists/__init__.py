@@ -1,1 +1,1 @@
-"""Prepared LETOR lists: lists of documents with a dense feature vector and a label each."""
+"""Prepared ranking data: ``ranking_data`` opens it, ``list_loader`` loads batches of whole lists."""

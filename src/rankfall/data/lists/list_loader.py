@@ -1,9 +1,8 @@
-"""Batches of whole lists from prepared data, with little padding.
+"""Batches of whole lists from prepared ranking data, with little padding.
 
-A batch says which rows its documents are, whose features :meth:`Lists.gather` brings without padding for models
-that look at one document at a time; its labels and mask are padded to its longest list, for losses and metrics.
-:meth:`Batch.pad` puts what a model says about rows into the shape of the lists. Lists of similar length come into
-one batch.
+A batch has the row numbers of its documents, whose features :meth:`Lists.gather` reads without padding for models that
+score one document at a time. Its labels and mask are padded to its longest list, for losses and metrics.
+:meth:`ListBatch.pad` converts values per row to the shape of the lists. A batch has lists of similar length.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankfall.data.impressions.loader.order import share
+from rankfall.data.indexing import rank_share, spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,32 +25,32 @@ if TYPE_CHECKING:
     from rankfall.data.lists.ranking_data import RankingSplit
 
     Indices = NDArray[np.int64]
-    Place = tuple[int, dict[str, Any]]  # batches that are done, and the state of the random numbers behind them
+    Place = tuple[int, dict[str, Any]]  # the number of finished batches, and the random state after them
 
-POOL = 32  # batches that are drawn together and sorted by length: more means less padding and a less random order
-MEASURED_ROWS = 1 << 15  # padded documents of a batch that is only measured
+POOL = 32  # batches that are drawn together and sorted by length: more gives less padding and a less random order
+MEASURED_ROWS = 1 << 15  # padded documents per batch if lists are only evaluated
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """Some lists, padded to the longest of them."""
+class ListBatch:
+    """Some lists, padded to the length of the longest one."""
 
-    lists: Indices  # (lists,) their numbers
-    rows: Indices  # (rows,) of their documents, one list after the other
+    lists: Indices  # (lists,) numbers of the lists
+    rows: Indices  # (rows,) numbers of the rows of their documents, one list after the other
     labels: Tensor  # (lists, n)
     mask: Tensor  # (lists, n)
-    slots: Tensor  # (rows,) where in the padded lists, written in a row, each document stands
+    slots: Tensor  # (rows,) the position of each document in the flattened padded lists
 
     def __len__(self) -> int:
         """The number of lists."""
         return len(self.lists)
 
-    def part(self, lists: slice) -> Batch:
-        """Some of its lists, as long as they are padded here."""
+    def part(self, lists: slice) -> ListBatch:
+        """Return some of the lists, with the same padded length."""
         width = self.mask.shape[1]
         before = [int(self.mask[:stop].sum()) for stop in (lists.start, lists.stop)]
         rows = slice(*before)
-        return Batch(
+        return ListBatch(
             lists=self.lists[lists],
             rows=self.rows[rows],
             labels=self.labels[lists],
@@ -60,12 +59,12 @@ class Batch:
         )
 
     def pad(self, values: Tensor) -> Tensor:
-        """Values of the documents ``(rows, ...)`` as lists ``(lists, n, ...)``, 0 where there is padding."""
+        """Pad values per document ``(rows, ...)`` to lists ``(lists, n, ...)``, with 0 in the padding."""
         return _pad(values, self.slots, self.mask.shape)
 
 
 class Lists:
-    """The lists of several splits as if they were one; features stay on disk until a batch gathers them."""
+    """The lists of several splits as one sequence; features stay on disk until they are gathered."""
 
     def __init__(self, splits: Sequence[RankingSplit]) -> None:
         self.splits = list(splits)
@@ -96,7 +95,7 @@ class Lists:
         return [qid for split in self.splits for qid in split.qids.to_pylist()]
 
     def gather(self, rows: Indices) -> Tensor:
-        """The features of some rows ``(rows, features)``, in that order."""
+        """Return the features of some rows ``(rows, features)``, in that order."""
         found: NDArray[np.float32] = np.empty((len(rows), self.features), np.float32)
         part = np.searchsorted(self._first_rows, rows, side="right") - 1
         for number, split in enumerate(self.splits):
@@ -104,24 +103,29 @@ class Lists:
             found[here] = split.features[rows[here] - self._first_rows[number]]
         return torch.from_numpy(found)
 
-    def batch(self, lists: Indices, *, rng: np.random.Generator | None = None, max_list: int | None = None) -> Batch:
-        """The lists of these numbers. With `rng` their documents are shuffled, and at most `max_list` of each kept.
+    def batch(
+        self, lists: Indices, *, rng: np.random.Generator | None = None, max_list: int | None = None
+    ) -> ListBatch:
+        """Return the batch of these lists.
 
-        Some losses put documents of equal labels in an order, the one they stand in. Shuffled, no model learns the
-        order of a file.
+        Args:
+            lists: The numbers of the lists.
+            rng: Shuffles the documents of each list. Some losses order documents of equal labels by position; with
+                shuffled documents a model cannot learn the order of the file.
+            max_list: Sample at most this many documents of a list, with `rng`.
         """
         lengths = self.lengths[lists]
-        rows = _spans(self.starts[lists], lengths)
+        rows = spans(self.starts[lists], lengths)
         if rng is not None:
             kept = lengths if max_list is None else np.minimum(lengths, max_list)
             rows = rows[_draw(lengths, kept, rng)]
             lengths = kept
         elif max_list is not None:
-            raise ValueError("rng: max_list draws a sample of long lists and needs a generator, got None")
+            raise ValueError("rng: found None, but max_list samples long lists and needs a generator")
         width = int(lengths.max())
-        slots = torch.from_numpy(_spans(np.arange(len(lists)) * width, lengths))
+        slots = torch.from_numpy(spans(np.arange(len(lists)) * width, lengths))
         mask = torch.arange(width) < torch.from_numpy(lengths)[:, None]
-        return Batch(
+        return ListBatch(
             lists=lists,
             rows=rows,
             labels=_pad(torch.from_numpy(self.labels[rows]), slots, mask.shape),
@@ -130,10 +134,10 @@ class Lists:
         )
 
     def shuffled(self, size: int, rng: np.random.Generator) -> list[Indices]:
-        """Numbers of lists in batches of about `size`, in an order that `rng` alone decides.
+        """Return the numbers of lists in batches of about `size`, in an order that depends on `rng` only.
 
         Lists are shuffled and taken in pools; inside a pool they are sorted by length and cut into batches, and the
-        batches are shuffled. Sizes differ by at most one, so that no batch is a small rest.
+        batches are shuffled. Sizes differ by at most one, so there is no small remaining batch.
         """
         order = rng.permutation(len(self))
         batches: list[Indices] = []
@@ -142,12 +146,12 @@ class Lists:
             batches += _cut(by_length, size)
         return [batches[i] for i in rng.permutation(len(batches))]
 
-    def by_length(self) -> Iterator[Batch]:
-        """Every list once, the shortest first, in batches of bounded size."""
+    def by_length(self) -> Iterator[ListBatch]:
+        """Iterate over all lists, the shortest first, in batches of bounded size."""
         order = np.argsort(self.lengths, kind="stable")
         start = 0
         while start < len(order):
-            # The longest list of a batch is its last one, so the padded size grows with every list that joins.
+            # The last list of a batch is its longest, so the padded size grows with every list that is added.
             lengths = self.lengths[order[start:]]
             padded = np.arange(1, len(lengths) + 1) * lengths
             stop = start + max(1, int(np.searchsorted(padded, MEASURED_ROWS, side="right")))
@@ -155,18 +159,24 @@ class Lists:
             start = stop
 
     def chunks(self, rows: int) -> Iterator[Tensor]:
-        """The features of all documents in their order, so many rows at a time."""
+        """Iterate over the features of all documents in their order, `rows` at a time."""
         for split in self.splits:
             for first in range(0, split.rows, rows):
                 yield torch.from_numpy(np.array(split.features[first : first + rows]))
 
 
 class ListLoader:
-    """Batches of all lists, in another order in each epoch, which can begin behind any of them.
+    """Loads all lists in batches, in another order in each epoch; a pass can continue after any batch.
 
-    `batch` lists make a batch, about. The order of an epoch, and what is drawn of long lists (`max_list`), follow from
-    `seed` and the epoch's number alone. The loader of one of several processes gives the `rank`-th of `world` shares of
-    every batch, some of which may be empty.
+    Args:
+        lists: The lists to load.
+        batch: The approximate number of lists of a batch, over all ranks.
+        seed: Seed of the order. The order of an epoch and the documents sampled from long lists depend on the seed and
+            the epoch only.
+        max_list: Sample at most this many documents of a list.
+        rank: The index of this process among `world` processes; it receives its share of every batch, which may be
+            empty.
+        world: The number of processes.
     """
 
     def __init__(
@@ -184,7 +194,7 @@ class ListLoader:
         pools = _cut(np.arange(len(lists)), batch * POOL)
         self._count = sum(-(-len(pool) // batch) for pool in pools)
         self._epoch = 0
-        self._begin: Place | None = None  # where the next pass begins, if not at the beginning
+        self._begin: Place | None = None  # where the next pass begins; None: at its first batch
         self._received: Place | None = None
 
     def __len__(self) -> int:
@@ -192,17 +202,21 @@ class ListLoader:
         return self._count
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next pass. Another epoch than before begins at its beginning."""
+        """Set the epoch of the next pass. If it changes, the pass begins at its first batch."""
         if epoch != self._epoch:
             self._epoch, self._begin, self._received = epoch, None, None
 
     def state_dict(self) -> dict[str, Any]:
-        """The position behind the last batch that was received, as plain values."""
+        """Return the position after the last batch received, as plain values."""
         batch, random = self._received or (0, None)
         return {"epoch": self._epoch, "batch": batch, "random": random, "settings": self._settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass begin where another one was; it gives exactly the batches that were left."""
+        """Continue at a saved position: the next pass returns exactly the remaining batches.
+
+        Raises:
+            ValueError: If the state was saved with other settings.
+        """
         for name, value in self._settings().items():
             found = state["settings"].get(name)
             if found != value:
@@ -213,8 +227,8 @@ class ListLoader:
     def _settings(self) -> dict[str, Any]:
         return {"lists": len(self.lists), "batch": self.batch, "seed": self.seed, "max_list": self.max_list}
 
-    def __iter__(self) -> Iterator[Batch]:
-        """One epoch: from the beginning, or from the position that was loaded since the last one."""
+    def __iter__(self) -> Iterator[ListBatch]:
+        """Iterate over one epoch, from the first batch or from the position loaded last."""
         first, self._begin = self._begin, None
         self._received = first
         rng = np.random.default_rng([self.seed, self._epoch + 1])
@@ -225,26 +239,19 @@ class ListLoader:
         for number, numbers in enumerate(batches[done:], start=done + 1):
             batch = self.lists.batch(numbers, rng=rng, max_list=self.max_list)
             self._received = number, dict(rng.bit_generator.state)
-            yield batch if self.world == 1 else batch.part(share(len(batch), self.rank, self.world))
-
-
-def _spans(starts: Indices, lengths: Indices) -> Indices:
-    """The numbers from each start on, as many as its length says, one span after another."""
-    ends = np.cumsum(lengths)
-    spans: Indices = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
-    return spans
+            yield batch if self.world == 1 else batch.part(rank_share(len(batch), self.rank, self.world))
 
 
 def _draw(lengths: Indices, kept: Indices, rng: np.random.Generator) -> Indices:
-    """Places in spans of these lengths that follow each other: from each span so many as are kept, in random order."""
+    """Draw `kept` random positions, in random order, from each of the consecutive spans of these lengths."""
     span = np.repeat(np.arange(len(lengths)), lengths)
     order = np.lexsort((rng.random(len(span)), span))
-    rank = _spans(np.zeros_like(lengths), lengths)
+    rank = spans(np.zeros_like(lengths), lengths)
     return order[rank < np.repeat(kept, lengths)]
 
 
 def _cut(numbers: Indices, size: int) -> list[Indices]:
-    """As few pieces as possible of at most `size`, all of nearly one length."""
+    """Cut into as few pieces as possible of at most `size`, all of nearly equal length."""
     return np.array_split(numbers, -(-len(numbers) // size))
 
 

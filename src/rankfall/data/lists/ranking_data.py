@@ -1,17 +1,17 @@
-"""Prepared ranking data: lists of documents with features and labels, in files that are mapped into memory.
+"""Prepared ranking data: lists of documents with features and labels, in memory-mapped files.
 
-A directory holds ``manifest.json`` and one directory a split with
+A directory has ``manifest.json`` and one directory per split with
 
 ================  =========================  ==============================================================
-``features.npy``  float32 (rows, features)   the rows of one list stand together
+``features.npy``  float32 (rows, features)   the rows of a list follow each other
 ``labels.npy``    float32 (rows,)
 ``offsets.npy``   int64 (lists + 1,)         list i is the rows from ``offsets[i]`` up to ``offsets[i + 1]``
-``moments.npy``   float64 (3, features)      rows, mean, sum of squared deviations: what standardising needs
+``moments.npy``   float64 (3, features)      rows, mean, sum of squared deviations, for standardising
 ``qids.arrow``    Arrow strings (lists,)
-``docids.arrow``  Arrow strings (rows,)      only if the source had comments
+``docids.arrow``  Arrow strings (rows,)      if the source has comments
 ================  =========================  ==============================================================
 
-The manifest is written last and the directory gets its name after that: a directory with a manifest is whole.
+The manifest is written last and the directory is renamed after that: a directory with a manifest is complete.
 """
 
 from __future__ import annotations
@@ -25,81 +25,22 @@ import pyarrow as pa
 
 from rankfall._files import checksum
 from rankfall._manifest import MANIFEST, has_format, read_manifest
+from rankfall.data.moments import Moments
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
+    from rankfall.data.moments import Scaling
+
 FORMAT = "rankfall ranking data"
 VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
-    """Number of rows, and mean and sum of squared deviations of each feature. Those of parts add up."""
-
-    rows: float
-    mean: NDArray[np.float64]
-    squares: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, features: NDArray[Any]) -> Moments:
-        """The moments of (rows, features)."""
-        values = features.astype(np.float64)
-        if len(values) == 0:
-            return cls(0.0, np.zeros(values.shape[1]), np.zeros(values.shape[1]))
-        mean = values.mean(axis=0)
-        values -= mean
-        return cls(float(len(values)), mean, np.einsum("rf,rf->f", values, values))
-
-    def __add__(self, other: Moments) -> Moments:
-        """The moments of both sets of rows together (Chan, Golub and LeVeque, 1983)."""
-        rows = self.rows + other.rows
-        if rows == 0:
-            return self
-        apart = other.mean - self.mean
-        mean = self.mean + apart * (other.rows / rows)
-        squares = self.squares + other.squares + apart**2 * (self.rows * other.rows / rows)
-        return Moments(rows, mean, squares)
-
-    def scaling(self) -> Scaling:
-        """The scaling that gives these rows mean 0 and variance 1."""
-        deviation = np.sqrt(self.squares / max(self.rows, 1.0))
-        # rounding leaves a constant feature a deviation of some 1e-16 of its mean, which must not be blown up
-        constant = deviation <= 1e-12 * np.abs(self.mean)
-        return Scaling(self.mean, np.where(constant, 1.0, deviation))
-
-    def scaled(self, scaling: Scaling) -> Moments:
-        """The moments of the scaled rows."""
-        return Moments(self.rows, (self.mean - scaling.mean) / scaling.deviation, self.squares / scaling.deviation**2)
-
-    def to_array(self) -> NDArray[np.float64]:
-        """As stored: (3, features)."""
-        return np.stack([np.full_like(self.mean, self.rows), self.mean, self.squares])
-
-    @classmethod
-    def from_array(cls, array: NDArray[np.float64]) -> Moments:
-        """As stored: (3, features)."""
-        return cls(float(array[0, 0]) if array.size else 0.0, array[1], array[2])
-
-
-@dataclass(frozen=True, slots=True)
-class Scaling:
-    """Standardisation: (features - mean) / deviation."""
-
-    mean: NDArray[np.float64]
-    deviation: NDArray[np.float64]
-
-    def __call__(self, features: NDArray[Any]) -> NDArray[np.float32]:
-        """Scale (rows, features), computed in float64."""
-        scaled: NDArray[np.float32] = ((features - self.mean) / self.deviation).astype(np.float32)
-        return scaled
-
-
-@dataclass(frozen=True, slots=True)
 class RankingSplit:
-    """The lists of one split; every array is mapped from disk and read-only."""
+    """The lists of one split; all arrays are mapped from disk and read-only."""
 
     name: str
     features: NDArray[np.float32]  # (rows, features)
@@ -115,7 +56,7 @@ class RankingSplit:
 
     @property
     def rows(self) -> int:
-        """The number of documents of all lists."""
+        """The total number of documents."""
         return len(self.labels)
 
 
@@ -131,13 +72,21 @@ class RankingData:
     splits: dict[str, RankingSplit]
 
     def __repr__(self) -> str:
-        """One line: what there is, not what is in it."""
+        """Path and size, in one line."""
         parts = ", ".join(f"{name} {len(split):,} lists" for name, split in self.splits.items())
         return f"RankingData({self.path}: {parts})"
 
     @classmethod
     def load(cls, path: str | Path, *, verify: bool = False) -> RankingData:
-        """Open a prepared directory; with `verify` its files are read and compared with their checksums."""
+        """Open a directory of prepared ranking data.
+
+        Args:
+            path: The directory.
+            verify: Read all files and compare them with their checksums.
+
+        Raises:
+            ValueError: If the directory is not prepared ranking data, or if one of its files is damaged.
+        """
         path = Path(path)
         kind = "prepared ranking data (see 'rankfall prepare letor --help')"
         manifest = read_manifest(path, FORMAT, VERSION, kind=kind, remedy="prepare it again")
@@ -147,14 +96,14 @@ class RankingData:
         return cls(path, manifest, splits)
 
     def __getitem__(self, name: str) -> RankingSplit:
-        """The split of that name; ``name:2/5`` is the second of five parts of its lists, in their order."""
+        """Return a split by name; ``name:2/5`` is the second of five parts of its lists, in their order."""
         whole, colon, part = name.partition(":")
         if whole not in self.splits:
             raise ValueError(f"split: {self.path} has no split {whole!r}; it has {', '.join(self.splits)}")
         return _part(self.splits[whole], part) if colon else self.splits[whole]
 
     def __iter__(self) -> Iterator[str]:
-        """The names of the splits."""
+        """Iterate over the names of the splits."""
         return iter(self.splits)
 
     @property
@@ -164,15 +113,15 @@ class RankingData:
         return columns
 
     def scaling(self, train: Iterable[str]) -> Scaling:
-        """Standardisation fitted on the splits `train`, and on nothing else; no row is read for it."""
+        """Fit a standardisation on the splits `train` only, from their stored moments."""
         moments = [self[name].moments for name in train]
         if not moments:
-            raise ValueError("train: at least one split is needed to fit a standardisation, got none")
+            raise ValueError("train: found no split, expected at least one to fit a standardisation")
         return sum(moments[1:], start=moments[0]).scaling()
 
 
 def is_prepared(path: Path) -> bool:
-    """Whether a directory holds prepared ranking data of any version."""
+    """Return whether a directory is prepared ranking data of any version."""
     return has_format(path / MANIFEST, FORMAT)
 
 
@@ -197,11 +146,11 @@ def _load_split(directory: Path, name: str, manifest: dict[str, Any]) -> Ranking
 
 
 def _part(split: RankingSplit, part: str) -> RankingSplit:
-    """One of so many parts of a split, with as many lists as the others or one more."""
+    """Return one part of a split; all parts have the same number of lists, or one more."""
     number, _, count = part.partition("/")
     if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count) <= len(split)):
         raise ValueError(
-            f"split: {split.name}:{part} names no part of {split.name!r}; its {len(split)} lists have the parts "
+            f"split: found {split.name}:{part}, expected a part of the {len(split)} lists of {split.name!r}, "
             f"{split.name}:1/n to {split.name}:n/n"
         )
     first, last = (len(split) * i // int(count) for i in (int(number) - 1, int(number)))
@@ -231,4 +180,4 @@ def _load_strings(path: Path, length: int) -> pa.ChunkedArray:
 
 def _check_shape(path: Path, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if found != expected:
-        raise ValueError(f"path: {path} has shape {found}, its manifest says {expected}")
+        raise ValueError(f"path: {path} has shape {found}, its manifest states {expected}")

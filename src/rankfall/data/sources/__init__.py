@@ -1,1 +1,1 @@
-"""Readers of raw data: full-stage rows, LETOR text, RecFlow, MovieLens and MQ2007."""
+"""Readers of raw data: rows, LETOR text, RecFlow, MovieLens and MQ2007, one module or package per source."""

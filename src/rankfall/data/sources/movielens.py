@@ -1,17 +1,16 @@
-"""MovieLens-1M as a funnel. The ratings are real, the funnel is made from them.
+"""MovieLens-1M as a funnel. The ratings are real, the funnel is constructed from them.
 
-MovieLens knows what its users rated, not what they were shown. Requests and stages are therefore a construction:
+MovieLens contains ratings, but not the items that users were shown. Requests and stages are therefore constructed:
 
-- A **request** is a block of a user's ratings that follow one another in time, of 20 or more, and has the time of the
-  first of them. All requests in the order of time are cut into **days** of equal size, ``day-01``, ``day-02``, ...
-- Its candidates are, from the deepest stage up: `liked`, films of the block with 4 or 5 stars, which are the relevant
-  ones; `low`, the other films of the block; `popular`, of the films that the user never rated the 100 that had the most
-  ratings before the request; `random`, all other films that the user never rated. Some of each are drawn.
+- A **request** is a block of at least 20 consecutive ratings of a user and has the time of the first one. All requests
+  in the order of time are divided into **days** of equal size, ``day-01``, ``day-02``, ...
+- Its candidates are, from the deepest stage to the first: `liked`, films of the block with 4 or 5 stars, which are the
+  relevant ones; `low`, the other films of the block; `popular`, the 100 films with the most ratings before the request
+  among those that the user never rated; `random`, all other films that the user never rated. Each stage is sampled.
 - The **rank** in `liked` and `low` follows the stars. The other stages have none.
-- The **behaviour sequence** holds the last films that the user liked before the request.
+- The **behaviour sequence** contains the last films that the user liked before the request.
 
-Nothing that a model may look at comes from later than the request. That a user never rates a film, in all of the
-data, is a label.
+All features are from before the request. That a user never rates a film, in all of the data, is a label.
 """
 
 from __future__ import annotations
@@ -23,14 +22,18 @@ import polars as pl
 import pyarrow as pa
 
 from rankfall._files import about_file, fresh_directory
-from rankfall.data.impressions.assemble import assemble, item_table
+from rankfall.data.impressions.assemble import assemble
 from rankfall.data.impressions.counts import Counts
 from rankfall.data.impressions.encoding import Encoding
 from rankfall.data.impressions.hashing import hash_values
-from rankfall.data.impressions.history import History
-from rankfall.data.impressions.log import ImpressionLog, LogWriter, impression_schema, is_log
+from rankfall.data.impressions.history import EventHistory
+from rankfall.data.impressions.items import item_table
+from rankfall.data.impressions.log import ImpressionLog, is_log
+from rankfall.data.impressions.log_writer import LogWriter
 from rankfall.data.impressions.sampler import check_seed, sample_keys
+from rankfall.data.impressions.schema import impression_schema
 from rankfall.data.impressions.spec import validate_spec
+from rankfall.data.indexing import spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -45,10 +48,10 @@ if TYPE_CHECKING:
 FILES = ("ratings.dat", "users.dat", "movies.dat")
 STAGES = ("random", "popular", "low", "liked")
 POPULAR = 100  # films of the stage of that name
-LEAST_LIKED = 4  # stars
+LEAST_LIKED = 4  # the smallest number of stars of a liked film
 HISTORY_LENGTH = 50
 GENDERS = ["F", "M"]
-AGES = ["1", "18", "25", "35", "45", "50", "56"]  # the youngest of each group
+AGES = ["1", "18", "25", "35", "45", "50", "56"]  # the lowest age of each group
 OCCUPATIONS = [str(number) for number in range(21)]
 STARS = ["1", "2", "3", "4", "5"]
 GENRES = [
@@ -57,11 +60,17 @@ GENRES = [
 ]  # fmt: skip
 
 _SEQUENCE = ["movie_id", "genre", "year"]
-_CHUNK = 256  # requests whose films are looked at together: each takes a number for every film
+_CHUNK = 256  # requests processed together; each needs one number per film
 
 
 def movielens_spec(users: int, films: int, *, sample: int = 10) -> Spec:
-    """The description of the funnel, given how many ids users and films may have."""
+    """Return the description of the funnel.
+
+    Args:
+        users: The number of user ids.
+        films: The number of film ids.
+        sample: The number of items sampled per stage.
+    """
     codes = {"gender": len(GENDERS), "age": len(AGES), "occupation": len(OCCUPATIONS)}
     return validate_spec(
         {
@@ -111,10 +120,20 @@ def prepare_movielens(
     force: bool = False,
     on_requests: Callable[[int, int], None] = lambda done, total: None,
 ) -> ImpressionLog:
-    """Make a funnel of the files of MovieLens-1M in a directory and write it as a log.
+    """Construct a funnel from the files of MovieLens-1M and write it as an impression log.
 
-    Requests are blocks of at least `block` ratings, of each stage `sample` items are drawn. `on_requests` hears how
-    many requests are done, and how many there are.
+    Args:
+        source: The directory of the files.
+        out: The directory to write.
+        days: The number of days.
+        block: The smallest number of ratings of a request.
+        sample: The number of items sampled per stage.
+        seed: Seed of the sample.
+        force: Replace an existing impression log.
+        on_requests: Receives the number of finished requests and the number of all requests.
+
+    Raises:
+        ValueError: If a file is missing or has an invalid line; the message names the line.
     """
     check_seed(seed)
     with fresh_directory(out, is_log, force=force) as directory:
@@ -148,13 +167,13 @@ def prepare_movielens(
 def _check_files(source: Path) -> None:
     missing = [name for name in FILES if not (source / name).is_file()]
     if missing:
-        raise ValueError(f"{source}: {', '.join(missing)} not there; MovieLens-1M has {', '.join(FILES)}")
+        raise ValueError(f"{source}: {', '.join(missing)} missing; MovieLens-1M has {', '.join(FILES)}")
 
 
 def _rows_by_day(
     ratings: pl.DataFrame, users: pl.DataFrame, films: pl.DataFrame, requests: pl.DataFrame, *, sample: int, seed: int
 ) -> Iterator[tuple[str, pl.DataFrame, pl.DataFrame]]:
-    """The name of each day, the sequences of its requests, and their candidates with all features."""
+    """Iterate over the days: name, sequences of its requests, and their candidates with all features."""
     funnel = _Funnel(ratings, films, sample=sample, seed=seed)
     sequences = liked_before(requests, ratings, films)
     for (day,), of_day in requests.group_by("day", maintain_order=True):
@@ -170,7 +189,7 @@ def _above(ids: pl.Series) -> int:
 
 
 def _values(raw: pl.Series) -> pl.Series:
-    """The values that get ids, the most frequent first."""
+    """Return the values that get ids, the most frequent first."""
     counts = raw.drop_nulls().value_counts(name="count")
     return counts.sort("count", raw.name, descending=[True, False])[raw.name]
 
@@ -179,7 +198,7 @@ def _values(raw: pl.Series) -> pl.Series:
 
 
 def read_users(path: Path) -> pl.DataFrame:
-    """``UserID::Gender::Age::Occupation::Zip-code``; of the zip code the first three characters, which are a region."""
+    """Read ``UserID::Gender::Age::Occupation::Zip-code``; only the first three characters of the zip code, a region."""
     rows = _Rows(path, ["user_id", "gender", "age", "occupation", "zip"])
     return _once(rows, ["user_id"]).select(
         rows.whole("user_id"),
@@ -191,7 +210,7 @@ def read_users(path: Path) -> pl.DataFrame:
 
 
 def read_movies(path: Path) -> pl.DataFrame:
-    """``MovieID::Title::Genre|Genre|...``, the year in brackets at the end of the title."""
+    """Read ``MovieID::Title::Genre|Genre|...``, with the year in brackets at the end of the title."""
     rows = _Rows(path, ["movie_id", "title", "genres"])
     named = rows.frame["genres"].str.split("|")
     wrong = rows.frame.filter(named.list.eval(~pl.element().is_in(GENRES)).list.any())
@@ -207,7 +226,7 @@ def read_movies(path: Path) -> pl.DataFrame:
 
 
 def read_ratings(path: Path, users: pl.DataFrame, films: pl.DataFrame) -> pl.DataFrame:
-    """``UserID::MovieID::Rating::Timestamp``, the time in seconds since 1970."""
+    """Read ``UserID::MovieID::Rating::Timestamp``, the time in seconds since 1970."""
     rows = _Rows(path, ["user_id", "movie_id", "rating", "time"])
     ratings = _once(rows, ["user_id", "movie_id"]).select(
         rows.whole("user_id"), rows.whole("movie_id"), rows.one_of("rating", STARS) + 1, rows.whole("time")
@@ -221,14 +240,14 @@ def read_ratings(path: Path, users: pl.DataFrame, films: pl.DataFrame) -> pl.Dat
 
 
 class _Rows:
-    """The fields of a file of MovieLens, separated by ``::``, as text."""
+    """The fields of a MovieLens file, separated by ``::``, as text."""
 
     def __init__(self, path: Path, columns: list[str]) -> None:
         self.path = path
         text = pl.Series("text", path.read_bytes().decode("latin-1").split("\n")).str.strip_chars_end("\r")
         lines = pl.DataFrame({"text": text}).with_row_index("line", offset=1).filter(pl.col("text") != "")
         if len(lines) == 0:
-            raise ValueError(f"{path}: nothing stands in it")
+            raise ValueError(f"{path}: found no lines")
         fields = lines["text"].str.split("::")
         if (wrong := fields.list.len() != len(columns)).any():
             at = int(wrong.arg_max() or 0)
@@ -241,7 +260,7 @@ class _Rows:
         raise ValueError(f"{self.path}:{line}: {why}")
 
     def whole(self, column: str) -> pl.Series:
-        """A column of whole numbers from 0."""
+        """Parse a column of whole numbers from 0 on."""
         raw = self.frame[column]
         numbers = raw.cast(pl.Int64, strict=False)
         if (wrong := numbers.is_null() | ~numbers.is_between(0, 2**31 - 1)).any():
@@ -250,7 +269,7 @@ class _Rows:
         return numbers
 
     def one_of(self, column: str, allowed: Sequence[str]) -> pl.Series:
-        """The places of a column's values among those that it may have."""
+        """Return the index of each value of a column in the list of allowed values."""
         raw = self.frame[column]
         places = raw.replace_strict(allowed, range(len(allowed)), default=None, return_dtype=pl.Int64)
         if places.has_nulls():
@@ -271,9 +290,9 @@ def _once(rows: _Rows, key: list[str]) -> pl.DataFrame:
 
 
 def into_blocks(ratings: pl.DataFrame, block: int) -> pl.DataFrame:
-    """Ratings by user and time with the number of their request; requests are numbered in the order of time.
+    """Add the number of their request to ratings, sorted by user and time; requests are numbered in the order of time.
 
-    A user's ratings are cut into as many parts as blocks fit, of nearly equal size, so that no short one is left.
+    The ratings of a user are divided into as many parts as blocks fit, of nearly equal size, so that no part is short.
     """
     ratings = ratings.sort("user_id", "time", "movie_id")
     place, count = pl.int_range(pl.len()).over("user_id"), pl.len().over("user_id")
@@ -285,20 +304,20 @@ def into_blocks(ratings: pl.DataFrame, block: int) -> pl.DataFrame:
 
 
 def into_days(ratings: pl.DataFrame, days: int) -> pl.DataFrame:
-    """The requests in the order of time, with the name of their part."""
+    """Return the requests in the order of time, with the name of their day."""
     requests = ratings.group_by("request_id").agg(pl.first("user_id"), pl.min("time")).sort("request_id")
     if days > len(requests):
-        raise ValueError(f"days: found {days}, but there are only {len(requests)} requests")
+        raise ValueError(f"days: found {days}, expected at most {len(requests)}, the number of requests")
     number = pl.int_range(pl.len()) * days // pl.len() + 1
     width = max(2, len(str(days)))
     return requests.with_columns(day=pl.format("day-{}", number.cast(pl.String).str.zfill(width)))
 
 
 def liked_before(requests: pl.DataFrame, ratings: pl.DataFrame, films: pl.DataFrame) -> pl.DataFrame:
-    """The last films that the user of each request liked before it, as columns of lists."""
+    """Return the last films that the user of each request liked before it, as columns of lists."""
     liked = ratings.filter(pl.col("rating") >= LEAST_LIKED).join(films, on="movie_id", maintain_order="left")
     events = liked.select("time", *_SEQUENCE, user="user_id", order="movie_id")
-    found = History(HISTORY_LENGTH, _SEQUENCE).advance(requests["user_id"], requests["time"], events)
+    found = EventHistory(HISTORY_LENGTH, _SEQUENCE).advance(requests["user_id"], requests["time"], events)
     found = found.rename(lambda name: f"sequence.liked.{name}")
     return pl.concat([requests.select("request_id"), found], how="horizontal")
 
@@ -320,7 +339,7 @@ class _Funnel:
         self._sample, self._seed = sample, seed
 
     def seen(self, requests: pl.DataFrame) -> pl.DataFrame:
-        """The rated films of the requests."""
+        """Return the rated films of the requests."""
         liked, stars = pl.col("rating") >= LEAST_LIKED, pl.col("rating")
         return self._ratings.join(requests, on="request_id", how="semi", maintain_order="left").select(
             "request_id",
@@ -331,13 +350,13 @@ class _Funnel:
         )
 
     def unseen(self, requests: pl.DataFrame) -> Iterator[pl.DataFrame]:
-        """The popular films and a sample of the other ones that the users of the requests never rated."""
+        """Iterate over the popular films and a sample of the other films that the users of the requests never rated."""
         for start in range(0, len(requests), _CHUNK):
             chunk = requests.slice(start, _CHUNK)
             free = self._never_rated(chunk["user_id"].to_numpy())
             popular = _largest(np.where(free, self._popularity(chunk["time"].to_numpy()), 0), POPULAR)
             free[popular] = False
-            # the sampler would keep the same ones if it were given all of them
+            # the sampler would keep the same films if it received all of them
             keys = sample_keys(self._seed, hash_values(chunk["request_id"])[:, None], self._film_hash)
             chosen = _largest(np.where(free, ~keys, 0), self._sample)
             for name, (row, film) in (("popular", popular), ("random", chosen)):
@@ -352,25 +371,24 @@ class _Funnel:
                 )
 
     def _never_rated(self, users: Integers) -> NDArray[np.bool_]:
-        """For each of the users, which films they never rated: (users, films)."""
+        """Return which films each user never rated: (users, films)."""
         starts, stops = (np.searchsorted(self._user, users, side=side) for side in ("left", "right"))
         lengths = stops - starts
-        before = np.cumsum(lengths) - lengths
-        ratings = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
+        ratings = spans(starts, lengths)
         free = np.ones((len(users), len(self._films)), np.bool_)
         free[np.repeat(np.arange(len(users)), lengths), self._film[ratings]] = False
         return free
 
     def _popularity(self, times: Integers) -> NDArray[np.uint64]:
-        """A number for each film (times, films) that grows with its ratings before each of the rising times.
+        """Return a number per film (times, films) that grows with its ratings before each of the increasing times.
 
-        It is 0 for films without a rating, and different for all others: the smaller id wins where ratings are equal.
+        It is 0 for films without ratings and different for all others: with equal ratings the smaller id is higher.
         """
         films = len(self._films)
         known, last = np.searchsorted(self._times, [times[0], times[-1]], side="left")
         counts = np.zeros((len(times), films), np.int64)
         counts[0] = np.bincount(self._film_by_time[:known], minlength=films)
-        # a rating counts from the first request on that is later
+        # a rating counts from the first later request on
         rows = np.searchsorted(times, self._times[known:last], side="right")
         np.add.at(counts, (rows, self._film_by_time[known:last]), 1)
         np.cumsum(counts, axis=0, out=counts)
@@ -378,7 +396,7 @@ class _Funnel:
 
 
 def _largest(values: NDArray[np.uint64], count: int) -> tuple[Integers, Integers]:
-    """Rows and columns of the largest numbers of each row, without zeros."""
+    """Return the rows and columns of the largest numbers of each row, without zeros."""
     count = min(count, values.shape[1])
     columns = np.argpartition(values, values.shape[1] - count, axis=1)[:, values.shape[1] - count :]
     columns = np.sort(columns, axis=1)

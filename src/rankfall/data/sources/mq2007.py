@@ -1,13 +1,13 @@
 """MQ2007 as a funnel: a query is a request, its judged documents are the items.
 
-Two published files speak of the same documents. MQ2007-agg has the rank that each of 21 retrieval systems gave a
-document, which is known before anybody opens it; LETOR 4.0 has 46 features of its text and links. So a first stage that
-sees ``item.systems`` and ``item.returned`` and a second one that sees ``item.features`` make a real cascade, and people
-judged its documents: ``relevance`` is their grade, 0 to 2, and ``grade`` follows it.
+Two published files describe the same documents. MQ2007-agg has the rank that each of 21 retrieval systems gave a
+document, which is known before the document is read; LETOR 4.0 has 46 features of its text and links. A first stage
+with ``item.systems`` and ``item.returned`` and a second one with ``item.features`` therefore make a real cascade. Its
+documents were judged by people: ``relevance`` is their grade, 0 to 2, and ``grade`` follows it.
 
 A rank r becomes 1 - log(1 + r) / log(1001): 0.9 for the first of a list, near 0 for the last of a thousand, and 0, with
-a 0 in ``returned``, for a document that a system did not return. Documents of which one of the two files does not speak
-are left out and counted.
+a 0 in ``returned``, for a document that a system did not return. Documents that one of the files lacks are left out and
+counted.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ import polars as pl
 import pyarrow.compute as pc
 
 from rankfall._files import fresh_directory
-from rankfall.data.impressions.assemble import assemble, item_table
+from rankfall.data.impressions.assemble import assemble
 from rankfall.data.impressions.encoding import Encoding
-from rankfall.data.impressions.log import ImpressionLog, LogWriter, is_log
+from rankfall.data.impressions.items import item_table
+from rankfall.data.impressions.log import ImpressionLog, is_log
+from rankfall.data.impressions.log_writer import LogWriter
 from rankfall.data.impressions.spec import validate_spec
 from rankfall.data.sources.letor.parse import Rules, parse_block
-from rankfall.data.sources.letor.text_files import Source
+from rankfall.data.sources.letor.text_files import TextFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.spec import Spec
 
 SYSTEMS, FEATURES = 21, 46
-LAST_RANK = 1000  # how deep the lists of the systems went
+LAST_RANK = 1000  # the length of the lists of the systems
 STAGE = "judged"
 MODEL_ROWS = "rows_from_models.tsv"
 WITHOUT_FEATURES, WITHOUT_RANKS = "documents without features", "documents without ranks"
@@ -46,7 +48,7 @@ _KEY = ["qid", "docid"]
 
 
 def mq2007_spec() -> Spec:
-    """The description of the joined files."""
+    """Return the description of the joined files."""
     return validate_spec(
         {
             "request": "qid",
@@ -76,8 +78,16 @@ def prepare_mq2007(
 ) -> ImpressionLog:
     """Join ``systems21_S?.txt`` and ``features46_S?.txt`` of a directory into a log whose days are the partitions.
 
-    With `missing_at_random` the rows listed in ``rows_from_models.tsv`` are left out: those whose features were found
-    in published models are relevant more often than others. `on_read` hears how many bytes were read.
+    Args:
+        source: The directory of the files.
+        out: The directory to write.
+        missing_at_random: Leave out the rows listed in ``rows_from_models.tsv``, whose features were found in published
+            models and which are relevant more often than others.
+        force: Replace an existing impression log.
+        on_read: Receives the number of bytes read.
+
+    Raises:
+        ValueError: If a file is missing or has an invalid line, or if the files contradict each other.
     """
     encoding = Encoding(mq2007_spec())
     with fresh_directory(out, is_log, force=force) as directory:
@@ -98,7 +108,7 @@ def prepare_mq2007(
         about = {
             "command": "prepare mq2007",
             "sources": sources,
-            "item_features": "per request",  # an item is a document of one query: none can be drawn for another
+            "item_features": "per request",  # an item is a document of one query and cannot be drawn for another
             "counts": assembled.counts.to_json(),
             "left_out": dict(counts),
         }
@@ -107,7 +117,7 @@ def prepare_mq2007(
 
 
 def source_files(source: Path) -> list[Path]:
-    """The ranking files of a directory that are read."""
+    """Return the ranking files of a directory that are read."""
     return [_file(source, kind, part) for part in _parts_of(source) for kind in ("systems21", "features46")]
 
 
@@ -135,8 +145,8 @@ def _file(source: Path, kind: str, part: str) -> Path:
 def _read(
     path: Path, size: int, rules: Rules, on_read: Callable[[int], None], sources: list[dict[str, Any]]
 ) -> pl.DataFrame:
-    """Query, document, label and `size` values of every line of a ranking file, which is added to `sources`."""
-    tables, line, source = [], 1, Source(path, on_read)
+    """Read query, document, label and `size` values of every line of a ranking file, and add the file to `sources`."""
+    tables, line, source = [], 1, TextFile(path, on_read)
     for text in source.blocks():
         block = parse_block(text, rules)
         if block.bad:
@@ -156,7 +166,7 @@ def _read(
         line += text.count(b"\n")
     rows = sum(map(len, tables))
     if not rows:
-        raise ValueError(f"{path}: nothing stands in it")
+        raise ValueError(f"{path}: found no lines")
     sources.append({"path": str(path), "bytes": source.bytes, "sha256": source.sha256, "rows": rows})
     return _checked(path, pl.concat(tables))
 
@@ -169,8 +179,8 @@ def _check_lines(
     size: int,
     docids: Any,
 ) -> None:
-    """Every line has the ids 1 to `size` and a document."""
-    # ids rise along a line, so those of a line with `size` of them are 1 to `size` if the ends are
+    """Check that every line has the ids 1 to `size` and a document."""
+    # ids increase along a line, so `size` ids are 1 to `size` if the first and the last are
     ends = np.cumsum(counts)
     wrong = counts != size
     if not wrong.any():
@@ -198,13 +208,13 @@ def _checked(path: Path, rows: pl.DataFrame) -> pl.DataFrame:
     again = rows.filter(pl.struct(_KEY).is_duplicated())
     if len(again):
         first = again.filter(pl.struct(_KEY) == pl.struct(_KEY).first())["line"]
-        raise ValueError(f"{path}:{first[1]}: document {again['docid'][0]} of query {again['qid'][0]} stands twice")
+        raise ValueError(f"{path}:{first[1]}: document {again['docid'][0]} of query {again['qid'][0]} occurs twice")
     return rows
 
 
 def _rows_from_models(path: Path) -> pl.DataFrame:
     if not path.is_file():
-        raise ValueError(f"{path} is not there; it lists the rows that --missing-at-random leaves out")
+        raise ValueError(f"{path} does not exist; it lists the rows that --missing-at-random leaves out")
     try:
         return pl.read_csv(path, separator="\t", columns=_KEY, schema_overrides={"qid": pl.Int64, "docid": pl.String})
     except pl.exceptions.PolarsError as error:
@@ -217,7 +227,7 @@ def _rows_from_models(path: Path) -> pl.DataFrame:
 def _join(
     part: str, ranks: pl.DataFrame, features: pl.DataFrame, left_out: pl.DataFrame | None, counts: Counter[str]
 ) -> pl.DataFrame:
-    """The documents of a partition of which both files speak; `counts` tells how many others there are."""
+    """Return the documents of a partition that both files have; `counts` receives the number of others."""
     counts[WITHOUT_FEATURES] += len(ranks.join(features, on=_KEY, how="anti"))
     counts[WITHOUT_RANKS] += len(features.join(ranks, on=_KEY, how="anti"))
     rows = ranks.join(features, on=_KEY, suffix="_of_features", maintain_order="left")
@@ -234,12 +244,12 @@ def _join(
 
 
 def _columns(rows: pl.DataFrame) -> pl.DataFrame:
-    """The columns that the description names."""
+    """Return the columns that the description names."""
     if len(rows) == 0:
-        raise ValueError("no document has both ranks and features")
+        raise ValueError("found no document with both ranks and features")
     parts = rows.group_by("qid").agg(pl.col("part").unique()).filter(pl.col("part").list.len() > 1).sort("qid")
     if len(parts):
-        raise ValueError(f"query {parts['qid'][0]} stands in {' and in '.join(sorted(parts['part'][0]))}")
+        raise ValueError(f"query {parts['qid'][0]} occurs in {' and in '.join(sorted(parts['part'][0]))}")
     ranks = rows["values"].to_numpy().astype(np.float64)
     returned = ~np.isnan(ranks)
     found = np.where(returned, ranks, LAST_RANK)
@@ -253,7 +263,7 @@ def _columns(rows: pl.DataFrame) -> pl.DataFrame:
         "part",
         "label",
         id=pl.format("{}/{}", "qid", "docid"),
-        rank=(pl.col("label").max() - pl.col("label")).cast(pl.Int64),  # so that better judged is graded higher
+        rank=(pl.col("label").max() - pl.col("label")).cast(pl.Int64),  # a better label gets a higher grade
         systems=pl.Series(np.where(returned, 1 - np.log1p(found) / np.log1p(LAST_RANK), 0)),
         returned=pl.Series(returned.astype(np.float32)),
         features="values_of_features",

@@ -2,15 +2,15 @@
 
 ::
 
-    SRC/all_stage/2024-01-13.feather            one row for each request and item: everything but sequences
-    SRC/seq_effective_50_dict/2024-01-13.pkl    {request: array (50, 10)}: what the user had watched before
+    SRC/all_stage/2024-01-13.feather            one row per request and item: everything except sequences
+    SRC/seq_effective_50_dict/2024-01-13.pkl    {request: array (50, 10)}: the videos watched before
     SRC/others/id_cnt.pkl                       {feature: number of ids}
 
-The pickles are read with `safe_pickle`, which runs no code. ``request_id_dict`` has the items of
-``all_stage`` once more, without users and times, and is not read.
+The pickles are read with `safe_pickle`, which runs no code. ``request_id_dict`` repeats the items of ``all_stage``
+without users and times, and is not read.
 
-An item that is in none of the stages of the cascade is left out: the two-stage cascade has no place for what
-only the rerank stages logged.
+Items that are in none of the stages of the cascade are left out: the two-stage cascade has no stage for items that only
+the rerank stages logged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rankfall._settings import shown
 from rankfall._suggest import did_you_mean
 from rankfall.data.impressions.encoding import to_times
 from rankfall.data.impressions.hashing import combine, hash_values
-from rankfall.data.impressions.history import History
+from rankfall.data.impressions.history import EventHistory
 from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.impressions.sampler import check_seed
 from rankfall.data.impressions.stage_depth import above_zero
@@ -49,10 +49,10 @@ from rankfall.data.sources.recflow_spec import (
     sequence_column,
 )
 from rankfall.data.sources.rows.column_types import to_type
-from rankfall.data.sources.rows.columns import uses
+from rankfall.data.sources.rows.columns import column_uses
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
-from rankfall.data.sources.rows.raw_log import Batch
-from rankfall.data.sources.rows.row_files import Source
+from rankfall.data.sources.rows.raw_log import RowBatch
+from rankfall.data.sources.rows.row_files import RowFile
 from rankfall.data.sources.safe_pickle import read_dict, read_pairs
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 Sequences = Literal["pickle", "log", "none"]
 
 ROWS, PICKLES, ID_COUNTS = "all_stage", "seq_effective_50_dict", "others/id_cnt.pkl"
-# Columns of the arrays in the pickles. A row is an event if the time of its request is above 0, else padding.
+# Columns of the arrays in the pickles. A row is an event if the time of its request is above 0, otherwise padding.
 EVENT_COLUMNS = ("video_id", "author_id", "category_level_two", "category_level_one", "upload_type")
 EVENT_TIME, EVENT_WIDTH = 7, 10
 
@@ -90,11 +90,22 @@ def prepare_recflow(
     engine: Engine = LOCAL,
     on_progress: OnProgress = lambda step, done, total: None,
 ) -> ImpressionLog:
-    """Turn a directory in RecFlow's layout into an impression log for a cascade of two or three stages.
+    """Prepare an impression log from a directory in RecFlow's layout.
 
-    `days` is one day or a range ``FIRST..LAST``. Behaviour sequences come from the pickles, or from the views of the
-    `log` itself, which are those of the chosen days; by default from the pickles if there are any. `on_progress` hears
-    the name of a step, how much of it is done and of how much, if that is known.
+    Args:
+        source: The directory.
+        out: The directory to write.
+        stages: The number of stages of the cascade.
+        days: One day or a range ``FIRST..LAST``; by default all days.
+        sequences: The origin of behaviour sequences: the pickles, the views of the chosen days in the log itself, or
+            none; by default the pickles if they exist, otherwise the log.
+        seed: Seed of the sample.
+        force: Replace an existing impression log.
+        engine: Runs the work on files and portions.
+        on_progress: Receives the name of a step, the amount done, and the total if it is known.
+
+    Raises:
+        ValueError: If a file is missing or damaged, or has wrong columns or values.
     """
     check_seed(seed)
     with fresh_directory(out, is_log, force=force) as directory:
@@ -102,7 +113,7 @@ def prepare_recflow(
         origin = sequences or ("pickle" if (source / PICKLES).is_dir() else "log")
         pickles = [_pickle_of(source, day) for day in files] if origin == "pickle" else []
         spec = recflow_spec(_id_counts(source, files, engine), stages=stages)
-        if all(TRUTH in Source(path).columns() for path in files.values()):
+        if all(TRUTH in RowFile(path).columns() for path in files.values()):
             spec = spec.model_copy(update={"truth": TRUTH})
         for path in files.values():
             _check_columns(path, _needed(spec, stages))
@@ -139,7 +150,7 @@ def prepare_recflow(
 
 
 def _keep_only(made: Path, directory: Path) -> None:
-    """Put what was made into the place of everything that helped to make it."""
+    """Move the finished log to its place and delete the temporary files."""
     for spooled in (directory / "sequences").glob("*"):
         spooled.unlink()
     if (directory / "sequences").is_dir():
@@ -156,7 +167,7 @@ def _day_files(source: Path) -> dict[str, Path]:
     files = {path.stem: path for path in sorted((source / ROWS).glob("*.feather"))}
     if not files:
         only = " (request_id_dict is not enough: it has no users and no times)" if _has_request_dict(source) else ""
-        raise ValueError(f"{source / ROWS}: found no DATE.feather{only}")
+        raise ValueError(f"{source / ROWS}: found no file DATE.feather{only}")
     return files
 
 
@@ -171,8 +182,8 @@ def _chosen(files: dict[str, Path], days: str | None) -> dict[str, Path]:
     last = last if dots else first
     for name in filter(None, (first, last)):
         if name not in files:
-            there = f"there are {next(iter(files))} to {list(files)[-1]}"
-            raise ValueError(f"days: found {name!r}{did_you_mean(name, files)}; {there}")
+            available = f"the days are {next(iter(files))} to {list(files)[-1]}"
+            raise ValueError(f"days: found {name!r}{did_you_mean(name, files)}; {available}")
     chosen = {day: path for day, path in files.items() if (first or day) <= day <= (last or day)}
     if not chosen:
         raise ValueError(f"days: {days!r} ends before it begins")
@@ -182,12 +193,12 @@ def _chosen(files: dict[str, Path], days: str | None) -> dict[str, Path]:
 def _pickle_of(source: Path, day: str) -> Path:
     path = source / PICKLES / f"{day}.pkl"
     if not path.is_file():
-        raise ValueError(f"{path} is not there (--sequences log makes sequences from the log itself)")
+        raise ValueError(f"{path} does not exist (--sequences log makes sequences from the log itself)")
     return path
 
 
 def _id_counts(source: Path, files: Mapping[str, Path], engine: Engine) -> dict[str, int]:
-    """The number of ids of each feature: those that were published, else those that occur."""
+    """Return the number of ids of each feature: the published number, otherwise the largest id that occurs."""
     path = source / ID_COUNTS
     published = {}
     if path.is_file():
@@ -218,28 +229,28 @@ def _largest_of_day(columns: Sequence[str], path: Path, report: Report) -> list[
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-    """Some columns of a day, a bounded number of rows at a time."""
+    """Iterate over columns of a day, a bounded number of rows at a time."""
     _check_columns(path, columns)
-    return Source(path).batches(columns)
+    return RowFile(path).batches(columns)
 
 
 def _check_columns(path: Path, columns: Sequence[str]) -> None:
-    found = Source(path).columns()
+    found = RowFile(path).columns()
     for name in columns:
         if name not in found:
-            raise ValueError(f"{path}: there is no column {name!r}{did_you_mean(name, found)}")
+            raise ValueError(f"{path}: found no column {name!r}{did_you_mean(name, found)}")
 
 
 def _check_marks(path: Path) -> None:
-    """Flags and views are compared with 0 before the types of columns are decided on."""
-    found = Source(path).columns()
+    """Check that flags and views are numbers; they are compared with 0 before the types of columns are decided."""
+    found = RowFile(path).columns()
     for name in (*FLAGS, _VIEW):
         if name in found and not (found[name].is_numeric() or found[name] in (pl.Boolean(), pl.Null())):
             raise ValueError(f"{path}: column {name!r}: found {found[name]}, expected numbers")
 
 
 def _whole(path: Path, values: pl.Series) -> pl.Series:
-    """Ids and times as Int64, whatever the file has: days are brought together, and some store them narrower."""
+    """Convert ids and times to Int64; the files of different days may have different integer types."""
     try:
         if isinstance(values.dtype, pl.Date | pl.Datetime):
             return to_times(values, None, ZONE).dt.epoch("ms")
@@ -251,8 +262,8 @@ def _whole(path: Path, values: pl.Series) -> pl.Series:
 
 
 def _needed(spec: Spec, stages: Literal[2, 3]) -> list[str]:
-    """The columns of the files that the description asks for."""
-    asked = [use.column for use in uses(spec) if use.role != "sequence" and use.column != RANK]
+    """Return the columns of the files that the description needs."""
+    asked = [use.column for use in column_uses(spec) if use.role != "sequence" and use.column != RANK]
     return [*asked, *rank_expression(stages).meta.root_names()]
 
 
@@ -272,8 +283,8 @@ def _in_a_stage(rows: pl.DataFrame, flags: Sequence[str]) -> pl.Series:
 
 
 @dataclass(frozen=True)
-class _DayFile(Source):
-    """The rows of a day that belong to the cascade, with their ranks in one column."""
+class _DayFile(RowFile):
+    """A file of a day, restricted to the rows of the cascade, with their ranks in one column."""
 
     stages: Literal[2, 3]
 
@@ -285,7 +296,7 @@ class _DayFile(Source):
         rank = rank_expression(self.stages)
         read = [name for name in dict.fromkeys([*columns, *flags, *rank.meta.root_names()]) if name != RANK]
         for raw in super().batches(read):
-            # the rank asks whether flags are above 0, and to polars NaN is
+            # polars treats NaN as above 0, so NaN flags become 0 before the rank is computed
             batch = raw.with_columns((cs.by_name(*FLAGS, require_all=False) & cs.float()).fill_nan(0))
             yield batch.filter(_in_a_stage(batch, flags)).with_columns(rank).select(columns)
 
@@ -294,7 +305,7 @@ class _DayFile(Source):
 
 
 class _Reading:
-    """Tells how many requests have got their sequences."""
+    """Reports the number of requests whose sequences were read."""
 
     def __init__(self, on_progress: OnProgress) -> None:
         self._on_progress = on_progress
@@ -306,7 +317,7 @@ class _Reading:
 
 
 def _spool(path: Path, portions: Iterable[pl.DataFrame], report: Report) -> None:
-    """Write the sequences of a day's requests into a file of its own."""
+    """Write the sequences of a day's requests to a file."""
     schema = pa.schema([(_REQUEST, pa.int64()), *((name, pa.large_list(pa.int64())) for name in _LISTS)])
     with (
         new_content(path) as temporary,
@@ -319,7 +330,7 @@ def _spool(path: Path, portions: Iterable[pl.DataFrame], report: Report) -> None
 
 
 def _check_once(sources: Mapping[str, Path], directory: Path) -> None:
-    """A request has one sequence. Whoever reads the spooled files cannot tell where they came from."""
+    """Check that no request has two sequences, while the source of each sequence is still known."""
     requests = pl.concat(
         pl.read_ipc(directory / f"{day}.arrow", columns=[_REQUEST]).with_columns(source=pl.lit(number, pl.Int32))
         for number, day in enumerate(sources)
@@ -327,8 +338,8 @@ def _check_once(sources: Mapping[str, Path], directory: Path) -> None:
     again = requests.filter(pl.col(_REQUEST).is_duplicated()).sort(_REQUEST, "source")
     if len(again):
         first, second = (list(sources.values())[number] for number in again["source"][:2])
-        where = "twice" if first == second else f"and in {first}"
-        raise ValueError(f"{second}: the request {again[_REQUEST][0]} stands there {where}")
+        where = "twice" if first == second else f"here and in {first}"
+        raise ValueError(f"{second}: the request {again[_REQUEST][0]} occurs {where}")
 
 
 def _spool_pickles(directory: Path, files: Mapping[str, Path], report: Report, engine: Engine) -> None:
@@ -348,7 +359,7 @@ def _lists_of(path: Path, pairs: Sequence[tuple[str | int, Any]]) -> pl.DataFram
             raise ValueError(f"{path}: found the request {_quoted(request)}, expected whole numbers below 2^63")
         if not _is_events(events):
             raise ValueError(
-                f"{path}: found {_shape(events)} for the request {request}, expected arrays of whole numbers of "
+                f"{path}: found {_shape(events)} for the request {request}, expected arrays of whole numbers with "
                 f"{EVENT_WIDTH} columns"
             )
     rows = np.concatenate([events for _, events in pairs]).astype(np.int64, copy=False)
@@ -375,7 +386,7 @@ def _shape(events: object) -> str:
 
 
 def _quoted(value: object) -> str:
-    """A value of a pickle as messages quote it; what may be nested deeper or be longer than can be printed is named."""
+    """Return a value of a pickle for messages; nested or long values are described instead."""
     if isinstance(value, int) and value.bit_length() > 64:
         return "a number of more than 64 bits"
     return shown(value) if value is None or isinstance(value, str | int | float) else _shape(value)
@@ -390,21 +401,21 @@ def _lists(requests: Sequence[Any], lengths: NDArray[np.int64], columns: Sequenc
 
 
 def _spool_log(directory: Path, files: Mapping[str, Path], report: Report) -> None:
-    """What users watched before each request, as far as the days before it tell."""
-    history = History(HISTORY_LENGTH, ITEM_IDS)
+    """Write the videos watched before each request, as far as the chosen days have them."""
+    history = EventHistory(HISTORY_LENGTH, ITEM_IDS)
     for day, path in files.items():
         _spool(directory / f"{day}.arrow", [_views_before(path, history)], report)
 
 
-def _views_before(path: Path, history: History) -> pl.DataFrame:
+def _views_before(path: Path, history: EventHistory) -> pl.DataFrame:
     ids = list(dict.fromkeys([_REQUEST, _USER, _TIME, *ITEM_IDS]))
     nothing = pl.DataFrame(schema=dict.fromkeys(ids, pl.Int64))  # a day may be empty
     requests, events = [nothing.select(_REQUEST, _USER, _TIME)], [nothing]
     start = 0
     for rows in _rows(path, [*ids, _VIEW]):
-        batch = Batch(Source(path), start, rows.select(_whole(path, rows[name]) for name in ids))
+        batch = RowBatch(RowFile(path), start, rows.select(_whole(path, rows[name]) for name in ids))
         for column in (_REQUEST, _TIME, "video_id"):
-            batch.refuse_nulls(column)
+            batch.check_not_null(column)
         requests.append(batch.rows.select(_REQUEST, _USER, _TIME).unique())
         events.append(batch.rows.filter(above_zero(rows[_VIEW])))
         start += len(rows)

@@ -32,25 +32,29 @@ STAGES: dict[int, tuple[str, ...]] = {
 }
 HISTORY = "history"  # the sequence of effective views
 HISTORY_LENGTH = 50
-RANK = "rank"  # the column that `rank_expression` makes
-TRUTH = "truth"  # the column of true relevance, which simulated logs may have
+RANK = "rank"  # the column computed by `rank_expression`
+TRUTH = "truth"  # the column of true relevance in simulated logs
 ZONE = "Asia/Shanghai"
-SAMPLE = 10  # items of each stage in the published experiments
+SAMPLE = 10  # items per stage in the published experiments
 
 _UPLOAD = {"column": "upload_timestamp", "unit": "s"}
 _PARTS = ("weekday", "hour", "minute")
 
 
 def sequence_column(feature: str) -> str:
-    """The column of lists with a feature of the events."""
+    """Return the column of lists with a feature of the events."""
     return f"sequence.{HISTORY}.{feature}"
 
 
 def recflow_spec(id_counts: Mapping[str, int], *, stages: Literal[2, 3] = 2, sample: int | None = SAMPLE) -> Spec:
-    """The features and stages of the published experiments with a cascade of two or of three stages.
+    """Return the features and stages of the published experiments.
 
-    `id_counts` holds the number of ids of each of `USER_IDS` and `ITEM_IDS`; `sample` is how many items of each stage a
-    request keeps. As in the published models, request and upload share the embeddings of weekday, hour and minute.
+    As in the published models, request and upload share the embeddings of weekday, hour and minute.
+
+    Args:
+        id_counts: The number of ids of each of `USER_IDS` and `ITEM_IDS`.
+        stages: The number of stages of the cascade.
+        sample: The number of items sampled per stage.
     """
     ids = {name: {"kind": "categorical", "num_buckets": id_counts[name]} for name in (*USER_IDS, *ITEM_IDS)}
     times = {part: {"kind": "time", "part": part, "embedding": part} for part in _PARTS}
@@ -83,7 +87,10 @@ def recflow_spec(id_counts: Mapping[str, int], *, stages: Literal[2, 3] = 2, sam
 
 
 def rank_expression(stages: Literal[2, 3]) -> pl.Expr:
-    """An item's rank in the deepest stage that ranked it, null if none did: RecFlow has one column for each stage."""
+    """Return the rank of an item in the deepest stage that ranked it, null if none did.
+
+    RecFlow has one column of ranks per stage.
+    """
     import polars as pl
 
     in_rank = (pl.col("rank_pos") > 0) | (pl.col("rank_neg") > 0)

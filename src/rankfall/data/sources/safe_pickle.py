@@ -1,9 +1,9 @@
-"""Dictionaries of NumPy arrays from pickle files that nobody vouches for.
+"""Read dictionaries of NumPy arrays from untrusted pickle files.
 
-A pickle is a program, and :mod:`pickle` runs it with everything that is installed. This reader knows the few operations
-that numbers, text, lists, tuples, dicts and NumPy arrays of numbers need (protocols 2 to 5) and builds those values by
-itself: it imports nothing and calls nothing that a file names. Everything else is refused with the name that the file
-asked for. No size that a file claims is believed before the bytes are there.
+A pickle is a program, and :mod:`pickle` runs it with access to all installed modules. This reader implements only the
+operations that numbers, text, lists, tuples, dicts and NumPy arrays of numbers need (protocols 2 to 5) and builds these
+values itself: it imports and calls nothing that a file names. Everything else is refused with the name in the file.
+Memory for a claimed size is allocated only after the bytes were read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Pairs = list[tuple[str | int, Any]]
 
-# What files may name. None of it is ever looked up: these are words that stand before arguments.
+# Names that files may contain. They are never looked up; they only identify the arguments that follow.
 _RECONSTRUCT = {"numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"}
 _SCALAR = {"numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"}
 _FROM_BUFFER = {"numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer"}  # protocol 5
@@ -44,19 +44,26 @@ _MOST_AXES = 32
 
 
 def read_dict(path: Path) -> dict[str | int, Any]:
-    """The dict in a pickle file, as a whole."""
+    """Read the dict in a pickle file.
+
+    Raises:
+        ValueError: If the file is not a pickle of such a dict.
+    """
     return {key: value for pairs in read_pairs(path) for key, value in pairs}
 
 
 def read_pairs(path: Path) -> Iterator[Pairs]:
-    """The keys and values of the dict in a pickle file, in the portions in which it was written (1,000 as a rule).
+    """Iterate over the keys and values of the dict in a pickle file, in the portions written (usually 1,000).
 
-    Only what the rest of the file refers to again stays in memory, so the file may be larger than that.
+    Only values that the rest of the file refers to stay in memory, so the file may be larger than memory.
+
+    Raises:
+        ValueError: If the file is not a pickle of such a dict.
     """
     with path.open("rb") as file:
         size = path.stat().st_size
         needed: set[int] = set()
-        with suppress(ValueError):  # what is wrong is told where it is performed, which knows more
+        with suppress(ValueError):  # errors are raised by the second pass, which has better messages
             needed.update(index for operation, index in _Operations(file, path, size) if operation in _GETS)
         file.seek(0)
         yield from _Machine(_Operations(file, path, size), needed).run()
@@ -65,7 +72,7 @@ def read_pairs(path: Path) -> Iterator[Pairs]:
 # --- operations -------------------------------------------------------------------------------------------------
 
 _LINES = "lines"  # an argument of two lines of text
-# The operations that are known, with their argument: a format, or that of the length of what follows and a star.
+# The known operations with their argument: a struct format, or the format of the length of the content and a star.
 _ARGUMENTS = {
     "PROTO": "B", "FRAME": "<Q", "STOP": "", "MARK": "",
     "EMPTY_DICT": "", "EMPTY_LIST": "", "EMPTY_TUPLE": "", "TUPLE": "", "TUPLE1": "", "TUPLE2": "", "TUPLE3": "",
@@ -97,7 +104,7 @@ class _Operations:
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         if self._file.read(1) != b"\x80":
-            self.refuse("this is no pickle of protocol 2 or later")
+            self.refuse("expected a pickle of protocol 2 or later")
         self._file.seek(0)
         name = ""
         while name != "STOP":
@@ -113,10 +120,10 @@ class _Operations:
                 (value,) = argument.unpack(self._read(argument.size))
                 yield name, self._read(value) if name in _WITH_CONTENT else value
         if self._file.read(1):
-            self.refuse("something follows the end of the pickle")
+            self.refuse("found data after the end of the pickle")
 
     def _read(self, count: int) -> bytes:
-        # a file cannot hold more than its size: who claims so is not given the memory for it
+        # a claim beyond the size of the file is wrong; no memory is allocated for it
         data = self._file.read(count) if 0 <= count <= self._size else b""
         if len(data) != count:
             self.refuse("the pickle is damaged or cut off")
@@ -136,14 +143,14 @@ class _Operations:
 
 
 class _Part:
-    """Something that is needed on the way to an array and is no value by itself."""
+    """An intermediate value of an array, which is not a value of the result."""
 
     def __repr__(self) -> str:
         return "a part of an array"
 
 
 class _Name(_Part):
-    """A name that a file may mention."""
+    """An allowed name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -163,7 +170,7 @@ class _Data(_Part):
 
 
 class _Type(_Part):
-    """The type of an array's numbers, of which the order of bytes comes later."""
+    """The type of the numbers of an array; the byte order is set later."""
 
     def __init__(self, code: str) -> None:
         self.code = code
@@ -171,31 +178,31 @@ class _Type(_Part):
 
 
 class _Unbuilt(_Part):
-    """An array whose content comes later, and where it is remembered until then."""
+    """An array whose content follows, and the memo entries that refer to it."""
 
     def __init__(self) -> None:
         self.places: list[int] = []
 
 
 class _Arguments(_Part):
-    """A tuple with parts in it."""
+    """A tuple that contains parts."""
 
     def __init__(self, values: tuple[Any, ...]) -> None:
         self.values = values
 
 
 class _Machine:
-    """Performs operations. A stack holds values; a mark puts it aside and begins a new one."""
+    """Executes operations on a stack of values; a mark puts the stack aside and begins a new one."""
 
     def __init__(self, operations: _Operations, needed: set[int]) -> None:
         self._operations = operations
-        self._needed = needed  # what the file refers to again, by its number
+        self._needed = needed  # the memo indices that the file refers to
         self._memo: dict[int, Any] = {}
         self._memoized = 0
         self._aside: list[list[Any]] = []
         self._stack: list[Any] = []
         self._root: dict[Any, Any] | None = None
-        self._pairs: Pairs = []  # of the outermost dict, until they are handed out
+        self._pairs: Pairs = []  # entries of the outermost dict that were not yielded yet
 
     def run(self) -> Iterator[Pairs]:
         perform: dict[str, Callable[[Any], None]] = {name: getattr(self, f"_{name.lower()}") for name in _ARGUMENTS}
@@ -216,11 +223,11 @@ class _Machine:
             self._refuse(f"found pickle protocol {version}, expected 2 to 5")
 
     def _frame(self, _: int) -> None:
-        pass  # frames only help those who read from slow files
+        pass  # frames only help to read slow files
 
     def _stop(self, _: None) -> None:
         if self._aside or len(self._stack) != 1 or self._stack[0] is not self._root:
-            self._refuse("expected one dict and nothing else")
+            self._refuse("expected exactly one dict")
 
     # containers
 
@@ -276,7 +283,7 @@ class _Machine:
     def _extend(self, values: list[Any]) -> None:
         target = self._stack[-1]
         if type(target) is not list:
-            self._refuse("a value is added to something that is no list")
+            self._refuse("a value is added to something that is not a list")
         for value in values:
             self._check(value)
         target += values
@@ -290,7 +297,7 @@ class _Machine:
     def _update(self, flat: list[Any]) -> None:
         target = self._stack[-1]
         if type(target) is not dict or len(flat) % 2:
-            self._refuse("a value is put under a key of something that is no dict")
+            self._refuse("a value is assigned to a key of something that is not a dict")
         pairs = list(zip(flat[::2], flat[1::2], strict=True))
         for key, value in pairs:
             if not isinstance(key, str | int):
@@ -305,7 +312,7 @@ class _Machine:
         if isinstance(value, _Part):
             self._refuse(f"found {_shown(value)} as a value, expected numbers, text, lists, tuples, dicts and arrays")
 
-    # values without content
+    # plain values
 
     def _none(self, _: None) -> None:
         self._stack.append(None)
@@ -339,7 +346,7 @@ class _Machine:
 
     _short_binbytes = _binbytes = _binbytes8 = _bytearray8 = _raw
 
-    # what was there before
+    # references to earlier values
 
     def _memoize(self, _: None) -> None:
         self._binput(self._memoized)
@@ -372,7 +379,7 @@ class _Machine:
     def _stack_global(self, _: None) -> None:
         module, name = self._last(2)
         if not (isinstance(module, str) and isinstance(name, str)):
-            self._refuse("the pickle asks for something without a name")
+            self._refuse("the pickle asks for an object without a name")
         self._global((module, name))
 
     def _reduce(self, _: None) -> None:
@@ -393,7 +400,7 @@ class _Machine:
             case () if name in _BYTES:
                 made = _Data(b"")
             case _:
-                self._refuse(f"the pickle calls {_shown(name)} in a way that makes no array of numbers")
+                self._refuse(f"the pickle calls {_shown(name)} in a way that does not create an array of numbers")
         self._stack.append(made)
 
     def _build(self, _: None) -> None:
@@ -408,7 +415,7 @@ class _Machine:
                 target.dtype = np.dtype(order + target.code)
                 made = target
             case _:
-                self._refuse("the pickle sets the state of something that is no array of numbers")
+                self._refuse("the pickle sets the state of something that is not an array of numbers")
         self._stack.append(made)
 
     def _number_type(self, code: str) -> _Type:
@@ -420,7 +427,7 @@ class _Machine:
         try:
             return _Data(text.encode("latin-1"))
         except UnicodeEncodeError:
-            self._refuse("found bytes that are none")
+            self._refuse("found invalid bytes")
 
     def _array(self, data: _Data, kind: _Type, shape: tuple[Any, ...], order: str) -> NDArray[Any]:
         if (
@@ -428,13 +435,13 @@ class _Machine:
             or len(shape) > _MOST_AXES
             or any(type(n) is not int or not 0 <= n < _LONGEST_AXIS for n in shape)
         ):
-            self._refuse("found an array of a shape that none has")
+            self._refuse("found an array with an invalid shape")
         if len(data.data) != math.prod(shape) * kind.dtype.itemsize:
-            self._refuse(f"found {len(data.data):,} bytes for an array that takes another number of them")
+            self._refuse(f"found {len(data.data):,} bytes for an array, which its shape contradicts")
         return np.frombuffer(data.data, kind.dtype).reshape(shape, order="F" if order == "F" else "C")
 
 
 def _shown(value: object) -> str:
-    """A short name of anything, whatever its size."""
+    """Return a short description of any value."""
     text = value if isinstance(value, str) else repr(value) if isinstance(value, _Part) else type(value).__name__
     return text if len(text) <= 80 else text[:80] + "..."

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall._files import checksum
 from rankfall.cascade import Cascade
-from rankfall.data.impressions.compatibility import check_meaning
+from rankfall.data.impressions.compatibility import check_compatible
 from rankfall.data.impressions.encoding import Encoding
 from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.serving.export.encoding_rules import request_rules, request_vocabularies
@@ -187,7 +187,7 @@ def _check_logs(run: Path, inputs: Sequence[str], logs: Sequence[ImpressionLog])
     except FileNotFoundError:
         return [f"{run} has no {LOG}, so it is unknown whether the ids of its log are those of the training run"]
     used = {address for name in inputs for address in _addresses(name)}
-    return list(dict.fromkeys(note for log in logs for note in check_meaning(trained, log, used=used)))
+    return list(dict.fromkeys(note for log in logs for note in check_compatible(trained, log, used=used)))
 
 
 def _addresses(name: str) -> list[str]:

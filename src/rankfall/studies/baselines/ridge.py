@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from rankfall._files import write_file
-from rankfall.data.lists.ranking_data import Moments, RankingData
+from rankfall.data.lists.ranking_data import RankingData
+from rankfall.data.moments import Moments
 from rankfall.metrics.named import parse
 from rankfall.training.scoring import measure
 from rankfall.training.train_ranker import load_lists

@@ -27,8 +27,8 @@ import torch
 
 from rankfall._files import new_content
 from rankfall._settings import ConfigError
-from rankfall.data.impressions.compatibility import check_meaning, meaning_of
-from rankfall.data.impressions.loader import FirstDays
+from rankfall.data.impressions.compatibility import check_compatible, encoding_signature
+from rankfall.data.impressions.loader import ItemFirstSeen
 from rankfall.data.impressions.log import open_day
 from rankfall.training.build_cascade import check_kept, check_quotas, has_schedule, make_objective, with_depths
 from rankfall.training.config.cascade_config import Role
@@ -92,7 +92,7 @@ def stream(
     *,
     resume: bool = False,
     weights: bool = False,
-    first_days: FirstDays | None = None,
+    first_days: ItemFirstSeen | None = None,
     progress: Progress = lambda step: None,
     on_day: OnDay = lambda day: None,
     on_notice: OnNotice = warnings.warn,
@@ -107,7 +107,7 @@ def stream(
     a checkpoint has it, and of the last one again if the run goes on from there: whoever was killed meanwhile has not
     done what there is to do after a day.
     """
-    config, first_days = with_depths(config, log.spec.stage_names), first_days or FirstDays()
+    config, first_days = with_depths(config, log.spec.stage_names), first_days or ItemFirstSeen()
     # negatives are drawn from what the stream has seen, whatever else the log has
     log = replace(log, days={day: log.days[day] for day in days if day in log.days})
     _check_pool(config, log, days)
@@ -125,7 +125,7 @@ def stream(
         except ValueError as error:
             raise ConfigError(str(error)) from None
         loop = _DayLoop(learner, config, out, days=days, weights=weights, on_day=on_day, progress=progress, stop=stop)
-        files = {CONFIG: dump_absolute(config), LOG: json.dumps(meaning_of(log), indent=1) + "\n"}
+        files = {CONFIG: dump_absolute(config), LOG: json.dumps(encoding_signature(log), indent=1) + "\n"}
         return train_in(loop, files, resume=resume, on_notice=on_notice)
 
 
@@ -174,7 +174,7 @@ class _OneDay:
     """The batches of one day at a time: the epochs of a stream, every one in the order of a first epoch."""
 
     def __init__(
-        self, log: ImpressionLog, config: CascadeConfig, days: Mapping[str, str], first_days: FirstDays
+        self, log: ImpressionLog, config: CascadeConfig, days: Mapping[str, str], first_days: ItemFirstSeen
     ) -> None:
         self._log, self._config, self._days, self._checksums = log, config, list(days), days
         self._first_days = first_days
@@ -243,7 +243,7 @@ class _DayLearner(CascadeLearner):
     loader: _OneDay
 
     def __init__(
-        self, config: CascadeConfig, out: Path, log: ImpressionLog, days: Mapping[str, str], first_days: FirstDays
+        self, config: CascadeConfig, out: Path, log: ImpressionLog, days: Mapping[str, str], first_days: ItemFirstSeen
     ) -> None:
         super().__init__(config, out, log.features)
         self.log, self._first_days = log, first_days
@@ -403,6 +403,6 @@ def _check_log(run: Path, log: ImpressionLog) -> None:
                 f"data.path: {run} was begun with {rows:,} rows of {table}, {log.path} now has {now[table]:,}. Tables "
                 "have the size they began with: days are added with the ids of the first, or a new stream is begun"
             )
-    check_meaning(
+    check_compatible(
         trained, log, used={*trained["rules"], *(f"sequence.{one['name']}" for one in trained["features"]["sequences"])}
     )

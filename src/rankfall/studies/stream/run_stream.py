@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall._files import is_temporary, locked, write_file
 from rankfall._settings import ConfigError
-from rankfall.data.impressions.loader import FirstDays
+from rankfall.data.impressions.loader import ItemFirstSeen
 from rankfall.data.impressions.log import Day
-from rankfall.data.impressions.log_watcher import Arrivals
+from rankfall.data.impressions.log_watcher import LogWatcher
 from rankfall.reporting.comparison_page import write_report
 from rankfall.reporting.stream_page import STREAM, STREAM_CONFIG
 from rankfall.reporting.stream_table import markdown_tables
@@ -153,10 +153,10 @@ class _Stream:
         self.ledger: dict[str, dict[str, Any]] = {}  # what is known of each day
         self.failed: dict[Path, dict[str, Any]] = {}
         self.refused: dict[Path, list[dict[str, Any]]] = {}  # what could not be done after the last days of a run
-        self._first_days = FirstDays()
+        self._first_days = ItemFirstSeen()
         self._said: set[str] = set()
         again = "; it is looked at again when it changes" if follows else "; it is left out"
-        self._arrivals = Arrivals(Path(runs[0].config.data.path), lambda why: on_notice(why + again))
+        self._arrivals = LogWatcher(Path(runs[0].config.data.path), lambda why: on_notice(why + again))
 
     # --- days ---------------------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class _Stream:
     def look(self) -> ImpressionLog:
         """The log as it is now."""
         try:
-            log = self._arrivals.look(trusted=self.ledger, verify=self.follows)
+            log = self._arrivals.scan(trusted=self.ledger, verify=self.follows)
         except ValueError as error:
             raise ConfigError(f"data.{error}") from None
         for day, why in self._arrivals.refused.items():

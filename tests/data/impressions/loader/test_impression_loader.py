@@ -21,12 +21,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankfall.data import ImpressionLoader, Impressions
-from rankfall.data.impressions.assemble import assemble, item_table
+from rankfall.data.impressions.assemble import assemble
 from rankfall.data.impressions.encoding import Encoding
-from rankfall.data.impressions.loader.negatives import Takers, draw
+from rankfall.data.impressions.items import item_table
+from rankfall.data.impressions.loader.negatives import TargetLists, draw
 from rankfall.data.impressions.loader.order import block_shuffled
-from rankfall.data.impressions.loader.prefetch import Ahead
-from rankfall.data.impressions.log import ImpressionLog, LogWriter, impression_schema, item_schema
+from rankfall.data.impressions.loader.prefetch import Prefetcher
+from rankfall.data.impressions.log import ImpressionLog
+from rankfall.data.impressions.log_writer import LogWriter
+from rankfall.data.impressions.schema import impression_schema, item_schema
 from rankfall.data.impressions.spec import features_of, validate_spec
 
 if TYPE_CHECKING:
@@ -110,7 +113,7 @@ def write_log(
     schema = impression_schema(spec, request=pa.string())
     writer = LogWriter(path, spec, features_of(spec, {"user.id": 100, "item.video": 1000}), schema)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rankfall.data.impressions.log.BLOCK", block)
+        patch.setattr("rankfall.data.impressions.log_writer.BLOCK", block)
         for day, count in days.items():
             longest = 0 if day == bare else LONGEST
             rows = [random_impression(rng, f"{day}/{i}", shortest, left_out, longest) for i in range(count)]
@@ -589,8 +592,9 @@ def test_relevant_items_left_out_are_never_drawn(
 def test_nothing_changes_where_nothing_is_left_out() -> None:
     own, items = np.tile(np.array([0, 2, 4, -1], np.int32), (50, 1)), np.arange(0, 400, 2, dtype=np.int32)
     others = np.array([3 << 32 | item for item in range(6, 80, 2)])  # of the fourth list
-    plain = draw(Takers(own, 50, slice(None)), items, 5, np.random.default_rng(0))
-    drawn = draw(Takers(own, 50, slice(None), left_out=others, most_left_out=37), items, 5, np.random.default_rng(0))
+    plain = draw(TargetLists(own, 50, slice(None)), items, 5, np.random.default_rng(0))
+    targets = TargetLists(own, 50, slice(None), left_out=others, most_left_out=37)
+    drawn = draw(targets, items, 5, np.random.default_rng(0))
     assert not set(items[drawn[3]]) & set(range(6, 80, 2))
     assert np.array_equal(np.delete(drawn, 3, axis=0), np.delete(plain, 3, axis=0))
 
@@ -681,7 +685,7 @@ def test_a_list_that_is_long_enough_needs_no_items(tmp_path: Path) -> None:
 def test_every_negative_is_equally_likely(pool: int) -> None:
     own = np.tile(np.array([0, 2, 4, -1], np.int32), (400, 1))
     items, rng = np.arange(0, 2 * pool, 2, dtype=np.int32), np.random.default_rng(0)
-    drawn = np.concatenate([draw(Takers(own, 400, slice(None)), items, 3, rng) for _ in range(20)])
+    drawn = np.concatenate([draw(TargetLists(own, 400, slice(None)), items, 3, rng) for _ in range(20)])
     assert all(len(set(row)) == 3 for row in drawn.tolist())
     for place in drawn.T:
         counts = np.bincount(place, minlength=pool)
@@ -703,14 +707,14 @@ def test_negatives_change_with_epoch_and_seed(log: ImpressionLog) -> None:
 
 def test_a_log_without_items_has_no_negatives(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log", days={"a": 5}, items=0)
-    with pytest.raises(ValueError, match=r"^negatives: the table of items .* is empty"):
+    with pytest.raises(ValueError, match=r"^negatives: the item table .* is empty"):
         ImpressionLoader(log, "a", batch=5, negatives=1)
 
 
 @pytest.mark.parametrize("options", [{"negatives": 1}, {"negatives": 1, "negatives_from": "batch"}, {"length": 30}])
 def test_features_of_the_request_have_no_negatives(tmp_path: Path, options: dict[str, Any]) -> None:
     log = write_log(tmp_path / "log", days={"a": 5}, about={"item_features": "per request"})
-    with pytest.raises(ValueError, match=f"^{next(iter(options))}: .* item features that depend on the request"):
+    with pytest.raises(ValueError, match=f"^{next(iter(options))}: the item features of .* depend on the request"):
         ImpressionLoader(log, "a", batch=5, **options)
     assert len(list(ImpressionLoader(log, "a", batch=5))) == 1
 
@@ -758,7 +762,7 @@ def test_the_thread_is_ahead_by_what_was_asked_for() -> None:
             made.append(number)
             yield number
 
-    ahead = Ahead(source(), 3)
+    ahead = Prefetcher(source(), 3)
     assert next(ahead) == 0
     for _ in range(1000):
         if len(made) == 5:
@@ -776,7 +780,7 @@ def test_an_error_in_the_thread_comes_after_what_was_right() -> None:
 
     received: list[int] = []
     with pytest.raises(OSError, match="the disk is gone"):
-        received.extend(Ahead(source(), 1))
+        received.extend(Prefetcher(source(), 1))
     assert received == [1, 2]
 
 
@@ -816,9 +820,9 @@ def test_a_program_ends_with_a_pass_under_way(log: ImpressionLog) -> None:
         ({"prefetch": -1}, "prefetch: found -1"),
         ({"shuffle": "yes"}, "shuffle: found 'yes', expected True or False"),
         ({"drop_last": 1}, "drop_last: found 1, expected True or False"),
-        ({"batch": 41, "drop_last": True}, "drop_last: no day has as many as 41 impressions"),
-        ({"days": []}, "days: none chosen"),
-        ({"days": "empty"}, "days: empty chosen, which have no impressions"),
+        ({"batch": 41, "drop_last": True}, "drop_last: no day has 41 impressions"),
+        ({"days": []}, "days: found none, expected"),
+        ({"days": "empty"}, "days: found empty, expected days with impressions"),
         ({"days": "2024-01-31"}, r"days: .* has no day '2024-01-31'; it has 2024-01-13"),
         ({"days": "2024-01-15..2024-01-13"}, "days: .* ends before it begins"),
         ({"days": ["2024-01-13..2024-01-15", "2024-01-15"]}, "days: '2024-01-15' is chosen twice"),
@@ -858,10 +862,10 @@ OFFSETS = np.arange(0, 57, LONGEST, dtype=np.int32)
 @pytest.mark.parametrize(
     ("column", "offsets", "message"),
     [
-        (0, OFFSETS[[0, 2, 1, *range(3, 9)]], "column 'item': its lists end before they begin"),
+        (0, OFFSETS[[0, 2, 1, *range(3, 9)]], "column 'item': a list ends before it begins"),
         (0, OFFSETS[::-1], "column 'item': "),
         (0, OFFSETS + 9999 * (OFFSETS == 56), "column 'item': "),
-        (5, OFFSETS + (OFFSETS == 7), "column 'rank': its lists have not the lengths of those beside it"),
+        (5, OFFSETS + (OFFSETS == 7), "column 'rank': its lists differ in length from those of the other columns"),
         (6, OFFSETS - 9999 * (OFFSETS == 0), "column 'relevance': "),
     ],
 )
@@ -877,14 +881,14 @@ def test_damaged_lists_are_named(
 
 def test_a_sequence_that_is_too_long_is_named(damaged: ImpressionLog) -> None:
     object.__setattr__(damaged.features.sequences[0], "max_length", 1)
-    with pytest.raises(ValueError, match=r"column 'sequence.history.video': a list of 4, the maximum is 1"):
+    with pytest.raises(ValueError, match=r"column 'sequence.history.video': found a list of 4, expected at most 1"):
         list(ImpressionLoader(damaged, "a"))
 
 
 def test_a_file_without_its_end_is_named(damaged: ImpressionLog) -> None:
     path = damaged.days["a"].path / "impressions.arrow"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=f"path: {path} is missing, damaged or cut off"):
+    with pytest.raises(ValueError, match=f"path: {path} is missing, damaged or truncated"):
         ImpressionLoader(damaged, "a")
 
 
@@ -892,12 +896,12 @@ def test_a_file_of_another_log_is_named(damaged: ImpressionLog, log: ImpressionL
     path = damaged.days["a"].path / "impressions.arrow"
     other = log.days["2024-01-13"].path / "impressions.arrow"
     path.write_bytes(other.read_bytes())
-    with pytest.raises(ValueError, match=f"path: {path} has 23 impressions, its manifest says 16"):
+    with pytest.raises(ValueError, match=f"path: {path} has 23 impressions, its manifest states 16"):
         ImpressionLoader(damaged, "a")
     table = log.days["2024-01-13"].table().drop_columns(["grade"])
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(ValueError, match=f"path: {path} lacks columns that the spec of its log has: grade"):
+    with pytest.raises(ValueError, match=f"path: {path}: the columns do not match .* missing: grade"):
         ImpressionLoader(damaged, "a")
 
 

@@ -24,7 +24,7 @@ from rankfall.data import Moments, RankingData, Recipe, prepare_letor
 from rankfall.data.sources.letor import text_files as source_module
 from rankfall.data.sources.letor import write_splits as preparation
 from rankfall.data.sources.letor.parse import Line, Rules, parse_block, parse_line
-from rankfall.data.sources.letor.text_files import Source
+from rankfall.data.sources.letor.text_files import TextFile
 from rankfall.data.sources.letor.write_splits import sample
 
 if TYPE_CHECKING:
@@ -220,14 +220,14 @@ BROKEN = [
     ("x qid:1 1:2", "the label 'x' is not a finite number"),
     ("nan qid:1 1:2", "the label 'nan'"),
     ("1e39 qid:1 1:2", "the label '1e39'"),
-    ("1 1:2", "no 'qid:' stands after the label"),
-    ("1 qid: 1:2", "nothing stands after 'qid:'"),
+    ("1 1:2", "found no 'qid:' after the label"),
+    ("1 qid: 1:2", "found no id after 'qid:'"),
     ("1 qid:1 1", "'1' is not of the form id:value"),
-    ("1 qid:1 1:2:3", "'1:2:3' holds more than one colon"),
+    ("1 qid:1 1:2:3", "'1:2:3' has more than one colon"),
     ("1 qid:1 -1:2", "the feature id of '-1:2' is not a whole number"),
     ("1 qid:1 a:2", "the feature id of 'a:2' is not a whole number"),
-    ("1 qid:1 1:2 1:3", "feature id 1 stands after 1"),
-    ("1 qid:1 2:2 1:3", "feature id 1 stands after 2"),
+    ("1 qid:1 1:2 1:3", "feature id 1 after 1"),
+    ("1 qid:1 2:2 1:3", "feature id 1 after 2"),
     ("1 qid:1 100001:2", "above the limit of 100000"),
     ("1 qid:1 123456789:2", "above the limit of 100000"),
     ("1 qid:1 1:two", "the value of '1:two' is not a number"),
@@ -342,7 +342,7 @@ def test_compressed_files(tmp_path: Path, packer: str, monkeypatch: pytest.Monke
     half = text.index(b"\n", len(text) // 2) + 1
     # two compressed streams one after the other are one file
     stored = PACKERS[packer](text[:half]) + PACKERS[packer](text[half:].removesuffix(b"\n"))
-    source = Source(write(tmp_path / "data", stored))
+    source = TextFile(write(tmp_path / "data", stored))
     assert b"".join(source.blocks()) == text
     assert source.bytes == len(stored)
 
@@ -359,8 +359,8 @@ def test_damaged_files(tmp_path: Path, packer: str, damage: str) -> None:
     else:
         middle = slice(len(stored) // 2, len(stored) // 2 + 50)
         stored[middle] = bytes(byte ^ 255 for byte in stored[middle])
-    with pytest.raises(ValueError, match=r"data\.txt: damaged or cut off"):
-        list(Source(write(tmp_path / "data.txt", bytes(stored))).blocks())
+    with pytest.raises(ValueError, match=r"data\.txt: damaged or truncated"):
+        list(TextFile(write(tmp_path / "data.txt", bytes(stored))).blocks())
 
 
 def test_comments_keep_document_ids(prepare: Callable[..., RankingData]) -> None:
@@ -387,7 +387,7 @@ def test_nothing_to_read(prepare: Callable[..., RankingData], text: str) -> None
 
 
 def test_no_features(prepare: Callable[..., RankingData]) -> None:
-    with pytest.raises(ValueError, match="no line of any source has a feature"):
+    with pytest.raises(ValueError, match="found no feature in any line"):
         prepare("1 qid:1\n")
 
 
@@ -439,9 +439,7 @@ def test_sparse_and_dense_blocks_make_one_table(
 
 def test_queries_apart(prepare: Callable[..., RankingData]) -> None:
     text = "1 qid:a 1:1\n2 qid:a 1:2\n\n3 qid:b 1:3\n4 qid:a 1:4\n5 qid:c 1:5\n6 qid:b 1:6\n"
-    with pytest.raises(
-        ValueError, match=r"train.txt:5: query 'a' starts again here; it stands in lines 1 to 2 of .*train"
-    ):
+    with pytest.raises(ValueError, match=r"train.txt:5: query 'a' starts again here; it has lines 1 to 2 of .*train"):
         prepare(text)
     split = prepare(text, regroup=True)["train"]
     assert split.qids.to_pylist() == ["a", "b", "c"]
@@ -503,10 +501,10 @@ def test_a_skipped_line_keeps_its_place_in_its_group(tmp_path: Path) -> None:
     [
         ("2\n", r"add up to 2, but .*data has more lines"),
         ("2\n2\n", r"add up to 4, but .*data has 3 lines"),
-        ("2\n0\n1\n", r"data\.query:2: a group size is a whole number above 0, not '0'"),
-        ("2\nx\n", r"data\.query:2: .* not 'x'"),
+        ("2\n0\n1\n", r"data\.query:2: found the group size '0', expected a whole number above 0"),
+        ("2\nx\n", r"data\.query:2: found the group size 'x'"),
         ("", r"add up to 0"),
-        (None, r"data: its lines have no qid, and there is no file of group sizes .*data\.query"),
+        (None, r"data: found lines without qid and no file of group sizes .*data\.query"),
     ],
 )
 def test_wrong_group_sizes(tmp_path: Path, sizes: str | None, message: str) -> None:
@@ -519,7 +517,7 @@ def test_wrong_group_sizes(tmp_path: Path, sizes: str | None, message: str) -> N
 
 def test_qid_in_a_file_with_group_sizes(tmp_path: Path) -> None:
     data = write(tmp_path / "data", "1 qid:1 1:1\n")
-    with pytest.raises(ValueError, match="data:1: 'qid:1' stands here, but the lists of this file come without"):
+    with pytest.raises(ValueError, match="data:1: found 'qid:1', but the lists of this file come without"):
         prepare_letor({"a": [data]}, tmp_path / "out", Recipe(), groups={data: write(tmp_path / "sizes", "1")})
 
 
@@ -637,12 +635,12 @@ def test_missing_values(prepare: Callable[..., RankingData]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"min_list": 0}, "min_list: expected at least 1, got 0"),
-        ({"min_list": 5, "max_list": 4}, "max_list: expected at least min_list, 5, got 4"),
+        ({"min_list": 0}, "min_list: expected at least 1, found 0"),
+        ({"min_list": 5, "max_list": 4}, "max_list: expected at least min_list, 5, found 4"),
         ({"missing_indicator": True}, "missing_indicator: expected given together with missing_value"),
-        ({"missing_value": float("nan")}, "missing_value: expected a finite number, got nan"),
-        ({"first_id": 2}, "first_id: expected 0, 1 or None, got 2"),
-        ({"standardise": ("valid",)}, "standardise: expected one of the splits train, got 'valid'"),
+        ({"missing_value": float("nan")}, "missing_value: expected a finite number, found nan"),
+        ({"first_id": 2}, "first_id: expected 0, 1 or None, found 2"),
+        ({"standardise": ("valid",)}, "standardise: expected one of the splits train, found 'valid'"),
         ({"min_list": 3}, "min_list: every list of split 'train' is shorter than 3; the longest has 2"),
         ({"features": 1}, "above the limit of 1"),
         ({"features": 2, "first_id": 0}, "features: expected 2 from id 0 on, but feature id 2 occurs"),
@@ -730,7 +728,7 @@ def test_loading_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"labels\.npy has changed"):
         RankingData.load(out, verify=True)
     np.save(labels, np.zeros(2, np.float32))
-    with pytest.raises(ValueError, match=r"labels\.npy has shape \(2,\), its manifest says \(1,\)"):
+    with pytest.raises(ValueError, match=r"labels\.npy has shape \(2,\), its manifest states \(1,\)"):
         RankingData.load(out)
     manifest = out / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 99'))
@@ -807,7 +805,7 @@ def test_command_reports_skipped_lines_and_shared_queries(tmp_path: Path) -> Non
     test = write(tmp_path / "test.txt", "1 qid:1 1:2\n")
     result = run(train, test, "--out", tmp_path / "out", "--skip-bad-lines")
     assert result.exit_code == 0
-    assert "25 broken lines" in result.stdout
+    assert "25 invalid lines" in result.stdout
     assert "train.txt:2: the label 'broken'" in result.stderr.replace("\n", "")
     assert "skipped 5 more lines" in result.stderr
     assert "train and test share 1 queries" in result.stderr
@@ -816,9 +814,9 @@ def test_command_reports_skipped_lines_and_shared_queries(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["none.txt"], "none.txt is not there"),
-        (["a.txt", "b/a.txt"], "one more file of the split 'a'"),
-        (["a.txt", "--standardise", "b"], "--standardise b is none of the splits a"),
+        (["none.txt"], "none.txt does not exist"),
+        (["a.txt", "b/a.txt"], "same split name 'a'"),
+        (["a.txt", "--standardise", "b"], "--standardise: found b, expected one of the splits a"),
         (["a.txt", "--missing-indicator"], "--missing-indicator needs --missing-value"),
         (["a.txt", "--min-list", "5", "--max-list", "4"], "--max-list 4 is below --min-list 5"),
         (["a.txt", "--groups", "x", "--groups", "y"], "--groups is given 2 times for 1 files"),

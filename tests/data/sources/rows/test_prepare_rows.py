@@ -19,6 +19,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from rankfall.data.impressions.counts import stage_counts
 from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.impressions.spec import Spec, validate_spec
 from rankfall.data.sources.rows import fit
@@ -26,7 +27,6 @@ from rankfall.data.sources.rows import incremental_merge as collect
 from rankfall.data.sources.rows import prepare_rows as preparing
 from rankfall.data.sources.rows import row_files as source
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
-from rankfall.data.sources.rows.provenance import stage_counts
 from support.rows_witness import Row, Witness
 
 if TYPE_CHECKING:
@@ -553,7 +553,7 @@ def names_in(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
-@pytest.mark.parametrize("broken", ["find_requests", "fit_portions", "assemble", "about_rows"])
+@pytest.mark.parametrize("broken", ["order_requests", "fit_portions", "assemble", "provenance"])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, MemoryError])
 def test_a_crash_leaves_nothing_that_looks_finished(tmp_path: Path, broken: str, error: type[BaseException]) -> None:
     rows, spec = simple_log()
@@ -575,7 +575,7 @@ def test_what_a_killed_run_leaves_is_not_mistaken_for_a_log(tmp_path: Path) -> N
         "import os, sys; from pathlib import Path\n"
         "import rankfall.data.sources.rows.prepare_rows as p\n"
         "from rankfall.data.impressions.spec import load_spec\n"
-        "p.about_rows = lambda *a, **k: os._exit(9)\n"  # every day is written by then
+        "p.provenance = lambda *a, **k: os._exit(9)\n"  # every day is written by then
         "p.prepare_rows([Path('log.csv')], Path('out'), load_spec(Path('spec.yaml')))\n"
     )
     (tmp_path / "spec.yaml").write_text(json.dumps(spec.model_dump(exclude_defaults=True)))

@@ -89,7 +89,7 @@ ROW = "1,1000,7,11,matched,,3,0.5,0\n"  # the second one
 WRONG_ROWS: dict[str, tuple[str, str]] = {
     "missing column": (
         replaced(",price", ",prize"),
-        "log.csv: there is no column 'price' .item.price of the description., did you mean 'prize'; there are request",
+        "log.csv: found no column 'price' .item.price of the description., did you mean 'prize'; the columns are ",
     ),
     "unknown stage": (replaced(ROW, "1,1000,7,11,matchd,,3,0.5,0\n"), "column 'stage'.*'matchd'.*request 1, item 11"),
     "no stage": (replaced(ROW, "1,1000,7,11,,,3,0.5,0\n"), "column 'stage'.*None.*request 1, item 11"),
@@ -102,19 +102,31 @@ WRONG_ROWS: dict[str, tuple[str, str]] = {
     "text for a bucket": (replaced(ROW, "1,1000,7,11,matched,,p3,1,0\n"), "log.csv: column 'page': found 'p3'"),
     "a fraction for a rank": (replaced(ROW, "1,1000,7,11,matched,1.5,3,1,0\n"), "log.csv: column 'rank': found '1.5'"),
     "negative id": (LOG.replace(",3,", ",-3,"), "column 'page': found -3.*from 0 to 9.*request 1"),
-    "no request": (replaced(ROW, ",1000,7,11,matched,,3,1,0\n"), "log.csv: column 'request': found nothing in row 2"),
-    "no item": (replaced(ROW, "1,1000,7,,matched,,3,1,0\n"), "log.csv: column 'item': found nothing in row 2"),
-    "no time": (replaced(ROW, "1,,7,11,matched,,3,1,0\n"), "log.csv: column 'time': found nothing in row 2"),
-    "two times": (replaced(ROW, "1,1001,7,11,matched,,3,1,0\n"), "request 1 has rows of more than one time"),
-    "two users": (replaced(ROW, "1,1000,8,11,matched,,3,1,0\n"), "request 1 has rows of more than one user"),
-    "two pages": (replaced(ROW, "1,1000,7,11,matched,,4,1,0\n"), "request 1 has rows of more than one page"),
+    "no request": (replaced(ROW, ",1000,7,11,matched,,3,1,0\n"), "log.csv: column 'request': found no value in row 2"),
+    "no item": (replaced(ROW, "1,1000,7,,matched,,3,1,0\n"), "log.csv: column 'item': found no value in row 2"),
+    "no time": (replaced(ROW, "1,,7,11,matched,,3,1,0\n"), "log.csv: column 'time': found no value in row 2"),
+    "two times": (
+        replaced(ROW, "1,1001,7,11,matched,,3,1,0\n"),
+        "request 1 has .* more than one value of 'time'",
+    ),
+    "two users": (
+        replaced(ROW, "1,1000,8,11,matched,,3,1,0\n"),
+        "request 1 has .* more than one value of 'user'",
+    ),
+    "two pages": (
+        replaced(ROW, "1,1000,7,11,matched,,4,1,0\n"),
+        "request 1 has .* more than one value of 'page'",
+    ),
     "short row": (replaced(ROW, "1,1000,7,11,matched\n"), "log.csv is damaged.*Expected 9 columns, got 5"),
     "cut off": (LOG[:-12], "log.csv is damaged.*Expected 9 columns, got"),
     "empty file": ("", "log.csv is damaged.*Empty CSV file"),
-    "no rows": (LOG.splitlines()[0] + "\n", "log.csv: there are no rows"),
-    "column twice": (replaced("page", "price"), "log.csv: the column 'price' stands twice"),
-    "not a log": ("\x00\x01\x02\xff", "log.csv is damaged, cut off or not what its name says"),
-    "another log": ("a,b\n1,2\n", "log.csv: there is no column 'request' .request of the description.; there are a, b"),
+    "no rows": (LOG.splitlines()[0] + "\n", "log.csv: found no rows"),
+    "column twice": (replaced("page", "price"), "log.csv: the column 'price' occurs twice"),
+    "not a log": ("\x00\x01\x02\xff", "log.csv is damaged, truncated or not of the type of its suffix"),
+    "another log": (
+        "a,b\n1,2\n",
+        "log.csv: found no column 'request'.*; the columns are a, b",
+    ),
 }
 
 
@@ -202,11 +214,11 @@ def too_many_fit_days(folder: Path) -> Arguments:
 
 
 WRONG_FILES: list[tuple[Callable[[Path], Arguments], str]] = [
-    (cut_parquet, "a.parquet is damaged, cut off"),
-    (cut_arrow, "a.arrow is damaged, cut off"),
-    (cut_gzip, "a.csv.gz is damaged, cut off"),
-    (damaged_inside, "a.parquet is damaged, cut off"),
-    (column_in_one_file, "b.parquet: there is no column 'price'"),
+    (cut_parquet, "a.parquet is damaged, truncated"),
+    (cut_arrow, "a.arrow is damaged, truncated"),
+    (cut_gzip, "a.csv.gz is damaged, truncated"),
+    (damaged_inside, "a.parquet is damaged, truncated"),
+    (column_in_one_file, "b.parquet: found no column 'price'"),
     (strange_type, "a.parquet: column 'price': found Struct"),
     (lists_for_numbers, "column 'clicked': found List"),
     (other_suffix, "a.txt: found '.txt', expected one of .csv"),
@@ -229,20 +241,20 @@ def test_wrong_files(
 
 
 WRONG_TABLES: dict[str, tuple[str, str, dict[str, Any], str]] = {
-    "item twice": ("items", "item,weight\n10,1\n11,2\n12,3\n11,4\n", {}, "items.csv: item 11 stands there twice"),
-    "user twice": ("users", "user,weight\n7,1\n8,2\n8,3\n", {}, "users.csv: user 8 stands there twice"),
-    "request twice": ("requests", "request,weight\n3,1\n3,2\n", {}, "requests.csv: request 3 stands there twice"),
-    "no key": ("items", "itm,weight\n10,1\n", {}, "items.csv: there is no column 'item', did you mean 'itm'"),
-    "key without value": ("items", "item,weight\n10,1\n,2\n", {}, "items.csv: column 'item': found nothing in row 2"),
-    "no such column": ("items", "item,wait\n10,1\n", {}, "log.csv and items.csv: there is no column 'weight'"),
+    "item twice": ("items", "item,weight\n10,1\n11,2\n12,3\n11,4\n", {}, "items.csv: item 11 occurs twice"),
+    "user twice": ("users", "user,weight\n7,1\n8,2\n8,3\n", {}, "users.csv: user 8 occurs twice"),
+    "request twice": ("requests", "request,weight\n3,1\n3,2\n", {}, "requests.csv: request 3 occurs twice"),
+    "no key": ("items", "itm,weight\n10,1\n", {}, "items.csv: found no column 'item', did you mean 'itm'"),
+    "key without value": ("items", "item,weight\n10,1\n,2\n", {}, "items.csv: column 'item': found no value in row 2"),
+    "no such column": ("items", "item,wait\n10,1\n", {}, "log.csv and items.csv: found no column 'weight'"),
     "item that is not there": ("items", "item,weight\n10,1\n11,2\n", {}, "'weight': found nothing.*item 12"),
     "user that is not there": ("users", "user,weight\n7,1\n", {}, "column 'weight': found nothing.*request 2"),
-    "no user": ("users", "user,weight\n7,1\n", {"user": None, "sequences": {}}, "users: the description names no"),
+    "no user": ("users", "user,weight\n7,1\n", {"user": None, "sequences": {}}, "users: the description has no `user`"),
     "no time of a request": (
         "requests",
         "request,when,weight\n1,5,1\n2,6,2\n",
         {"time": {"column": "when", "unit": "s"}},
-        "requests.csv: column 'when': found nothing for the request 3",
+        "requests.csv: column 'when': found no value for the request 3",
     ),
     "lists in text": (
         "requests",
@@ -275,7 +287,7 @@ def test_one_name_for_two_things(folder: Path, capsys: pytest.CaptureFixture[str
             ["log.csv", "--items", "items.csv", "--users", "users.csv"],
             SPEC | {"features": {"item": {**SPEC["features"]["item"], **city}, "user": city}},
         )
-    assert_refused(folder, capsys, "'city' means one thing in .*users.csv and another in .*items.csv")
+    assert_refused(folder, capsys, "'city' is needed from .*users.csv and from .*items.csv")
 
 
 def test_lists_of_different_lengths(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,10 +315,10 @@ WRONG_SPECS: dict[str, tuple[dict[str, Any], str]] = {
         "unknown key 'num_bucket', did you mean 'num_buckets'",
     ),
     "no flag is set": ({"stage": None, "stages": FLAGS}, "none of the columns clicked, rank.*request 1, item 11"),
-    "stage number": ({"stage": "page"}, "column 'page': unknown stage 3, allowed are 0 to 1"),
+    "stage number": ({"stage": "page"}, "column 'page': found the unknown stage 3, expected one of 0 to 1"),
     "time without unit": ({"time": "time"}, "column 'time': found whole numbers, for which `unit`"),
     "not times": ({"time": "stage", "stage": None, "stages": [{"name": "ranked"}]}, "column 'stage'.*expected times"),
-    "days that overlap": ({"day": "page"}, "column 'page': '4' begins before the days before it end"),
+    "days that overlap": ({"day": "page"}, "column 'page': '4' begins before an earlier day ends"),
 }
 
 
@@ -380,4 +392,4 @@ def test_the_summary_says_what_was_dropped_and_warns(folder: Path) -> None:
     assert "1 (25.00%) impressions have no relevant item" in said
     assert "stage ranked: 1 (25.00%) impressions have fewer items" in said
     assert "none.csv has no rows" in said
-    assert "nothing was logged on 1970-01-03" in said
+    assert "the log has no rows on 1970-01-03" in said

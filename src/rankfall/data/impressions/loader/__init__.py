@@ -1,11 +1,12 @@
 """Batches of tensors from impression logs.
 
-`order` decides which impressions form a batch, `window` reads their columns from the mapped file, `negatives` adds
-items, and `prefetch` prepares the next batches in a thread while the model runs.
+The modules in the order of the flow: `order` decides which impressions form a batch, `window` reads their columns from
+the mapped file, `item_first_seen` finds the items known on a day, `negatives` draws items from them, `batch` holds the
+tensors, `prefetch` prepares the next batches in a thread, and `impression_loader` combines them.
 """
 
 from rankfall.data.impressions.loader.batch import Impressions
 from rankfall.data.impressions.loader.impression_loader import ImpressionLoader
-from rankfall.data.impressions.loader.item_first_seen import FirstDays
+from rankfall.data.impressions.loader.item_first_seen import ItemFirstSeen
 
-__all__ = ["FirstDays", "ImpressionLoader", "Impressions"]
+__all__ = ["ImpressionLoader", "Impressions", "ItemFirstSeen"]

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, repr=False)
 class Impressions:
-    """Some impressions of one day: ``batch.user["age"]``, ``batch.items["author_id"]``.
+    """Impressions of one day: ``batch.user["age"]``, ``batch.items["author_id"]``.
 
-    B impressions with lists of N items, both static where the loader can make them so. Ids are int32, numbers float32,
-    vectors have their numbers in a last dimension. Where `mask` is False there is padding.
+    A batch has B impressions with lists of N items, both constant where the loader can keep them so. Ids are int32,
+    numbers float32; vectors have a last dimension for their numbers. Where `mask` is False there is padding.
     """
 
     day: str
-    rows: Tensor  # (B,) int64, where the impressions stand in the day's file
+    rows: Tensor  # (B,) int64, the rows of the impressions in the file of the day
     time: Tensor  # (B,) int64, milliseconds since 1970
     user: dict[str, Tensor]  # (B,)
     context: dict[str, Tensor]  # (B,)
@@ -31,25 +31,25 @@ class Impressions:
     item: Tensor  # (B, N) int32, -1 in padding
     items: dict[str, Tensor]  # (B, N), 0 in padding
     depth: Tensor  # (B, N) int32, -1 for added negatives and padding
-    rank: Tensor  # (B, N) int32, -1 where there is none
+    rank: Tensor  # (B, N) int32, -1 for none
     relevance: Tensor  # (B, N) float32, 0 for added negatives and padding
     grade: Tensor  # (B, N) int32, 0 for added negatives and padding
     feedback: dict[str, Tensor]  # (B, N) float32, 0 for added negatives and padding
     mask: Tensor  # (B, N) bool, True for items
-    truth: Tensor | None = None  # (B, N) float32, NaN for added negatives: nobody knows; 0 in padding
+    truth: Tensor | None = None  # (B, N) float32, NaN for added negatives, 0 in padding
 
     def __len__(self) -> int:
         """The number of impressions."""
         return len(self.rows)
 
     def __repr__(self) -> str:
-        """Shapes and names, no values: a line for each attribute."""
+        """Names, types and shapes, one line per attribute."""
         lines = [f"    {field.name}={_shown(getattr(self, field.name))}" for field in fields(self)]
         return "\n".join(["Impressions(", *lines, ")"])
 
     @property
     def nbytes(self) -> int:
-        """The size of all tensors."""
+        """The size of all tensors in bytes."""
         sizes: list[int] = []
 
         def note(tensor: Tensor) -> Tensor:
@@ -60,11 +60,11 @@ class Impressions:
         return sum(sizes)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Impressions:
-        """The same on another device."""
+        """Copy the batch to another device."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Impressions:
-        """The same in memory that a GPU can copy from by itself."""
+        """Copy the batch to pinned memory, from which a GPU can copy asynchronously."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Impressions:

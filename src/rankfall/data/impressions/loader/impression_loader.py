@@ -1,4 +1,4 @@
-"""Impression logs in batches.
+"""Load impression logs in batches.
 
 ::
 
@@ -18,12 +18,14 @@ import torch
 
 from rankfall._suggest import did_you_mean
 from rankfall.data.impressions.loader.batch import Impressions
-from rankfall.data.impressions.loader.item_first_seen import FirstDays
-from rankfall.data.impressions.loader.negatives import KnownItems, Takers, append, close_up, draw, pool_of_batch
-from rankfall.data.impressions.loader.order import Use, block_shuffled, generator, in_file_order, share
-from rankfall.data.impressions.loader.prefetch import Ahead
-from rankfall.data.impressions.loader.window import LEFT_OUT, Blocks, Window, layout_of, lengths_of, mask_of
-from rankfall.data.impressions.log import BLOCK, ImpressionLog
+from rankfall.data.impressions.loader.item_first_seen import ItemFirstSeen
+from rankfall.data.impressions.loader.negatives import KnownItems, TargetLists, append, close_up, draw, pool_of_batch
+from rankfall.data.impressions.loader.order import RandomStream, block_shuffled, generator, in_file_order
+from rankfall.data.impressions.loader.prefetch import Prefetcher
+from rankfall.data.impressions.loader.window import LEFT_OUT, DayBlocks, Window, layout_of, lengths_of, mask_of
+from rankfall.data.impressions.log import ImpressionLog
+from rankfall.data.impressions.schema import BLOCK
+from rankfall.data.indexing import rank_share
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -41,43 +43,41 @@ Source = Literal["items", "batch"]
 
 
 class Position(NamedTuple):
-    """How far a pass has come: the number of the day, and how many batches of it were received."""
+    """A position in a pass: the index of the day, and the number of its batches that were received."""
 
     day: int = 0
     batch: int = 0
 
 
 class ImpressionLoader:
-    """Iterates over the impressions of some days, in batches: one pass over the days in their order.
+    """Iterates over the impressions of some days in batches; one pass visits the days in their order.
 
-    `log`
-        an impression log, or its directory.
-    `days`
-        names of days, and ranges ``FIRST..LAST`` with both ends; ``".."`` is all of them. Batches never mix days.
-    `batch`
-        impressions of a batch, of all ranks together. The last of a day is smaller; `drop_last` leaves it out.
-    `shuffle`
-        another order in each epoch, from `seed`, the epoch and the day alone. Blocks of 4,096 impressions are put in
-        a random order and `window` impressions at a time are shuffled among each other. Every impression is as likely
-        at one place as at any other; a day that is not larger than a window has every order alike. Without it,
-        impressions come as they stand in the file.
-    `window`
-        impressions in memory at a time.
-    `negatives`
-        so many items are added behind each list. They are different from each other, from all items of the impression
-        and from the relevant ones of its request that the sample left out, drawn evenly from all items that the log
-        has until the end of the day, on this day or before, or (`negatives_from`) from those of the batch. Where
-        there are not enough, the rest is masked.
-    `length`
-        in place of `negatives`: add as many to each list as it needs to have this length.
-    `first_days`
-        what is known of the days before, from which such items are drawn; loaders that share it read each day once.
-    `rank`, `world`
-        the loader of one of several processes gives the `rank`-th of `world` shares of every batch. Together they
-        are the batch of a single process, negatives included. All have the same number of batches; if one has
-        fewer impressions than there are ranks, some shares are empty.
-    `prefetch`
-        batches that a thread prepares while the last one is being used; 0 for none.
+    Args:
+        log: An impression log, or its directory.
+        days: Names of days, and ranges ``FIRST..LAST`` with both ends; ``".."`` is all days. Batches never mix days.
+        batch: The number of impressions of a batch, over all ranks. The last batch of a day is smaller.
+        shuffle: Use another order in each epoch, which depends on `seed`, the epoch and the day only. Blocks of 4,096
+            impressions are put in a random order, and `window` impressions at a time are shuffled. Every impression is
+            equally likely at every position, and a day that fits into a window is shuffled uniformly. If False,
+            impressions have the order of the file.
+        seed: Seed of the order and of negatives.
+        window: The number of impressions in memory at a time.
+        negatives: The number of items that are appended to each list. They differ from each other, from all items of
+            the impression and from the relevant items that were not sampled. They are drawn uniformly from all items
+        that
+            occur in the log on the day or before it. Where there are not enough, the rest is masked.
+        negatives_from: ``"items"`` draws negatives from the item table, ``"batch"`` from the items of the batch.
+        length: Instead of `negatives`: append items until each list has this length.
+        first_days: The first days of items, which negatives need; loaders that share it read each day once.
+        rank: The index of this process among `world` processes. It receives its share of every batch; together the
+            shares are the batch of a single process, including negatives. All processes have the same number of
+            batches; if a batch has fewer impressions than there are ranks, some shares are empty.
+        world: The number of processes.
+        drop_last: Leave out the last batch of a day if it is smaller than `batch`.
+        prefetch: The number of batches that a thread prepares ahead; 0 for no thread.
+
+    Raises:
+        ValueError: If an argument is out of range, or if the days have no impressions or no items.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ImpressionLoader:
         negatives: int = 0,
         negatives_from: Source = "items",
         length: int | None = None,
-        first_days: FirstDays | None = None,
+        first_days: ItemFirstSeen | None = None,
         rank: int = 0,
         world: int = 1,
         drop_last: bool = False,
@@ -127,21 +127,21 @@ class ImpressionLoader:
         self._days = _choose(self.log, days)
         longest, shortest = _measure(self.log, self._days)
         if not longest:
-            raise ValueError(f"days: {', '.join(self.days)} chosen, whose impressions have no items")
+            raise ValueError(f"days: found {', '.join(self.days)}, whose impressions have no items")
         self._layout = layout_of(self.log, longest)
         self._named = self._layout.named()
-        self.width: int = length or longest + negatives  # of the lists of every batch
+        self.width: int = length or longest + negatives  # list length of every batch
         self._drawn = self.width - (shortest if length else longest)
         self._check_lengths(longest)
         self._most_left_out = _most_left_out(self.log, self._days) if self._drawn else 0
         draws = self._drawn and negatives_from == "items"
-        self._known = self._look_up_items(first_days or FirstDays()) if draws else None
+        self._known = self._look_up_items(first_days or ItemFirstSeen()) if draws else None
         if not len(self):
-            raise ValueError(f"drop_last: no day has as many as {batch:,} impressions, nothing would be left")
+            raise ValueError(f"drop_last: no day has {batch:,} impressions, so no batch would be left")
         self._epoch = 0
         self._next = Position()  # where the next pass begins
         self._received = Position()
-        self._spare: list[Window] = []  # the memory of the last pass, for the next one
+        self._spare: list[Window] = []  # the buffer of the last pass, which the next one reuses
         self._requests: tuple[str, pa.ChunkedArray] | None = None
 
     def _check_lengths(self, longest: int) -> None:
@@ -150,50 +150,50 @@ class ImpressionLoader:
         name = "negatives" if self.length is None else "length"
         if self._drawn and self.log.manifest["about"].get("item_features") == "per request":
             raise ValueError(
-                f"{name}: {self.log.path} has item features that depend on the request, so that no items can be added"
+                f"{name}: the item features of {self.log.path} depend on the request, so no items can be added"
             )
         if self._drawn and self.negatives_from == "batch" and self.batch == 1:
             raise ValueError("negatives_from: a batch of 1 has no other impressions to draw items from")
 
-    def _look_up_items(self, first_days: FirstDays) -> KnownItems:
+    def _look_up_items(self, first_days: ItemFirstSeen) -> KnownItems:
         order = list(self.log.days)
         return KnownItems(self.log, self._layout, max(self.days, key=order.index), first_days)
 
     def __repr__(self) -> str:
-        """What there is."""
+        """Path and size, in one line."""
         impressions = sum(len(day) for day in self._days)
         return f"ImpressionLoader({self.log.path}: {len(self._days)} days, {impressions:,} impressions)"
 
     def __len__(self) -> int:
-        """The number of batches of a pass over all days."""
+        """The number of batches of a pass."""
         return sum(self._count(day) for day in self._days)
 
     @property
     def days(self) -> list[str]:
-        """The days of a pass, in their order."""
+        """The names of the days, in the order of a pass."""
         return [day.name for day in self._days]
 
     def requests(self, batch: Impressions) -> pa.ChunkedArray:
-        """The ids of the requests of a batch."""
+        """Return the request ids of a batch."""
         if self._requests is None or self._requests[0] != batch.day:
             self._requests = batch.day, self.log.days[batch.day].table()["request"]
         return self._requests[1].take(batch.rows.cpu().numpy())
 
-    # --- where a pass is ----------------------------------------------------------------------------------------
+    # --- position ---------------------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
-        """Which of the orders the next pass has."""
+        """The epoch of the next pass, which decides its order."""
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next pass. Another epoch than before begins at its beginning."""
+        """Set the epoch of the next pass. If it changes, the pass begins at its first batch."""
         _check_int("epoch", epoch, 0)
         if epoch != self._epoch:
             self._epoch, self._next, self._received = epoch, Position(), Position()
 
     def state_dict(self) -> dict[str, Any]:
-        """The position behind the last batch that was received, as plain values."""
+        """Return the position after the last batch received, as plain values."""
         return {
             "epoch": self._epoch,
             "day": self._days[self._received.day].name,
@@ -202,22 +202,25 @@ class ImpressionLoader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass begin where another one was; it gives exactly the batches that were left.
+        """Continue at a saved position: the next pass returns exactly the remaining batches.
 
-        Everything that decides what batches hold must be as it was. The number of ranks may be another one.
+        The number of ranks may differ; all other settings that determine the batches must be the same.
+
+        Raises:
+            ValueError: If the state is invalid or was saved with other settings.
         """
         try:
             epoch, day, batch = state["epoch"], state["day"], state["batch"]
             settings = dict(state["settings"])
         except (KeyError, TypeError, ValueError):
-            raise ValueError("state: found something else than what state_dict() gives") from None
+            raise ValueError("state: expected the result of state_dict()") from None
         for name, value in self._settings().items():
             if settings.get(name) != value:
                 raise ValueError(f"state: was saved with {name} = {settings.get(name)!r}, this loader has {value!r}")
         _check_int("epoch of state", epoch, 0)
         _check_int("batch of state", batch, 0)
         if day not in self.days or batch > self._count(self.log.days[day]):
-            raise ValueError(f"state: there is no batch {batch} of day {day!r}")
+            raise ValueError(f"state: found batch {batch} of day {day!r}, which does not exist")
         self._epoch = epoch
         self._next = self._received = Position(self.days.index(day), batch)
 
@@ -229,11 +232,11 @@ class ImpressionLoader:
     # --- a pass -------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Impressions]:
-        """One pass over the days: from the beginning, or from the position that was loaded since the last one."""
+        """Iterate over one pass, from the first batch or from the position loaded last."""
         start, self._next = self._next, Position()
         self._received = start
         source = self._pass(self._epoch, start)
-        ahead = Ahead(source, self.prefetch) if self.prefetch else source
+        ahead = Prefetcher(source, self.prefetch) if self.prefetch else source
         try:
             for position, batch in ahead:
                 self._received = position
@@ -253,11 +256,11 @@ class ImpressionLoader:
             self._spare = [window]
 
     def _day(self, day: Day, epoch: int, first: int, window: Window) -> Iterator[Impressions]:
-        """The batches of a day from the `first` on."""
+        """Iterate over the batches of a day from the `first` one on."""
         count, in_window = self._count(day), self._window_size() // self.batch
         if first == count:
             return
-        blocks = Blocks(self.log, day)
+        blocks = DayBlocks(self.log, day)
         known = self._known.until(day.name) if self._known else None
         while first < count:
             begin = first // in_window * in_window
@@ -274,7 +277,7 @@ class ImpressionLoader:
                 yield self._batch(day.name, batch, arrays | {"mask": mask})
             first = end
 
-    def _order(self, blocks: Blocks, day: Day, epoch: int, first: int, last: int) -> Rows:
+    def _order(self, blocks: DayBlocks, day: Day, epoch: int, first: int, last: int) -> Rows:
         if not self.shuffle:
             return in_file_order(first, last)
         return block_shuffled(blocks.starts, first, last, seed=self.seed, epoch=epoch, day=day.name)
@@ -282,24 +285,32 @@ class ImpressionLoader:
     def _add_items(
         self, arrays: Arrays, left_out: Rows | None, rows: int, known: Pool | None, where: tuple[int, str, int]
     ) -> NDArray[np.bool_]:
-        """Draw items for the lists of a batch of `rows` impressions, of which arrays has what this loader holds.
+        """Draw items for the lists of a batch and append them.
 
-        `where` is the epoch, the day and the number of the batch. Returns the mask of the lists.
+        Args:
+            arrays: The columns of the impressions that this loader holds.
+            left_out: Their left-out items.
+            rows: The number of impressions of the whole batch.
+            known: The items known on the day, if negatives are drawn from the item table.
+            where: The epoch, the day and the index of the batch.
+
+        Returns:
+            The mask of the lists.
         """
         lists = self._layout.items
         if not self._drawn:
             return mask_of(arrays[lengths_of(lists)], lists.width)
         epoch, day, number = where
-        rng = generator(self.seed, epoch, day, Use.NEGATIVES, number)
+        rng = generator(self.seed, epoch, day, RandomStream.NEGATIVES, number)
         pool = known or pool_of_batch(arrays, self._layout)
-        takers = Takers(arrays["item"], rows, self._held(rows), left_out, self._most_left_out)
-        drawn = draw(takers, pool.items, self._drawn, rng)
+        targets = TargetLists(arrays["item"], rows, self._held(rows), left_out, self._most_left_out)
+        drawn = draw(targets, pool.items, self._drawn, rng)
         mask = append(arrays, self._layout, pool, drawn)
         return mask if self.length is None else close_up(arrays, self._layout, mask, self.length)
 
     def _batch(self, day: str, rows: Rows, arrays: Arrays) -> Impressions:
-        """What this rank gives of a batch of these rows."""
-        mine = share(len(rows), self.rank, self.world)
+        """Return this rank's share of a batch of these rows."""
+        mine = rank_share(len(rows), self.rank, self.world)
         if not self._takes_shares:
             arrays = {name: array[mine] for name, array in arrays.items()}
         return self._tensors(day, arrays | {"rows": rows[mine]})
@@ -334,20 +345,20 @@ class ImpressionLoader:
 
     @property
     def _takes_shares(self) -> bool:
-        """Whether only this rank's rows are read. Negatives from the batch need all of it on every rank."""
+        """Whether only this rank's rows are read. Negatives from the batch need the whole batch on every rank."""
         return not (self._drawn and self.negatives_from == "batch")
 
     def _held(self, rows: int) -> slice:
-        return share(rows, self.rank, self.world) if self._takes_shares else slice(None)
+        return rank_share(rows, self.rank, self.world) if self._takes_shares else slice(None)
 
     def _window_size(self) -> int:
-        """Impressions that are read together, whole batches of them."""
+        """The number of impressions that are read together, a multiple of the batch size."""
         wanted = self.window if self.shuffle else min(self.window, max(BLOCK, self.batch))
         largest = max(self._count(day) for day in self._days)
         return min(wanted // self.batch, largest) * self.batch
 
     def _capacity(self) -> int:
-        """Impressions of a window that this loader holds."""
+        """The number of impressions of a window that this loader holds."""
         share_size = -(-self.batch // self.world) if self._takes_shares else self.batch
         return self._window_size() // self.batch * share_size
 
@@ -366,26 +377,28 @@ def _check_int(name: str, value: object, least: int) -> None:
 def _choose(log: ImpressionLog, days: str | Iterable[str]) -> list[Day]:
     chosen = log.choose([days] if isinstance(days, str) else days)
     if not any(len(day) for day in chosen):
-        raise ValueError(f"days: {', '.join(day.name for day in chosen) or 'none'} chosen, which have no impressions")
+        raise ValueError(
+            f"days: found {', '.join(day.name for day in chosen) or 'none'}, expected days with impressions"
+        )
     return chosen
 
 
 def _measure(log: ImpressionLog, days: list[Day]) -> tuple[int, int]:
-    """The lengths of the longest and of the shortest list."""
+    """Return the lengths of the longest and the shortest list."""
     longest, shortest = 0, np.iinfo(np.int32).max
     for day in days:
-        blocks = Blocks(log, day)
+        blocks = DayBlocks(log, day)
         for lengths in blocks.lengths():
             longest, shortest = max(longest, int(lengths.max())), min(shortest, int(lengths.min()))
     return longest, shortest
 
 
 def _most_left_out(log: ImpressionLog, days: list[Day]) -> int:
-    return max(int(lengths.max()) for day in days for lengths in Blocks(log, day).lengths(LEFT_OUT))
+    return max(int(lengths.max()) for day in days for lengths in DayBlocks(log, day).lengths(LEFT_OUT))
 
 
-def _load(window: Window, blocks: Blocks, rows: Rows) -> Rows:
-    """Bring rows into the window, in the order of the file; where each of them stands there."""
+def _load(window: Window, blocks: DayBlocks, rows: Rows) -> Rows:
+    """Read rows into the window, in the order of the file, and return their positions there."""
     order = np.argsort(rows)
     window.load(blocks, rows[order])
     places = np.empty_like(order)

@@ -1,4 +1,4 @@
-"""Items that were not in an impression, added to its list."""
+"""Random negatives: items that are drawn and appended to the lists of impressions."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankfall.data.impressions.loader.window import Column, lengths_of, mask_of, numbers
-from rankfall.data.impressions.log import item_schema
+from rankfall.data.impressions.schema import item_schema
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from rankfall.data.impressions.loader.item_first_seen import FirstDays
+    from rankfall.data.impressions.loader.item_first_seen import ItemFirstSeen
     from rankfall.data.impressions.loader.order import Rows
     from rankfall.data.impressions.loader.window import Arrays, Layout
     from rankfall.data.impressions.log import ImpressionLog
 
-ROOMY = 4  # with so many items for each that is taken or wanted, three of four draws are good
+ROOMY = 4  # from this many items per excluded or wanted item on, at least three of four draws are valid
 
 
-NOTHING = np.array([-1], np.int32)  # a pool of padding, of which lists without items get nothing
+NOTHING = np.array([-1], np.int32)  # a pool of padding, from which nothing is drawn
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Items to draw from, each once and sorted."""
+    """Items to draw from, sorted and without duplicates."""
 
     items: NDArray[np.int32]
     features: Arrays
-    places: Rows | None = None  # of the items' features; by default they are in the order of the items
+    places: Rows | None = None  # the rows of the items in `features`; by default they have the same order
 
 
 class KnownItems:
-    """The items of a log, each from the first day on which an impression has it, or leaves it out.
+    """The items of a log, each from the first day on which an impression has it, also among its left-out items.
 
-    What is known later is not drawn before: it would be seen as a negative alone, and what a model learns of it by that
-    is wrong on the days that it comes up.
+    Items are not drawn before they are known: a model would see them as negatives only, and what it learns from that is
+    wrong on the days on which they appear.
     """
 
-    def __init__(self, log: ImpressionLog, layout: Layout, last: str, first_days: FirstDays) -> None:
-        """Look at the days up to the `last`, those that `first_days` has not read yet."""
+    def __init__(self, log: ImpressionLog, layout: Layout, last: str, first_days: ItemFirstSeen) -> None:
+        """Read the days up to `last`, except those that `first_days` has read already."""
         self._pool = _all_items(log, layout)
         self._days = list(log.days)[: list(log.days).index(last) + 1]
         self._first = first_days.numbers(log, self._days, self._pool.items)
 
     def until(self, day: str) -> Pool:
-        """What is known at the end of that day."""
+        """Return the items known at the end of a day."""
         places = np.flatnonzero(self._first <= self._days.index(day))
         if len(places) == len(self._first):
             return self._pool
@@ -60,15 +60,15 @@ def _all_items(log: ImpressionLog, layout: Layout) -> Pool:
     table = log.items().combine_chunks()
     ids = table.schema.field("id").type if "id" in table.schema.names else None
     if table.schema != item_schema(log.spec, ids=ids):
-        raise ValueError(f"path: {log.path / 'items.arrow'} does not fit the spec of its log")
+        raise ValueError(f"path: {log.path / 'items.arrow'} does not match the spec of its log")
     if not len(table):
-        raise ValueError(f"negatives: the table of items of {log.path} is empty, there is nothing to draw from")
+        raise ValueError(f"negatives: the item table of {log.path} is empty, expected items to draw from")
     features = {column.name: numbers(table[column.name].chunk(0), column) for column in _features(layout)}
     return Pool(table["item"].chunk(0).to_numpy(), features)
 
 
 def pool_of_batch(arrays: Arrays, layout: Layout) -> Pool:
-    """Every item of a batch, with the features of one of its impressions."""
+    """Return every item of a batch, with its features in one of the impressions."""
     mask = mask_of(arrays[lengths_of(layout.items)], layout.items.width)
     places = np.flatnonzero(mask)
     keys = np.sort(arrays["item"].reshape(-1)[places].astype(np.int64) << 32 | places)
@@ -80,7 +80,17 @@ def pool_of_batch(arrays: Arrays, layout: Layout) -> Pool:
 
 
 def append(arrays: Arrays, layout: Layout, pool: Pool, drawn: Rows) -> NDArray[np.bool_]:
-    """Put the items `drawn` from the pool, -1 for none, behind the padded lists; the mask of the longer lists."""
+    """Append drawn items to the padded lists.
+
+    Args:
+        arrays: The columns of the impressions, which are replaced by longer ones.
+        layout: The columns.
+        pool: The items that were drawn from.
+        drawn: Positions in the pool, (impressions, count), -1 for none.
+
+    Returns:
+        The mask of the longer lists.
+    """
     (rows, count), width = drawn.shape, layout.items.width
     found = drawn >= 0
     places = drawn if pool.places is None else pool.places[drawn]
@@ -91,7 +101,7 @@ def append(arrays: Arrays, layout: Layout, pool: Pool, drawn: Rows) -> NDArray[n
         if column.name == "item":
             added[...] = np.where(found, pool.items[drawn], column.padding)
         elif column.name in pool.features:
-            added[...] = pool.features[column.name].take(places, axis=0, mode="clip")  # below 0 is outside
+            added[...] = pool.features[column.name].take(places, axis=0, mode="clip")  # -1 is out of range
             added[~found] = column.padding
         else:
             added[...] = column.padding if column.name != "truth" else np.where(found, np.nan, column.padding)
@@ -100,7 +110,7 @@ def append(arrays: Arrays, layout: Layout, pool: Pool, drawn: Rows) -> NDArray[n
 
 
 def close_up(arrays: Arrays, layout: Layout, mask: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
-    """Leave out the padding between the items of lists and the items behind it, and what is beyond `length`."""
+    """Remove the padding between items and appended items, and cut the lists to `length`; return their mask."""
     width = layout.items.width
     slots, lengths = np.arange(length), arrays[lengths_of(layout.items)][:, None]
     index = np.where(slots < lengths, slots, slots - lengths + width)
@@ -118,38 +128,41 @@ def _features(layout: Layout) -> list[Column]:
 
 
 @dataclass(frozen=True, slots=True)
-class Takers:
-    """The lists of a `part` of a batch of `rows` impressions, which are to get items."""
+class TargetLists:
+    """The lists that items are drawn for: a `part` of a batch of `rows` impressions."""
 
-    own: NDArray[np.int32]  # what they have
+    own: NDArray[np.int32]  # the items of the lists, which are not drawn
     rows: int
     part: slice
-    left_out: Rows | None = None  # what they must not get either, as LeftOut gives it
-    most_left_out: int = 0  # of any impression, whatever the part
+    left_out: Rows | None = None  # further items that are not drawn, in the form of LeftOut.take
+    most_left_out: int = 0  # the largest number of them in any impression of the days
 
 
-def draw(takers: Takers, pool: NDArray[np.int32], count: int, rng: np.random.Generator) -> Rows:
-    """For each impression `count` different places of the pool, at random, that hold none of its own items.
+def draw(targets: TargetLists, pool: NDArray[np.int32], count: int, rng: np.random.Generator) -> Rows:
+    """Draw `count` different items of the pool for each list, excluding the items that the list has.
 
-    What a list gets does not depend on the part. Where the pool has not enough, the last places are -1.
+    The items of a list do not depend on the part of the batch that it belongs to.
+
+    Returns:
+        Positions in the pool, (lists, count). If the pool has not enough items, the last positions are -1.
     """
-    if len(pool) >= ROOMY * (takers.own.shape[1] + takers.most_left_out + count):
-        return _draw_again(takers, pool, count, rng)
-    return _draw_from_all(takers, pool, count, rng)
+    if len(pool) >= ROOMY * (targets.own.shape[1] + targets.most_left_out + count):
+        return _draw_again(targets, pool, count, rng)
+    return _draw_from_all(targets, pool, count, rng)
 
 
-def _draw_again(takers: Takers, pool: NDArray[np.int32], count: int, rng: np.random.Generator) -> Rows:
-    """Draw, and draw again what was there already. No item is preferred, so the outcome is uniform."""
+def _draw_again(targets: TargetLists, pool: NDArray[np.int32], count: int, rng: np.random.Generator) -> Rows:
+    """Draw, and redraw invalid items. All items are treated alike, so the result is uniform."""
 
-    def fresh() -> Rows:  # for all of the batch, so that the luck of others changes nothing
-        return rng.integers(len(pool), size=(takers.rows, count))[takers.part]
+    def fresh() -> Rows:  # for the whole batch, so that the draws of one part do not depend on the others
+        return rng.integers(len(pool), size=(targets.rows, count))[targets.part]
 
-    drawn, lists = fresh(), np.arange(len(takers.own))
+    drawn, lists = fresh(), np.arange(len(targets.own))
     while True:
         items = pool[drawn[lists]]
-        again = _repeated(takers.own[lists], items)
-        if takers.left_out is not None:
-            again |= _among(takers.left_out, lists[:, None] << 32 | items)
+        again = _repeated(targets.own[lists], items)
+        if targets.left_out is not None:
+            again |= _among(targets.left_out, lists[:, None] << 32 | items)
         unlucky = again.any(axis=1)
         lists, again = lists[unlucky], again[unlucky]
         if not len(lists):
@@ -158,32 +171,32 @@ def _draw_again(takers: Takers, pool: NDArray[np.int32], count: int, rng: np.ran
 
 
 def _repeated(own: NDArray[np.int32], drawn: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Which of the drawn items stand in their list already, or before them among the drawn ones."""
+    """Return which drawn items are in their list already, or occur earlier among the drawn ones."""
     items = np.concatenate([own, drawn], axis=1).astype(np.int64)
     keys = np.sort(items << 32 | np.arange(items.shape[1]), axis=1)
-    lists, at = np.nonzero((keys[:, 1:] ^ keys[:, :-1]).view(np.uint64) < 1 << 32)  # neighbours of the same item
+    lists, at = np.nonzero((keys[:, 1:] ^ keys[:, :-1]).view(np.uint64) < 1 << 32)  # equal neighbours
     repeated = np.zeros(items.shape, bool)
     repeated[lists, keys[lists, at + 1] & 0xFFFFFFFF] = True
     return repeated[:, own.shape[1] :]
 
 
 def _among(known: NDArray[Any], asked: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which numbers stand among the known ones, which are sorted and some."""
+    """Return which numbers are among the known ones, which are sorted and not empty."""
     found: NDArray[np.bool_] = known[np.minimum(np.searchsorted(known, asked), len(known) - 1)] == asked
     return found
 
 
-def _draw_from_all(takers: Takers, pool: NDArray[np.int32], count: int, rng: np.random.Generator) -> Rows:
-    """Put the whole pool in a random order and take the first that are allowed: for pools that are nearly used up."""
-    keys: NDArray[Any] = rng.random((takers.rows, len(pool)))[takers.part]
-    places = np.minimum(np.searchsorted(pool, takers.own), len(pool) - 1)
-    lists, at = np.nonzero(pool[places] == takers.own)
+def _draw_from_all(targets: TargetLists, pool: NDArray[np.int32], count: int, rng: np.random.Generator) -> Rows:
+    """Order the whole pool randomly and take the first valid items; used if most of the pool is excluded."""
+    keys: NDArray[Any] = rng.random((targets.rows, len(pool)))[targets.part]
+    places = np.minimum(np.searchsorted(pool, targets.own), len(pool) - 1)
+    lists, at = np.nonzero(pool[places] == targets.own)
     keys[lists, places[lists, at]] = np.inf
-    if takers.left_out is not None:
-        lists, items = takers.left_out >> 32, (takers.left_out & 0xFFFFFFFF).astype(np.int32)
+    if targets.left_out is not None:
+        lists, items = targets.left_out >> 32, (targets.left_out & 0xFFFFFFFF).astype(np.int32)
         known = _among(pool, items)
         keys[lists[known], np.searchsorted(pool, items[known])] = np.inf
     order = np.argsort(keys, axis=1)[:, :count]
-    drawn: Rows = np.full((len(takers.own), count), -1, np.int64)
+    drawn: Rows = np.full((len(targets.own), count), -1, np.int64)
     drawn[:, : order.shape[1]] = np.where(np.isinf(np.take_along_axis(keys, order, axis=1)), -1, order)
     return drawn

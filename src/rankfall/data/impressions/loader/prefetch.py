@@ -1,4 +1,4 @@
-"""A thread that works ahead of whoever takes its results."""
+"""An iterator that computes its next results in a thread."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ T = TypeVar("T")
 
 
 class _End:
-    """After the last result: with the error that ended the work, if one did."""
+    """Marks the end of the results, with the error that caused it, if any."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
 
 
-class _Line(Generic[T]):
-    """What the thread and its iterator share.
+class _Exchange(Generic[T]):
+    """The queues between the thread and the iterator.
 
-    Simple queues, since those may be used while garbage is collected, whatever the thread was doing at that moment.
+    Simple queues can be used while garbage is collected, whatever the thread was doing at that moment.
     """
 
     def __init__(self, depth: int) -> None:
         self.results: SimpleQueue[T | _End] = SimpleQueue()
-        self.room: SimpleQueue[None] = SimpleQueue()  # an entry for each result that may still wait
+        self.room: SimpleQueue[None] = SimpleQueue()  # one entry per result that may still be queued
         self.stopped = False
         for _ in range(depth):
             self.room.put(None)
 
     def work(self, source: Iterator[T]) -> None:
-        """Put one result after the other as long as they are wanted."""
+        """Put results into the queue until the iterator stops."""
         end = _End()
         try:
             for result in source:
@@ -42,42 +42,46 @@ class _Line(Generic[T]):
                 if self.stopped:
                     return
                 self.results.put(result)
-                del result  # or it would live until the next one is there
+                del result  # otherwise it would stay in memory until the next one is ready
         except BaseException as error:
             end = _End(error)
         self.results.put(end)
 
     def stop(self, thread: Thread) -> None:
-        """Let the thread finish the result it is working on, and no more."""
+        """Stop the thread after its current result."""
         self.stopped = True
-        self.room.put(None)  # it may be waiting for room
+        self.room.put(None)  # the thread may be waiting for room
         if thread is not current_thread():
             thread.join()
 
 
-class Ahead(Generic[T]):
-    """An iterator over `source`, which a thread keeps at most `depth` results ahead.
+class Prefetcher(Generic[T]):
+    """An iterator over `source` whose next results are computed in a thread.
 
-    What goes wrong in the thread is raised here, after the results before it. The thread ends with :meth:`close`,
-    when the iterator is forgotten, and at the end of the program, each after the result it is working on.
+    Errors of the thread are raised here, after the results before them. The thread ends with :meth:`close`, when the
+    iterator is garbage collected and at the end of the program, in each case after its current result.
+
+    Args:
+        source: The iterator to run in the thread.
+        depth: The largest number of results to compute ahead.
     """
 
     def __init__(self, source: Iterator[T], depth: int) -> None:
-        self._line: _Line[T] = _Line(depth)
-        # The thread must not know this object, or that would never be forgotten.
-        thread = Thread(target=self._line.work, args=(source,), name="rankfall-loader", daemon=True)
-        self.close = weakref.finalize(self, self._line.stop, thread)
+        self._exchange: _Exchange[T] = _Exchange(depth)
+        # The thread must not refer to this object, or it would never be garbage collected.
+        thread = Thread(target=self._exchange.work, args=(source,), name="rankfall-loader", daemon=True)
+        self.close = weakref.finalize(self, self._exchange.stop, thread)
         thread.start()
 
     def __iter__(self) -> Iterator[T]:
-        """Itself."""
+        """Return the iterator itself."""
         return self
 
     def __next__(self) -> T:
-        """The next result."""
-        result = self._line.results.get()
+        """Return the next result; wait for it if necessary."""
+        result = self._exchange.results.get()
         if isinstance(result, _End):
             self.close()
             raise StopIteration if result.error is None else result.error
-        self._line.room.put(None)
+        self._exchange.room.put(None)
         return result

@@ -1,7 +1,7 @@
-"""Columns of a mapped day as arrays: a window of impressions, from which batches are taken.
+"""The columns of a mapped day as arrays: a window of impressions, from which batches are taken.
 
 The rows of a window are copied from the blocks of the file in the order of the file, so that a disk reads forward, and
-lists are padded on the way. Batches are then gathered from memory. Nothing is done for one impression at a time.
+lists are padded at the same time. Batches are then gathered from memory, without a loop over impressions.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from rankfall.data.impressions.loader.order import spans
-from rankfall.data.impressions.log import impression_schema
+from rankfall.data.impressions.schema import check_schema
+from rankfall.data.indexing import spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 
     Arrays = dict[str, NDArray[Any]]
 
-LIST = "item"  # the lists that all columns of items share their lengths with
-LEFT_OUT = "left_out"  # relevant items that are not in the lists
+LIST = "item"  # the column whose list lengths all columns of items share
+LEFT_OUT = "left_out"  # relevant items that were not sampled
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the file and the array it becomes."""
+    """A column of the file and the type of the array that it becomes."""
 
     name: str
     dtype: type[np.generic]
-    size: int = 1  # numbers of one value
+    size: int = 1  # numbers per value
     padding: int = 0
 
     def shape(self, *leading: int) -> tuple[int, ...]:
-        """Of an array of values."""
+        """Return the shape of an array of values."""
         return (*leading, self.size) if self.size > 1 else leading
 
 
 @dataclass(frozen=True, slots=True)
-class Lists:
-    """Columns of lists of the same lengths, padded to one width."""
+class ListColumns:
+    """Columns whose lists have the same lengths and are padded to one width."""
 
     name: str  # "item" or "sequence.NAME"
     width: int
@@ -58,16 +58,16 @@ class Layout:
     """The columns of impressions: single values, the lists of items, the sequences."""
 
     single: tuple[Column, ...]
-    items: Lists
-    sequences: tuple[Lists, ...]
+    items: ListColumns
+    sequences: tuple[ListColumns, ...]
 
     @property
-    def lists(self) -> tuple[Lists, ...]:
-        """Everything that is padded."""
+    def lists(self) -> tuple[ListColumns, ...]:
+        """All columns of lists, which are padded."""
         return (self.items, *self.sequences)
 
     def named(self) -> dict[str, dict[str, str]]:
-        """The columns GROUP.NAME of each group by their names."""
+        """Return the columns ``GROUP.NAME`` of each group by name."""
         columns = [*self.single, *(column for lists in self.lists for column in lists.columns)]
         groups: dict[str, dict[str, str]] = {group: {} for group in ("user", "context", "item", "feedback")}
         for column in columns:
@@ -78,7 +78,7 @@ class Layout:
 
 
 def layout_of(log: ImpressionLog, width: int) -> Layout:
-    """The columns of the impressions of a log whose longest list has `width` items."""
+    """Return the columns of the impressions of a log whose longest list has `width` items."""
     single = [_feature_column(feature) for feature in (*log.features.of("user"), *log.features.of("context"))]
     items = [Column("item", np.int32, padding=-1), *(_feature_column(feature) for feature in log.features.of("item"))]
     items += [Column("depth", np.int32, padding=-1), Column("rank", np.int32, padding=-1)]
@@ -86,14 +86,14 @@ def layout_of(log: ImpressionLog, width: int) -> Layout:
     items += [Column(f"feedback.{name}", np.float32) for name in log.spec.feedback]
     items += [Column("truth", np.float32)] if log.spec.truth is not None else []
     sequences = [
-        Lists(
+        ListColumns(
             f"sequence.{sequence.name}",
             sequence.max_length,
             tuple(Column(f"sequence.{sequence.name}.{name}", np.int32) for name in sequence.features),
         )
         for sequence in log.features.sequences
     ]
-    return Layout((Column("time", np.int64), *single), Lists(LIST, width, tuple(items)), tuple(sequences))
+    return Layout((Column("time", np.int64), *single), ListColumns(LIST, width, tuple(items)), tuple(sequences))
 
 
 def _feature_column(feature: Feature) -> Column:
@@ -104,44 +104,45 @@ def _feature_column(feature: Feature) -> Column:
 # --- the file ---------------------------------------------------------------------------------------------------
 
 
-class Blocks:
-    """The blocks of a day's mapped file."""
+class DayBlocks:
+    """The blocks of the mapped file of a day.
+
+    Raises:
+        ValueError: If the file does not match the spec of the log or the manifest of the day.
+    """
 
     def __init__(self, log: ImpressionLog, day: Day) -> None:
-        self.path = day.path / "impressions.arrow"
+        self.path = day.file
         table = day.table()
-        names = table.schema.names
-        request = table.schema.field("request").type if "request" in names else pa.int64()
-        expected = impression_schema(log.spec, request=request)
-        if missing := [name for name in expected.names if name not in names]:
-            raise ValueError(f"path: {self.path} lacks columns that the spec of its log has: {', '.join(missing)}")
-        if table.schema != expected:
-            other = [field.name for field in expected if field not in table.schema] or ["more than it should have"]
-            raise ValueError(f"path: {self.path} does not fit the spec of its log: see {', '.join(other)}")
+        check_schema(table.schema, log.spec, f"path: {self.path}")
         self._blocks: list[pa.RecordBatch] = table.to_batches()
         self.starts: Rows = np.cumsum([0, *(len(block) for block in self._blocks)])
         if self.starts[-1] != len(day):
-            raise ValueError(f"path: {self.path} has {self.starts[-1]:,} impressions, its manifest says {len(day):,}")
+            raise ValueError(f"path: {self.path} has {self.starts[-1]:,} impressions, its manifest states {len(day):,}")
 
     def lengths(self, name: str = LIST) -> Iterator[Rows]:
-        """The lengths of the lists of a column, block by block."""
+        """Iterate over the list lengths of a column, block by block."""
         for number in range(len(self._blocks)):
             yield np.diff(self.offsets(number, name))
 
     def items(self, name: str = LIST) -> pa.ChunkedArray:
-        """All items of the lists of a column, one list after the other."""
+        """Return the items of all lists of a column, one list after the other."""
         blocks = range(len(self._blocks))
         return pa.chunked_array([self.column(number, name).flatten() for number in blocks], pa.int32())
 
     def split(self, rows: Rows) -> Iterator[tuple[int, Rows, slice]]:
-        """Rows of the day, which rise, by block: its number, the rows counted from its first, their places."""
+        """Split sorted rows of the day by block.
+
+        Yields:
+            The index of the block, the rows counted from its first one, and their positions in `rows`.
+        """
         edges = np.searchsorted(rows, self.starts)
         for number in np.flatnonzero(np.diff(edges)):
             place = slice(edges[number], edges[number + 1])
             yield int(number), rows[place] - self.starts[number], place
 
     def column(self, number: int, name: str) -> pa.Array:
-        """A column of a block."""
+        """Return a column of a block, after checking it."""
         try:
             array = self._blocks[number].column(name)
             array.validate()
@@ -150,27 +151,27 @@ class Blocks:
         return array
 
     def offsets(self, number: int, name: str) -> Rows:
-        """Where the lists of a block begin in its values, and where the last ends."""
+        """Return where the lists of a block begin in its values, and where the last one ends."""
         array = self.column(number, name)
         offsets: Rows = array.offsets.to_numpy().astype(np.int64)
         if (offsets[1:] < offsets[:-1]).any() or offsets[0] < 0 or offsets[-1] > len(array.values):
-            raise self.damaged(number, name, "its lists end before they begin")
+            raise self.damaged(number, name, "a list ends before it begins")
         return offsets
 
     def values(self, number: int, column: Column, offsets: Rows) -> NDArray[Any]:
-        """The values of the lists of a block, which must have these offsets."""
+        """Return the values of the lists of a block, which must have these offsets."""
         array = self.column(number, column.name)
         if not np.array_equal(array.offsets.to_numpy(), offsets):
-            raise self.damaged(number, column.name, "its lists have not the lengths of those beside it")
+            raise self.damaged(number, column.name, "its lists differ in length from those of the other columns")
         return numbers(array.values, column)
 
     def damaged(self, number: int, name: str, reason: str) -> ValueError:
-        """What is wrong with a column of a block."""
+        """Return the error for a damaged column of a block."""
         return ValueError(f"path: {self.path} is damaged in block {number}, column {name!r}: {reason}")
 
 
 def numbers(array: pa.Array, column: Column) -> NDArray[Any]:
-    """The values of a column without lists, as they lie in memory."""
+    """Return the values of a column without lists, without copying them."""
     if column.size > 1:
         found: NDArray[Any] = array.values.to_numpy().reshape(-1, column.size)
     elif pa.types.is_timestamp(array.type):
@@ -184,7 +185,13 @@ def numbers(array: pa.Array, column: Column) -> NDArray[Any]:
 
 
 class Window:
-    """Room for the columns of some impressions of a day. Their memory is used again for the next ones."""
+    """A buffer for the columns of some impressions of a day; its memory is reused.
+
+    Args:
+        layout: The columns.
+        capacity: The largest number of impressions.
+        left_out: Also read the left-out items.
+    """
 
     def __init__(self, layout: Layout, capacity: int, *, left_out: bool) -> None:
         self._layout = layout
@@ -197,23 +204,23 @@ class Window:
             }
             self._arrays[lengths_of(lists)] = np.empty(capacity, np.int32)
 
-    def load(self, blocks: Blocks, rows: Rows) -> None:
-        """Bring these rows of a day, which rise."""
+    def load(self, blocks: DayBlocks, rows: Rows) -> None:
+        """Read these rows of a day, which are sorted."""
         for number, inside, place in blocks.split(rows):
             self._load_block(blocks, number, inside, place)
         self._left_out = LeftOut(blocks, rows) if self._has_left_out else None
 
     def take(self, places: Rows) -> Arrays:
-        """Copies of the rows at these places of the window."""
+        """Return copies of the rows at these positions of the window."""
         return {name: array.take(places, axis=0) for name, array in self._arrays.items()}
 
     def left_out(self, places: Rows) -> Rows | None:
-        """What the lists at these places leave out, see :meth:`LeftOut.take`."""
+        """Return the left-out items of these positions, see :meth:`LeftOut.take`."""
         return self._left_out.take(places) if self._left_out else None
 
-    def _load_block(self, blocks: Blocks, number: int, rows: Rows, place: slice) -> None:
+    def _load_block(self, blocks: DayBlocks, number: int, rows: Rows, place: slice) -> None:
         first, last = rows[0], rows[-1] + 1
-        together = last - first == len(rows)  # a slice, so that whole memory is copied
+        together = last - first == len(rows)  # a slice is copied in one piece
         chosen = slice(first, last) if together else rows
         for column in self._layout.single:
             self._arrays[column.name][place] = numbers(blocks.column(number, column.name), column)[chosen]
@@ -221,7 +228,7 @@ class Window:
             offsets = blocks.offsets(number, lists.columns[0].name)
             lengths = np.diff(offsets)[chosen]
             if lengths.max() > lists.width:
-                found = f"a list of {lengths.max()}, the maximum is {lists.width}"
+                found = f"found a list of {lengths.max()}, expected at most {lists.width}"
                 raise blocks.damaged(number, lists.columns[0].name, found)
             self._arrays[lengths_of(lists)][place] = lengths
             values = slice(offsets[first], offsets[last]) if together else spans(offsets[rows], lengths)
@@ -232,9 +239,9 @@ class Window:
 
 
 class LeftOut:
-    """The relevant items that are not in the lists of some impressions: few, so they are not padded."""
+    """The relevant items that were not sampled; there are few of them, so they are not padded."""
 
-    def __init__(self, blocks: Blocks, rows: Rows) -> None:
+    def __init__(self, blocks: DayBlocks, rows: Rows) -> None:
         self._lengths, items = np.zeros(len(rows), np.int64), [np.empty(0, np.int32)]
         for number, inside, place in blocks.split(rows):
             offsets = blocks.offsets(number, LEFT_OUT)
@@ -244,7 +251,11 @@ class LeftOut:
         self._starts: Rows = np.cumsum(self._lengths) - self._lengths
 
     def take(self, places: Rows) -> Rows | None:
-        """What is left out at these places: of each item (number of the place) << 32 | item, sorted; None: nothing."""
+        """Return the left-out items of these positions.
+
+        Returns:
+            One number per item, ``(index of the position) << 32 | item``, sorted; None if there is no item.
+        """
         lengths = self._lengths[places]
         if not lengths.any():
             return None
@@ -252,19 +263,19 @@ class LeftOut:
         return np.sort(np.repeat(np.arange(len(places)), lengths) << 32 | items)
 
 
-def lengths_of(lists: Lists) -> str:
-    """The array with the lengths of lists before they were padded."""
+def lengths_of(lists: ListColumns) -> str:
+    """Return the name of the array with the list lengths before padding."""
     return f"{lists.name}/lengths"
 
 
 def mask_of(lengths: NDArray[np.integer[Any]], width: int) -> NDArray[np.bool_]:
-    """True where lists that were padded to `width` have values."""
+    """Return a mask that is True where lists padded to `width` have values."""
     mask: NDArray[np.bool_] = np.arange(width, dtype=np.int32) < lengths[:, None]
     return mask
 
 
 def _pad(flat: NDArray[Any], mask: NDArray[np.bool_] | None, out: NDArray[Any], padding: int) -> None:
-    """Write lists that stand one after the other into rows of one width; without a mask all have that width."""
+    """Write lists that follow one another into rows of equal width; without a mask all lists have that width."""
     if mask is None:
         out[...] = flat.reshape(out.shape)
     else:

@@ -1,8 +1,7 @@
-"""Parsed rows on their way from text to a prepared data set, kept in files so that memory does not grow.
+"""Parsed rows on disk, so that memory does not grow with the number of rows.
 
-How many features there are is known only when the last line has been read, and regrouped lists take rows
-from anywhere; so rows are first put down as they come, each block as compact as it was written, and then read
-back in spans of rows of the final width.
+The number of features is known only after the last line, and regrouped lists take rows from anywhere. So rows are first
+written in the order of the text, each block as compact as possible, and then read in spans of rows of the final width.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rankfall.data.sources.letor.parse import Block
+    from rankfall.data.sources.letor.parse import ParsedBlock
 
 
 class _Piece(NamedTuple):
-    """Where the features of one block are."""
+    """The position of the features of one block."""
 
     first_row: int
     rows: int
-    first_id: int  # of a dense block, in which every row has `width` features from this id on
+    first_id: int  # in a dense block, every row has `width` features from this id on
     width: int  # 0 in a sparse block
-    values: int  # places, counted in items, in the files of the same names
+    values: int  # positions, in items, in the files of the same names
     ids: int
     counts: int
 
 
 class _Column:
-    """A file of numbers of one type that grows at its end and is read anywhere."""
+    """A file of numbers of one type that is appended to and read at any position."""
 
     def __init__(self, path: Path, dtype: str) -> None:
         self._dtype = np.dtype(dtype)
@@ -57,8 +56,8 @@ class _Column:
         self._file.close()
 
 
-class Spool:
-    """The rows of one split in the order in which they were read."""
+class LetorSpool:
+    """The rows of one split, in the order in which they were read."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir()
@@ -76,8 +75,8 @@ class Spool:
         self.largest_id = -1
         self.missing_ids: NDArray[np.int32] = np.empty(0, np.int32)
 
-    def append(self, block: Block) -> None:
-        """Put down the rows of a block."""
+    def append(self, block: ParsedBlock) -> None:
+        """Append the rows of a block."""
         if len(block.labels) == 0:
             return
         self._append_features(block)
@@ -86,11 +85,11 @@ class Spool:
         self.rows += len(block.labels)
 
     def labels(self, start: int, stop: int) -> NDArray[np.float32]:
-        """The labels of a span of rows."""
+        """Read the labels of a span of rows."""
         return self._labels.read(start, stop)
 
     def docids(self, start: int, stop: int) -> pa.LargeStringArray:
-        """The document ids of a span of rows, empty where there is none."""
+        """Read the document ids of a span of rows, empty for rows without one."""
         ends = self._docid_ends.read(max(start - 1, 0), stop)
         edges = ends if start else np.concatenate([np.zeros(1, np.int64), ends])
         data = self._docid_bytes.read(int(edges[0]), int(edges[-1]))
@@ -98,7 +97,7 @@ class Spool:
         return pa.LargeStringArray.from_buffers(stop - start, pa.py_buffer(edges), pa.py_buffer(data))
 
     def features(self, start: int, stop: int, *, first_id: int, width: int) -> NDArray[np.float32]:
-        """The features of a span of rows, (rows, width): 0 where nothing was written, NaN where missing."""
+        """Read the features of a span of rows, (rows, width): 0 for absent features, NaN for missing values."""
         features = np.zeros((stop - start, width), np.float32)
         place = bisect.bisect_right(self._pieces, start, key=lambda piece: piece.first_row) - 1
         while start < stop:
@@ -116,7 +115,7 @@ class Spool:
         for column in columns:
             column.close()
 
-    def _append_features(self, block: Block) -> None:
+    def _append_features(self, block: ParsedBlock) -> None:
         rows, width = len(block.counts), int(block.counts[0])
         first_id = int(block.ids[0]) if len(block.ids) else 0
         dense = width > 0 and bool((block.counts == width).all())
@@ -134,7 +133,7 @@ class Spool:
         if missing.any():
             self.missing_ids = np.union1d(self.missing_ids, block.ids[missing])
 
-    def _append_docids(self, block: Block) -> None:
+    def _append_docids(self, block: ParsedBlock) -> None:
         start = self._docid_bytes.items
         if block.docids is None:
             self._docid_ends.append(np.full(len(block.labels), start))
@@ -147,7 +146,7 @@ class Spool:
             self._docid_bytes.append(np.frombuffer(data, np.uint8)[: int(ends[-1])])
 
     def _read_offsets(self, piece: _Piece) -> NDArray[np.int64]:
-        """Where the features of each row of a sparse piece start."""
+        """Return where the features of each row of a sparse piece begin."""
         counts = self._counts.read(piece.counts, piece.counts + piece.rows)
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
 

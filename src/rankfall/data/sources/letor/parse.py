@@ -1,13 +1,12 @@
 """Ranking text: ``label qid:Q 1:v 2:v ... # comment`` (LETOR, SVMlight, LibSVM), a block of lines at a time.
 
-Two parsers state the same rules. :func:`parse_line` reads one line, says what is wrong with it and is slow.
-:func:`parse_block` reads thousands of lines with a handful of array operations, in which NumPy and Arrow
-release the interpreter lock, so that threads help; it asks :func:`parse_line` only about blocks that hold a
-broken line.
+Two parsers implement the same rules. :func:`parse_line` reads one line, reports what is wrong with it and is slow.
+:func:`parse_block` reads thousands of lines with a few array operations, in which NumPy and Arrow release the
+interpreter lock, so that threads help; it uses :func:`parse_line` only for blocks with an invalid line.
 
-A line may end in CRLF, be indented, use tabs and hold a comment after ``#``; blank lines and lines that are
-all comment mean nothing. A label is a number. Feature ids are whole numbers that increase along the line.
-Numbers are read as float64 and kept as float32, as ``sklearn.datasets.load_svmlight_file`` does.
+A line may end in CRLF, be indented, use tabs and have a comment after ``#``; blank lines and lines with only a comment
+are skipped. A label is a number. Feature ids are whole numbers that increase along the line. Numbers are parsed as
+float64 and stored as float32, as ``sklearn.datasets.load_svmlight_file`` does.
 """
 
 from __future__ import annotations
@@ -21,13 +20,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rankfall.data.indexing import spans
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Bytes = NDArray[np.uint8]
     Positions = NDArray[np.int64]
 
-MAX_ID = 100_000  # a wider table would be a mistake far more often than a data set; the caller may raise it
+MAX_ID = 100_000  # larger ids are usually mistakes; callers may raise the limit
 LONGEST_ID = 8  # digits: an id is read from the eight bytes before its colon
 
 _NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
@@ -36,14 +37,14 @@ _INFINITE = {b"inf", b"infinity"}
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 _DOCID = r"docid\s*=\s*(?P<docid>\S+)"
 
-_PAD = b"\n" * LONGEST_ID  # before the block, so that eight bytes stand before every colon
+_PAD = b"\n" * LONGEST_ID  # before the block, so that every colon has eight bytes before it
 _NEWLINE, _SPACE, _HASH, _COLON = b"\n #:"
 _OTHER_SPACES = b"\t\r\v\f"
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a line may hold, and what becomes of its values."""
+    """The rules for lines and values."""
 
     with_qid: bool = True
     missing: bool = False  # a value that is no finite float32 is missing (NaN), not an error
@@ -52,7 +53,7 @@ class Rules:
 
 
 class Line(NamedTuple):
-    """One line as :func:`parse_line` understands it."""
+    """The result of :func:`parse_line`."""
 
     label: float
     qid: bytes | None
@@ -61,42 +62,48 @@ class Line(NamedTuple):
 
 
 class BadLine(NamedTuple):
-    """A line that breaks the rules."""
+    """An invalid line and the reason."""
 
     line: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """The rows of some lines, features as the ids and values that were written."""
+class ParsedBlock:
+    """The rows of some lines, with features as ids and values."""
 
     labels: NDArray[np.float32]
-    lines: NDArray[np.int64]  # the line each row stands in, the first line of the block being 0
+    lines: NDArray[np.int64]  # the line of each row, the first line of the block being 0
     qids: Any  # Arrow strings, None without qid
-    docids: Any  # Arrow strings, empty where a line has no comment; None if no line has one
-    counts: NDArray[np.int64]  # features written in each row
+    docids: Any  # Arrow strings, empty for lines without a comment; None if no line has one
+    counts: NDArray[np.int64]  # the number of features of each row
     ids: NDArray[np.int32]
     values: NDArray[np.float32]
     bad: list[BadLine] = field(default_factory=list)
 
 
 class _BrokenError(Exception):
-    """Some line of the block breaks a rule."""
+    """The block has an invalid line."""
 
 
 # --- one line, exactly --------------------------------------------------------------------------------------
 
 
 def parse_line(line: bytes, rules: Rules) -> Line | None:
-    """Read one line; None if nothing stands in it. A broken rule is a `ValueError` that says which.
+    """Parse one line.
+
+    Returns:
+        The parsed line; None if it is blank.
+
+    Raises:
+        ValueError: If the line is invalid; the message gives the reason.
 
     >>> parse_line(b"+1 qid:7 1:0.5 3:2e1 # docid = x", Rules())
     Line(label=1.0, qid=b'7', ids=[1, 3], values=[0.5, 20.0])
     """
     body = line.partition(b"#")[0]
     if found := _CONTROL.search(body):
-        raise ValueError(f"a control character, {found[0]!r}, stands at byte {found.start() + 1}")
+        raise ValueError(f"found a control character, {found[0]!r}, at byte {found.start() + 1}")
     tokens = body.split()
     if not tokens:
         return None
@@ -105,12 +112,12 @@ def parse_line(line: bytes, rules: Rules) -> Line | None:
     features = tokens[1:]
     if features and features[0].startswith(b"qid:"):
         if not rules.with_qid:
-            raise ValueError(f"{_shown(features[0])} stands here, but the lists of this file come without qid")
+            raise ValueError(f"found {_shown(features[0])}, but the lists of this file come without qid")
         qid = features.pop(0)[4:]
         if not qid:
-            raise ValueError("nothing stands after 'qid:'")
+            raise ValueError("found no id after 'qid:'")
     elif rules.with_qid:
-        raise ValueError("no 'qid:' stands after the label")
+        raise ValueError("found no 'qid:' after the label")
     ids: list[int] = []
     values: list[float] = []
     for token in features:
@@ -120,7 +127,7 @@ def parse_line(line: bytes, rules: Rules) -> Line | None:
 
 
 def parse_number(token: bytes) -> float:
-    """A number; NaN for a word or sign that stands for a missing one; otherwise `ValueError`.
+    """Parse a number; a word or sign for a missing value becomes NaN, anything else raises `ValueError`.
 
     >>> parse_number(b"-1.5e3"), parse_number(b"NULL"), parse_number(b"+inf")
     (-1500.0, nan, inf)
@@ -146,13 +153,13 @@ def _feature_id(token: bytes, before: list[int], rules: Rules) -> int:
     if not colon:
         raise ValueError(f"{_shown(token)} is not of the form id:value")
     if b":" in value:
-        raise ValueError(f"{_shown(token)} holds more than one colon")
+        raise ValueError(f"{_shown(token)} has more than one colon")
     if not (text.isdigit() and text.isascii()):
         raise ValueError(f"the feature id of {_shown(token)} is not a whole number >= 0")
     if len(text) > LONGEST_ID or int(text) > rules.max_id:
         raise ValueError(f"the feature id of {_shown(token)} is above the limit of {rules.max_id} (see --features)")
     if before and int(text) <= before[-1]:
-        raise ValueError(f"feature id {int(text)} stands after {before[-1]}; ids must increase along a line")
+        raise ValueError(f"found feature id {int(text)} after {before[-1]}; ids must increase along a line")
     return int(text)
 
 
@@ -185,8 +192,8 @@ def _shown(token: bytes) -> str:
 # --- a block of lines, fast ---------------------------------------------------------------------------------
 
 
-def parse_block(text: bytes, rules: Rules) -> Block:
-    """Read a block of whole lines; broken ones are left out and listed in `bad`.
+def parse_block(text: bytes, rules: Rules) -> ParsedBlock:
+    """Parse a block of whole lines; invalid lines are left out and listed in `bad`.
 
     >>> block = parse_block(b"1 qid:7 1:0.5 3:2\\n0 qid:7 2:nan\\n", Rules())
     >>> block.labels, block.ids, block.values, block.bad[0].line
@@ -202,7 +209,7 @@ def parse_block(text: bytes, rules: Rules) -> Block:
 
 
 def _sort_out(text: bytes, rules: Rules) -> tuple[bytes, list[BadLine]]:
-    """The text with every broken line blanked, and those lines."""
+    """Return the text with every invalid line blanked, and these lines."""
     lines = text[:-1].split(b"\n")
     bad = []
     for number, line in enumerate(lines):
@@ -214,9 +221,9 @@ def _sort_out(text: bytes, rules: Rules) -> tuple[bytes, list[BadLine]]:
     return b"\n".join(lines) + b"\n", bad
 
 
-def _parse(text: bytes, rules: Rules) -> Block:
+def _parse(text: bytes, rules: Rules) -> ParsedBlock:
     body: Bytes = np.frombuffer(bytearray(_PAD + text), np.uint8)
-    bounds = np.flatnonzero(body == _NEWLINE)[len(_PAD) - 1 :]  # line i stands between bounds i and i + 1
+    bounds = np.flatnonzero(body == _NEWLINE)[len(_PAD) - 1 :]  # line i is between bounds i and i + 1
     comments = _cut_comments(body, bounds) if b"#" in text else None
     starts, ends = _tokens(body, text)
 
@@ -237,7 +244,7 @@ def _parse(text: bytes, rules: Rules) -> Block:
     colons = np.flatnonzero(body == _COLON)
     if len(colons) != len(starts) or not ((starts < colons) & (colons < ends)).all():
         raise _BrokenError
-    return Block(
+    return ParsedBlock(
         labels=labels,
         lines=lines,
         qids=qids,
@@ -249,17 +256,17 @@ def _parse(text: bytes, rules: Rules) -> Block:
 
 
 def _cut_comments(body: Bytes, bounds: Positions) -> tuple[Positions, Any]:
-    """Blank the comments in `body`; the lines they stood in, and their text without the ``#``."""
+    """Blank the comments in `body`; return their lines, and their text without the ``#``."""
     marks = np.flatnonzero(body == _HASH)
     lines, first = np.unique(np.searchsorted(bounds, marks) - 1, return_index=True)
     starts, ends = marks[first], bounds[lines + 1]
     text = _strings(body, starts + 1, ends)
-    body[spans(starts, ends)] = _SPACE
+    body[spans(starts, ends - starts)] = _SPACE
     return lines, text
 
 
 def _tokens(body: Bytes, text: bytes) -> tuple[Positions, Positions]:
-    """Where the words between white space start and end."""
+    """Return where the words between white space start and end."""
     for character in _OTHER_SPACES:
         if character in text:
             body[body == character] = _SPACE
@@ -271,7 +278,7 @@ def _tokens(body: Bytes, text: bytes) -> tuple[Positions, Positions]:
 
 
 def _cut_qids(body: Bytes, starts: Positions, ends: Positions, first: Positions, tokens: Positions) -> Any:
-    """The qid of each row, blanked in `body` since it may hold colons."""
+    """Return the qid of each row and blank it in `body`, since it may contain colons."""
     if (tokens < 2).any():
         raise _BrokenError
     start, end = starts[first + 1], ends[first + 1]
@@ -280,7 +287,7 @@ def _cut_qids(body: Bytes, starts: Positions, ends: Positions, first: Positions,
     if any((body[start + i] != character).any() for i, character in enumerate(b"qid:")):
         raise _BrokenError
     qids = _strings(body, start + 4, end)
-    body[spans(start, end)] = ord("q")
+    body[spans(start, end - start)] = ord("q")
     return qids
 
 
@@ -294,19 +301,19 @@ def _labels(body: Bytes, starts: Positions, ends: Positions) -> NDArray[np.float
 def _feature_ids(
     body: Bytes, starts: Positions, colons: Positions, counts: Positions, rules: Rules
 ) -> NDArray[np.int32]:
-    """The digits before each colon as a number."""
+    """Return the digits before each colon as a number."""
     length = colons - starts
     if len(length) == 0:
         return np.empty(0, np.int32)
     if length.max() > LONGEST_ID:
         raise _BrokenError
     words: NDArray[np.uint64] = np.ndarray((len(body) - 7,), "<u8", body.data, strides=(1,))[colons - 8]
-    before = ((LONGEST_ID - length) * 8).astype(np.uint64)  # bits of what stands before the digits, the lowest
+    before = ((LONGEST_ID - length) * 8).astype(np.uint64)  # bits before the digits, the lowest ones
     digits = words >> before << before
     rows, width = len(counts), int(counts[0])
     dense = len(digits) == rows * width and bool((digits.reshape(rows, width) == digits[:width]).all())
     if dense and bool((counts == width).all()):
-        # every row has the same ids: what holds of the first row holds of all
+        # every row has the same ids, so checking the first row checks all
         return np.tile(_checked_ids(digits[:width], before[:width], counts[:1], rules), rows)
     return _checked_ids(digits, before, counts, rules)
 
@@ -324,7 +331,7 @@ def _checked_ids(
 
 
 def _whole_numbers(digits: NDArray[np.uint64]) -> NDArray[np.int32]:
-    """Numbers from words of eight digits, the first one in the lowest byte."""
+    """Convert words of eight digits, the first one in the lowest byte, to numbers."""
     # '0'..'9' are 0x30..0x39, the only bytes whose high half is 3 and stays 3 when 6 is added
     high = digits & _each(0xF0) | (digits + _each(0x06) & _each(0xF0)) >> np.uint64(4)
     if (high != _each(0x33)).any():
@@ -360,13 +367,13 @@ def _float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def _numbers(body: Bytes, starts: Positions, ends: Positions) -> NDArray[np.float64]:
-    """The numbers that stand between `starts` and `ends`, not finite where they are missing."""
+    """Parse the numbers between `starts` and `ends`; missing ones are not finite."""
     n = len(starts)
     if n == 0:
         return np.empty(0)
-    # What starts with none of - . / 0..9 is not for Arrow; what lies below '-' wraps around to large bytes.
+    # Numbers that start with none of - . / 0..9 are not for Arrow; bytes below '-' wrap around to large ones.
     odd = (body[starts] - ord("-")) > ord("9") - ord("-")
-    # The text is cut into number, rest, number, rest, ... with the rests declared null: no byte is copied.
+    # The text is cut into number, rest, number, rest, ... and the rests are declared null, so no byte is copied.
     edges = np.empty(2 * n + 1, np.int32)
     edges[0:-1:2], edges[1::2], edges[-1] = starts, ends, ends[-1]
     is_number = np.zeros(2 * n, np.bool_)
@@ -375,7 +382,7 @@ def _numbers(body: Bytes, starts: Positions, ends: Positions) -> NDArray[np.floa
     pieces = pa.StringArray.from_buffers(2 * n, *map(pa.py_buffer, (edges, body, null_map)))
     try:
         numbers = pieces.cast(pa.float64())
-    except pa.ArrowInvalid:  # a broken number, or one that no float64 can hold
+    except pa.ArrowInvalid:  # an invalid number, or one that exceeds float64
         return _few_numbers(_binary(body, starts, ends))
     values: NDArray[np.float64] = np.frombuffer(numbers.buffers()[1], np.float64)[: 2 * n : 2].copy()
     odd |= ~np.isfinite(values)
@@ -385,7 +392,7 @@ def _numbers(body: Bytes, starts: Positions, ends: Positions) -> NDArray[np.floa
 
 
 def _few_numbers(tokens: Any) -> NDArray[np.float64]:
-    """Numbers by the exact rules, each different spelling once."""
+    """Parse numbers by the exact rules, each different spelling once."""
     encoded = tokens.dictionary_encode()
     try:
         numbers = [parse_number(token) for token in encoded.dictionary.to_pylist()]
@@ -398,22 +405,10 @@ def _few_numbers(tokens: Any) -> NDArray[np.float64]:
 # --- text ---------------------------------------------------------------------------------------------------
 
 
-def spans(starts: Positions, ends: Positions) -> Positions:
-    """Every position of the spans, one span after the other.
-
-    >>> spans(np.array([2, 7]), np.array([4, 10]))
-    array([2, 3, 7, 8, 9])
-    """
-    lengths = ends - starts
-    shift = starts - (np.cumsum(lengths) - lengths)
-    positions: Positions = np.arange(lengths.sum()) + np.repeat(shift, lengths)
-    return positions
-
-
 def _binary(body: Bytes, starts: Positions, ends: Positions) -> Any:
     edges = np.zeros(len(starts) + 1, np.int32)
     np.cumsum(ends - starts, out=edges[1:])
-    data = body[spans(starts, ends)]
+    data = body[spans(starts, ends - starts)]
     return pa.BinaryArray.from_buffers(pa.binary(), len(starts), [None, *map(pa.py_buffer, (edges, data))])
 
 
@@ -426,7 +421,7 @@ def _strings(body: Bytes, starts: Positions, ends: Positions) -> Any:
 
 
 def _decode(text: bytes) -> str:
-    """UTF-8, or Latin-1 where it is not that: old collections hold both, sometimes in one file."""
+    """Decode UTF-8, or Latin-1 if that fails: old collections have both, sometimes in one file."""
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -434,7 +429,7 @@ def _decode(text: bytes) -> str:
 
 
 def _docids(comment_lines: Positions, comments: Any, lines: Positions) -> Any:
-    """What follows ``docid =`` in the comment of each line, else the whole comment."""
+    """Return the text after ``docid =`` in the comment of each line, else the whole comment."""
     found = pc.struct_field(pc.extract_regex(comments, _DOCID), "docid")
     docids = pc.coalesce(found, pc.utf8_trim_whitespace(comments))
     place = np.searchsorted(comment_lines, lines)

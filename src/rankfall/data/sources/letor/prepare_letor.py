@@ -1,8 +1,8 @@
-"""From ranking text to prepared ranking data, in constant memory.
+"""Prepare ranking data from ranking text, in constant memory.
 
-The text is read in blocks, parsed by threads and put down in a `Spool`; then lists are chosen, features completed and
-everything is written (`ranking_data` says what). What grows in memory is a few words for each list, nothing for a
-row. The directory gets its name when all of it is on disk.
+The text is read in blocks, parsed by threads and written to a `LetorSpool`. Then lists are chosen, features are
+completed and the files described in `ranking_data` are written. Memory grows with the number of lists, by a few words
+for each, but not with rows. The directory is renamed when all files are on disk.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from rankfall.data.lists.ranking_data import (
     RankingData,
     is_prepared,
 )
-from rankfall.data.sources.letor.letor_spool import Spool
+from rankfall.data.sources.letor.letor_spool import LetorSpool
 from rankfall.data.sources.letor.recipe import Recipe, check
 from rankfall.data.sources.letor.split_reader import SplitReader
-from rankfall.data.sources.letor.text_files import Source
+from rankfall.data.sources.letor.text_files import TextFile
 from rankfall.data.sources.letor.write_splits import write_splits
 
 if TYPE_CHECKING:
@@ -41,21 +41,30 @@ def prepare_letor(
     force: bool = False,
     on_read: Callable[[int], None] = lambda n: None,
 ) -> RankingData:
-    """Read the files of each split as if they were one and write prepared data to `out`.
+    """Prepare ranking data from text files.
 
-    Lists are told by qid or by the sizes in a file, which `groups` names for a source; a source without qid
-    takes the file beside it that ends in ``.query`` or ``.group``. `on_read` hears how many bytes were
-    read, as stored.
+    Args:
+        sources: The files of each split, which are read as one.
+        out: The directory to write.
+        recipe: How lists and features are prepared.
+        groups: For sources without qid, the file with the sizes of their lists; by default the file beside the source
+            that ends in ``.query`` or ``.group``.
+        threads: The number of threads that parse.
+        force: Replace existing ranking data.
+        on_read: Receives the number of stored bytes that were read.
+
+    Raises:
+        ValueError: If a file or a line is invalid; the message names both.
     """
     _check_splits(sources, recipe)
     check(threads >= 1, "threads", threads, "at least 1")
     with fresh_directory(out, is_prepared, force=force) as directory, ExitStack() as stack:
         splits = {}
         for name, paths in sources.items():
-            spool = stack.enter_context(closing(Spool(directory / f"spool-{name}")))
+            spool = stack.enter_context(closing(LetorSpool(directory / f"spool-{name}")))
             splits[name] = SplitReader(name, spool, recipe)
             for path in paths:
-                splits[name].read(Source(path, on_read), (groups or {}).get(path), threads)
+                splits[name].read(TextFile(path, on_read), (groups or {}).get(path), threads)
         write_splits(splits, recipe, directory)
     return RankingData.load(out)
 

@@ -1,4 +1,4 @@
-"""What is done with lists on their way from ranking text to prepared data."""
+"""The options for preparing ranking data."""
 
 from __future__ import annotations
 
@@ -9,15 +9,23 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What is done with the lists; the manifest keeps it.
+    """How lists and features are prepared; the manifest stores it.
 
-    Lists shorter than `min_list` are dropped. Lists longer than `max_list` are cut to a sample that holds
-    at least `keep_positives` documents with a label above 0, as far as there are so many (ARF, B.2: 41, 200
-    and 15); the sample depends on `seed` and the query's id alone. With `log1p` a feature v becomes sign(v)
-    log(1 + abs(v)). Values that are missing or not finite become `missing_value` after that, and with
-    `missing_indicator` each feature that misses a value anywhere gets a column which is 1 where it does.
-    `standardise` names the splits whose mean and deviation standardise all of them. `features` and
-    `first_id` say how many columns there are and which feature id is the first; otherwise the data decide.
+    Args:
+        min_list: Drop lists with fewer documents.
+        max_list: Cut longer lists to a sample of this size (ARF, B.2, uses 41, 200 and 15 for these three options). The
+            sample depends on `seed` and the query id only.
+        keep_positives: The smallest number of documents with a label above 0 in such a sample, if the list has that
+            many.
+        log1p: Transform a feature v to sign(v) log(1 + abs(v)).
+        missing_value: Replaces values that are missing or not finite, after `log1p`; by default they are errors.
+        missing_indicator: Add a column, which is 1 for missing values, for each feature that has some.
+        standardise: The splits whose mean and deviation standardise all splits.
+        regroup: Bring together the lines of a query that are apart.
+        skip_bad_lines: Leave out invalid lines instead of raising an error.
+        features: The number of features; by default the largest id decides.
+        first_id: The smallest feature id; by default 0 if it occurs, else 1.
+        seed: Seed of the samples.
     """
 
     min_list: int = 1
@@ -34,7 +42,7 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Check the ranges of all options."""
         check(self.min_list >= 1, "min_list", self.min_list, "at least 1")
         check(self.keep_positives >= 0, "keep_positives", self.keep_positives, "at least 0")
         check(self.first_id in (None, 0, 1), "first_id", self.first_id, "0, 1 or None")
@@ -56,6 +64,6 @@ class Recipe:
 
 
 def check(holds: bool, name: str, found: object, allowed: str) -> None:
-    """Refuse an argument, saying what it is and what it may be."""
+    """Raise an error with the found and the allowed value if a condition does not hold."""
     if not holds:
-        raise ValueError(f"{name}: expected {allowed}, got {found}")
+        raise ValueError(f"{name}: expected {allowed}, found {found}")

@@ -1,4 +1,4 @@
-"""From ranking text to spooled rows, and where the lists are among them."""
+"""Read the text files of a split: its rows go to a spool, its lists are spans of them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankfall._files import checksum
-from rankfall.data.sources.letor.parse import MAX_ID, Block, Rules, parse_block
-from rankfall.data.sources.letor.text_files import Source
+from rankfall.data.sources.letor.parse import MAX_ID, ParsedBlock, Rules, parse_block
+from rankfall.data.sources.letor.text_files import TextFile
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rankfall.data.sources.letor.letor_spool import Spool
+    from rankfall.data.sources.letor.letor_spool import LetorSpool
     from rankfall.data.sources.letor.recipe import Recipe
 
 BAD_LINES_SHOWN = 20
@@ -34,24 +34,34 @@ _QID_LINE = re.compile(rb"^[ \t\r\v\f]*[^#\s]+[ \t\r\v\f]+qid:", re.MULTILINE)
 
 
 class SplitReader:
-    """The rows of a split and where its lists are: spans of rows, several a list if they were apart."""
+    """Collects the rows of a split, and its lists as spans of rows; a list whose lines are apart has several spans."""
 
-    def __init__(self, name: str, spool: Spool, recipe: Recipe) -> None:
+    def __init__(self, name: str, spool: LetorSpool, recipe: Recipe) -> None:
         self.name = name
         self.spool = spool
         self.recipe = recipe
         self.sources: list[dict[str, Any]] = []
-        self.lists: dict[str, int] = {}  # number of each list by its qid
+        self.lists: dict[str, int] = {}  # the number of each list by qid
         self.has_qids = False
-        self._numbers = array("q")  # the list of each span,
+        self._numbers = array("q")  # by span: the number of its list,
         self._starts = array("q")  # its first row,
         self._first_lines = array("q")  # its first line,
         self._last_lines = array("q")  # its last line,
-        self._origins = array("q")  # and the source of those
-        self._groups = 0  # lists told by sizes so far
+        self._origins = array("q")  # and the source of its lines
+        self._groups = 0  # the number of lists from files of group sizes
         self._current: str | None = None
 
-    def read(self, source: Source, group_file: Path | None, threads: int) -> None:
+    def read(self, source: TextFile, group_file: Path | None, threads: int) -> None:
+        """Read a file of the split.
+
+        Args:
+            source: The file.
+            group_file: The file with the sizes of its lists, if its lines have no qid.
+            threads: The number of threads that parse.
+
+        Raises:
+            ValueError: If a line is invalid, or if a query starts again without `regroup`.
+        """
         lines = rows = bad_lines = 0
         shown: list[dict[str, Any]] = []
         grouping = _Grouping(source.path, group_file, first_list=self._groups)
@@ -78,7 +88,7 @@ class SplitReader:
         about |= {"groups": grouping.about(), "bad_lines": bad_lines, "bad_lines_shown": shown}
 
     def spans_of_lists(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """The first row of each span, the row after its last and the number of its list, by lists."""
+        """Return the first row of each span, the row after its last and the number of its list, sorted by list."""
         starts = np.array(self._starts)
         ends = np.append(starts[1:], self.spool.rows)
         numbers = np.array(self._numbers)
@@ -112,14 +122,14 @@ class SplitReader:
         before = self._numbers.index(self.lists[qid])
         origin = self.sources[self._origins[before]]["path"]
         raise ValueError(
-            f"{self.sources[-1]['path']}:{line}: query {qid!r} starts again here; it stands in lines "
-            f"{self._first_lines[before]} to {self._last_lines[before]} of {origin}, with other queries "
-            "between (--regroup brings its lines together)"
+            f"{self.sources[-1]['path']}:{line}: query {qid!r} starts again here; it has lines "
+            f"{self._first_lines[before]} to {self._last_lines[before]} of {origin}, with other queries in "
+            "between (--regroup joins them)"
         )
 
 
 class _Grouping:
-    """How the lines of one source form lists: by qid, or by the sizes in a file of their own."""
+    """How the lines of a source form lists: by qid, or by a file of group sizes."""
 
     def __init__(self, source: Path, file: Path | None, first_list: int) -> None:
         self._source = source
@@ -131,8 +141,8 @@ class _Grouping:
         if file is not None:
             self._ends = _group_ends(file)
 
-    def look(self, text: bytes) -> bool:
-        """Decide by the first block with data in it whether lines have a qid."""
+    def has_qids(self, text: bytes) -> bool:
+        """Return whether lines have a qid, which the first block with data decides."""
         if self.with_qid is None and _DATA_LINE.search(text):
             self.with_qid = _QID_LINE.search(text) is not None
             if not self.with_qid:
@@ -140,8 +150,8 @@ class _Grouping:
                 self._ends = _group_ends(self._file)
         return self.with_qid is True
 
-    def qids(self, block: Block) -> pa.StringArray:
-        """The number of each row's list as a string; a broken line takes its place in a list too."""
+    def qids(self, block: ParsedBlock) -> pa.StringArray:
+        """Return the number of each row's list as a string; invalid lines count as members of a list."""
         bad = np.array([line for line, _ in block.bad], np.int64)
         places = self._data_lines + np.arange(len(block.lines)) + np.searchsorted(bad, block.lines)
         self._data_lines += len(block.lines) + len(bad)
@@ -151,13 +161,13 @@ class _Grouping:
         return pa.array(numbers).cast(pa.string())
 
     def finish(self) -> int:
-        """The number of lists in the file of sizes, which must not speak of more lines than there are."""
+        """Return the number of lists in the file of group sizes, after checking that it matches the lines."""
         if len(self._ends) and self._data_lines != self._ends[-1]:
             self._disagree(str(self._data_lines))
         return len(self._ends)
 
     def about(self) -> dict[str, str] | None:
-        """What the manifest says of the file of sizes."""
+        """Return the entry of the file of group sizes in the manifest."""
         return None if self._file is None else {"path": str(self._file), "sha256": checksum(self._file)}
 
     def _disagree(self, found: str) -> NoReturn:
@@ -172,29 +182,29 @@ def _group_file_of(source: Path) -> Path:
         if file.exists():
             return file
     raise ValueError(
-        f"{source}: its lines have no qid, and there is no file of group sizes (give --groups, or put "
+        f"{source}: found lines without qid and no file of group sizes (give --groups, or put "
         f"{beside[0].name} beside it)"
     )
 
 
 def _group_ends(file: Path) -> NDArray[np.int64]:
     sizes = array("q")
-    lines = itertools.chain.from_iterable(block.splitlines() for block in Source(file).blocks())
+    lines = itertools.chain.from_iterable(block.splitlines() for block in TextFile(file).blocks())
     for number, line in enumerate(lines):
         text = line.strip()
         if not text:
             continue
         if not text.isdigit() or not 0 < int(text) < 2**40:
             shown = text[:40].decode(errors="replace")
-            raise ValueError(f"{file}:{number + 1}: a group size is a whole number above 0, not {shown!r}")
+            raise ValueError(f"{file}:{number + 1}: found the group size {shown!r}, expected a whole number above 0")
         sizes.append(int(text))
     return np.cumsum(np.array(sizes, np.int64))
 
 
-def _parsed(source: Source, grouping: _Grouping, recipe: Recipe, threads: int) -> Generator[tuple[int, Block]]:
-    """The number of lines and the rows of each block, in order, whatever number of threads parses them."""
+def _parsed(source: TextFile, grouping: _Grouping, recipe: Recipe, threads: int) -> Generator[tuple[int, ParsedBlock]]:
+    """Yield the number of lines and the parsed rows of each block, in order, for any number of threads."""
 
-    def parse(text: bytes, rules: Rules) -> tuple[int, Block]:
+    def parse(text: bytes, rules: Rules) -> tuple[int, ParsedBlock]:
         return text.count(b"\n"), parse_block(text, rules)
 
     waiting: deque[Any] = deque()
@@ -202,7 +212,7 @@ def _parsed(source: Source, grouping: _Grouping, recipe: Recipe, threads: int) -
         try:
             for text in source.blocks():
                 rules = Rules(
-                    with_qid=grouping.look(text),
+                    with_qid=grouping.has_qids(text),
                     missing=recipe.missing_value is not None,
                     log1p=recipe.log1p,
                     max_id=recipe.features or MAX_ID,

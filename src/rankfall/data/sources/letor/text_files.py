@@ -1,4 +1,4 @@
-"""Text files, plain or compressed, as blocks of whole lines; and the checksum of what was read."""
+"""Text files, plain or compressed, as blocks of whole lines, with a checksum of the bytes read."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BLOCK_BYTES = 2 << 20  # large enough to spend the time in array operations, small enough for the cache
-LONGEST_LINE = 64 << 20  # more is no text file
+LONGEST_LINE = 64 << 20  # a file with longer lines is not a text file
 
 _MARKS = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class Source:
-    """One file to read. After the last block `bytes` and `sha256` speak of the file as it is stored."""
+class TextFile:
+    """A file to read. After the last block, `bytes` and `sha256` describe the file as it is stored.
+
+    Args:
+        path: The file; gzip, xz and zstd are recognised by its first bytes.
+        on_read: Receives the number of bytes read.
+    """
 
     def __init__(self, path: Path, on_read: Callable[[int], None] = lambda n: None) -> None:
         self.path = path
@@ -34,18 +39,18 @@ class Source:
 
     @property
     def sha256(self) -> str:
-        """Checksum of everything read."""
+        """The checksum of the bytes read."""
         return self._digest.hexdigest()
 
     def blocks(self) -> Iterator[bytes]:
-        """The text in blocks of whole lines, each with its last newline."""
+        """Iterate over the text in blocks of whole lines, each with its last newline."""
         with (
             self.path.open("rb") as file,
             io.BufferedReader(_Counted(file, self._count), 1 << 20) as stored,
             _unpacked(stored, self.path) as text,
         ):
             yield from _whole_lines(text, self.path)
-            while stored.read(BLOCK_BYTES):  # what may follow the compressed data belongs to the checksum
+            while stored.read(BLOCK_BYTES):  # bytes after the compressed data belong to the checksum, too
                 pass
 
     def _count(self, data: memoryview) -> None:
@@ -55,7 +60,7 @@ class Source:
 
 
 class _Counted(io.RawIOBase):
-    """A file that shows everything that is read from it."""
+    """A file that passes everything read from it to a function."""
 
     def __init__(self, file: IO[bytes], show: Callable[[memoryview], None]) -> None:
         self._file = file
@@ -72,7 +77,7 @@ class _Counted(io.RawIOBase):
 
 @contextmanager
 def _unpacked(packed: io.BufferedReader[Any], path: Path) -> Iterator[IO[bytes]]:
-    """The text of a file, whichever way its first bytes say it is compressed."""
+    """Decompress a file according to its first bytes."""
     start = packed.peek(8)
     kind = next((kind for mark, kind in _MARKS.items() if start.startswith(mark)), None)
     try:
@@ -89,12 +94,12 @@ def _unpacked(packed: io.BufferedReader[Any], path: Path) -> Iterator[IO[bytes]]
             yield packed
     except (EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowInvalid) as error:
         if getattr(error, "errno", None) is not None:
-            raise  # the system's errors have a number, damaged data have none
-        raise ValueError(f"{path}: damaged or cut off ({error})") from error
+            raise  # errors of the operating system have a number, those of damaged data have none
+        raise ValueError(f"{path}: damaged or truncated ({error})") from error
 
 
 def _whole_lines(text: IO[bytes], path: Path) -> Iterator[bytes]:
-    parts: list[bytes] = []  # of a line that has not ended
+    parts: list[bytes] = []  # of an incomplete line
     chunk = text.read(BLOCK_BYTES).removeprefix(_BYTE_ORDER_MARK)
     while chunk:
         cut = chunk.rfind(b"\n") + 1
@@ -103,7 +108,9 @@ def _whole_lines(text: IO[bytes], path: Path) -> Iterator[bytes]:
             parts.clear()
         parts.append(chunk[cut:])
         if sum(map(len, parts)) > LONGEST_LINE:
-            raise ValueError(f"{path}: a line of more than {LONGEST_LINE >> 20} MB; this is no text file of lines")
+            raise ValueError(
+                f"{path}: found a line of more than {LONGEST_LINE >> 20} MB, expected a text file of lines"
+            )
         chunk = text.read(BLOCK_BYTES)
     if any(parts):
         yield b"".join([*parts, b"\n"])

@@ -1,4 +1,4 @@
-"""From spooled rows to prepared ranking data: lists are chosen, features completed, columns written."""
+"""Write prepared ranking data from spooled rows: choose lists, complete features, write columns."""
 
 from __future__ import annotations
 
@@ -16,12 +16,9 @@ import pyarrow as pa
 
 from rankfall._files import checksum
 from rankfall._manifest import MANIFEST
-from rankfall.data.lists.ranking_data import (
-    FORMAT,
-    VERSION,
-    Moments,
-    Scaling,
-)
+from rankfall.data.indexing import edges
+from rankfall.data.lists.ranking_data import FORMAT, VERSION
+from rankfall.data.moments import Moments, Scaling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,19 +29,19 @@ if TYPE_CHECKING:
     from rankfall.data.sources.letor.recipe import Recipe
     from rankfall.data.sources.letor.split_reader import SplitReader
 
-CHUNK_ROWS = 1 << 16  # rows whose labels are looked at together
+CHUNK_ROWS = 1 << 16  # rows whose labels are read together
 CHUNK_BYTES = 16 << 20  # of features written at once
-LABELS_SHOWN = 32  # a histogram of more different labels gets bins
+LABELS_SHOWN = 32  # with more different labels a histogram has bins
 LABEL_BINS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The features of the whole data set: ids from `first_id` on, then the indicators."""
+    """The feature columns of all splits: ids from `first_id` on, then indicators."""
 
     first_id: int
     ids: int
-    indicators: NDArray[np.int64]  # columns that get one
+    indicators: NDArray[np.int64]  # columns with an indicator of missing values
 
     @property
     def total(self) -> int:
@@ -52,6 +49,11 @@ class _Columns:
 
 
 def write_splits(splits: dict[str, SplitReader], recipe: Recipe, directory: Path) -> None:
+    """Write the splits that were read, their spools are deleted, and the manifest last.
+
+    Raises:
+        ValueError: If a split has no rows or no list is long enough, or if feature ids contradict the recipe.
+    """
     for split in splits.values():
         if split.spool.rows == 0:
             raise ValueError(f"{split.sources[-1]['path']}: split {split.name!r} has no rows")
@@ -74,11 +76,11 @@ def write_splits(splits: dict[str, SplitReader], recipe: Recipe, directory: Path
 
 
 def _columns(splits: list[SplitReader], recipe: Recipe) -> _Columns:
-    """The columns all splits have in common; ids count from 1 unless an id 0 stands somewhere."""
+    """Return the columns of all splits; ids count from 1 unless an id 0 occurs."""
     largest = max(split.spool.largest_id for split in splits)
     least = min(split.spool.least_id for split in splits)
     if largest < 0:
-        raise ValueError("no line of any source has a feature")
+        raise ValueError("sources: found no feature in any line")
     first_id = min(least, 1) if recipe.first_id is None else recipe.first_id
     if least < first_id:
         raise ValueError(f"first_id: expected ids from {first_id} on, but feature id {least} occurs")
@@ -116,7 +118,7 @@ def _write_split(split: SplitReader, columns: _Columns, directory: Path) -> tupl
             labels = np.concatenate([split.spool.labels(start, end) for start, end in parts])
             keep = _keep(labels, sizes[low:high], kept[low:high], qids[low:high], recipe)
             labels_file.write(labels[keep].data)
-            has_positive[low:high] = np.logical_or.reduceat(keep & (labels > 0), _edges(sizes[low:high])[:-1])
+            has_positive[low:high] = np.logical_or.reduceat(keep & (labels > 0), edges(sizes[low:high])[:-1])
             for start, end, keep_part in _pieces_of(parts, keep, columns.total):
                 features = split.spool.features(start, end, first_id=columns.first_id, width=columns.ids)
                 features = _completed(features[keep_part], columns, recipe)
@@ -125,7 +127,7 @@ def _write_split(split: SplitReader, columns: _Columns, directory: Path) -> tupl
                 if split.spool.has_docids:
                     write_docids(split.spool.docids(start, end).filter(pa.array(keep_part)))
     is_kept = kept > 0
-    _save(directory / "offsets.npy", _edges(kept[is_kept]))
+    _save(directory / "offsets.npy", edges(kept[is_kept]))
     with _open_strings(directory / "qids.arrow") as write_qids:
         write_qids(pa.array(qids[is_kept], pa.large_string()))
     about = {
@@ -143,17 +145,17 @@ def _write_split(split: SplitReader, columns: _Columns, directory: Path) -> tupl
 
 
 def _chunks_of_lists(sizes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Ranges of lists that hold about `CHUNK_ROWS` rows each."""
-    edges = _edges(sizes)
+    """Iterate over ranges of lists with about `CHUNK_ROWS` rows each."""
+    bounds = edges(sizes)
     low = 0
     while low < len(sizes):
-        high = max(low + 1, int(np.searchsorted(edges, edges[low] + CHUNK_ROWS, side="right")) - 1)
+        high = max(low + 1, int(np.searchsorted(bounds, bounds[low] + CHUNK_ROWS, side="right")) - 1)
         yield low, high
         low = high
 
 
 def _joined(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """The same rows in as few spans as possible."""
+    """Merge adjacent spans of rows."""
     apart = np.flatnonzero(starts[1:] != ends[:-1]) + 1
     first = np.concatenate([np.zeros(1, np.int64), apart])
     last = np.append(apart, len(starts)) - 1
@@ -163,7 +165,7 @@ def _joined(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[tuple[in
 def _pieces_of(
     parts: list[tuple[int, int]], keep: NDArray[np.bool_], width: int
 ) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
-    """Spans of rows that fit into memory, with what is kept of them; spans without any are left out."""
+    """Iterate over spans of rows that fit into memory and the rows kept of them; empty ones are skipped."""
     step = max(1, CHUNK_BYTES // (4 * width))
     place = 0
     for start, end in parts:
@@ -182,20 +184,20 @@ def _keep(
     qids: NDArray[np.object_],
     recipe: Recipe,
 ) -> NDArray[np.bool_]:
-    """Which rows of some whole lists stay."""
+    """Return which rows of some whole lists are kept."""
     keep = np.repeat(kept > 0, sizes)
-    edges = _edges(sizes)
+    bounds = edges(sizes)
     for i in np.flatnonzero((kept > 0) & (kept < sizes)):
-        of_list = slice(edges[i], edges[i + 1])
+        of_list = slice(bounds[i], bounds[i + 1])
         keep[of_list] = sample(labels[of_list], int(kept[i]), recipe.keep_positives, recipe.seed, qids[i])
     return keep
 
 
 def sample(labels: NDArray[np.float32], size: int, keep_positives: int, seed: int, qid: str) -> NDArray[np.bool_]:
-    """Mark `size` documents of a list, drawn evenly, of which at least `keep_positives` have a label above 0.
+    """Sample `size` documents of a list uniformly, at least `keep_positives` of them with a label above 0.
 
-    If the draw holds too few of them, and the list more, the positives next in the draw replace the others
-    last in it. Seed and qid decide the draw, not the place of the list in the data.
+    If the sample has too few of them and the list has more, the next positives of the random order replace the last
+    others. The sample depends on the seed and the qid, not on the position of the list in the data.
 
     >>> sample(np.array([0, 0, 1, 0, 0, 1]), 2, keep_positives=2, seed=0, qid="7")
     array([False, False,  True, False, False,  True])
@@ -235,7 +237,7 @@ def _standardise(path: Path, scaling: Scaling) -> None:
 
 
 def _label_histogram(path: Path) -> dict[str, int]:
-    """How often each label occurs, or each of some ranges where there are many different ones."""
+    """Count the labels, or ranges of labels if there are many different ones."""
     labels = np.load(path, mmap_mode="r")
     chunks = [labels[i : i + CHUNK_ROWS] for i in range(0, len(labels), CHUNK_ROWS)]
     counts: dict[float, int] = {}
@@ -254,7 +256,7 @@ def _label_histogram(path: Path) -> dict[str, int]:
 
 
 def _shared_queries(splits: dict[str, SplitReader]) -> dict[str, int]:
-    """How many qids two splits have in common: a query in train and test would make the test worthless."""
+    """Count the qids that two splits have in common: a query in train and test invalidates the test."""
     shared = {}
     for one, other in itertools.combinations((split for split in splits.values() if split.has_qids), 2):
         if common := len(one.lists.keys() & other.lists.keys()):
@@ -286,7 +288,7 @@ def _write_manifest(
 
 @contextmanager
 def _open_array(path: Path, dtype: str, shape: tuple[int, ...]) -> Iterator[IO[bytes]]:
-    """A .npy file of that shape, whose items are to be written one after the other."""
+    """Open a .npy file of that shape, to which the items are written one after the other."""
     with path.open("wb") as file:
         header = {"descr": dtype, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
@@ -305,10 +307,6 @@ def _open_strings(path: Path, wanted: bool = True) -> Iterator[Callable[[Any], N
     schema = pa.schema([("text", pa.large_string())])
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         yield lambda strings: writer.write_batch(pa.record_batch([strings], schema=schema))
-
-
-def _edges(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
 def _range(lengths: NDArray[np.int64]) -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""One type for each column, whatever files its values come from.
+"""One type per column over all files of a log.
 
-Files disagree: one stores an id as int32, the next as a float because some are missing, a third is text. Whole numbers
-become Int64, other numbers Float64, everything else String, and the type is that of all files together, so it
-does not matter how a log was split.
+Files may disagree: one stores an id as int32, the next as float because some are missing, a third is text. Whole
+numbers become Int64, other numbers Float64, everything else String. The type is decided over all files together, so it
+does not depend on how a log is split into files.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
     from rankfall.data.sources.rows.columns import Role
 
-_ORDER: list[pl.DataType] = [pl.Null(), pl.Boolean(), pl.Int64(), pl.Float64(), pl.String()]  # each can become the next
+_ORDER: list[pl.DataType] = [pl.Null(), pl.Boolean(), pl.Int64(), pl.Float64(), pl.String()]  # from narrow to wide
 _TRUTH_VALUES = ["true", "false", "True", "False"]
-_EXACT = 2**53  # whole numbers below this are exact as floats
+_EXACT = 2**53  # floats represent whole numbers below this exactly
 TIME = pl.Datetime("ms", "UTC")
 
 
-# --- what files have --------------------------------------------------------------------------------------------
+# --- types of one file -------------------------------------------------------------------------------------------
 
 
 def plain_type(kind: pl.DataType) -> pl.DataType:
-    """The one type that stands for all types of its sort."""
+    """Return the type that represents all types of a kind, such as Int64 for integers."""
     if kind.is_integer():
         return pl.Int64()
     if kind.is_float() or kind.is_decimal():
@@ -45,7 +45,12 @@ def plain_type(kind: pl.DataType) -> pl.DataType:
 
 
 def text_type(values: pl.Series, known: pl.DataType, roles: Collection[Role]) -> pl.DataType:
-    """The narrowest type of these strings and those before, which were of the type `known`.
+    """Return the narrowest type of strings.
+
+    Args:
+        values: The strings.
+        known: The narrowest type of the strings before these.
+        roles: The uses of the column.
 
     >>> text_type(pl.Series(["1", "2.5"]), pl.Int64(), {"number"})
     Float64
@@ -57,7 +62,7 @@ def text_type(values: pl.Series, known: pl.DataType, roles: Collection[Role]) ->
 
 
 def joint_text_type(one: pl.DataType, other: pl.DataType) -> pl.DataType:
-    """The narrowest type of strings of which some are of the one type and the rest of the other.
+    """Return the narrowest type of strings of which some have the one type and the rest the other.
 
     >>> joint_text_type(pl.Int64(), pl.Float64()), joint_text_type(pl.Int64(), pl.Boolean())
     (Float64, String)
@@ -68,7 +73,7 @@ def joint_text_type(one: pl.DataType, other: pl.DataType) -> pl.DataType:
 
 def _can_become(known: pl.DataType, kind: pl.DataType) -> bool:
     if known == pl.Boolean() and kind in (pl.Int64(), pl.Float64()):
-        return False  # true and false, then 0 and 1, are neither
+        return False  # a column with both true/false and 0/1 is text
     return _ORDER.index(known) <= _ORDER.index(kind)
 
 
@@ -79,16 +84,16 @@ def _all_are(values: pl.Series, kind: pl.DataType, roles: Collection[Role]) -> b
         return values.is_in(_TRUTH_VALUES).all()
     if "id" not in roles and "day" not in roles:
         return not values.cast(kind, strict=False).has_nulls()
-    # whole numbers as a program writes them, and as it writes them if it took them for floats; 007 is text
+    # canonical whole numbers, for Float64 also with a trailing .0, as programs write them as floats; 007 is text
     digits = values.str.strip_suffix(".0") if kind == pl.Float64() else values
     return (digits.cast(pl.Int64, strict=False).cast(pl.String) == digits).fill_null(False).all()
 
 
-# --- what all files together have -------------------------------------------------------------------------------
+# --- types of all files together ---------------------------------------------------------------------------------
 
 
 def joint_type(kinds: Iterable[pl.DataType]) -> pl.DataType:
-    """The type that can hold values of all these."""
+    """Return the type that can represent values of all these types."""
     joint: pl.DataType = pl.Null()
     for kind in kinds:
         joint = _join(joint, kind)
@@ -110,14 +115,22 @@ def _join(one: pl.DataType, other: pl.DataType) -> pl.DataType:
 
 
 def element_type(kind: pl.DataType) -> pl.DataType:
-    """The type of the elements of lists, or of the values themselves."""
+    """Return the type of the elements of lists, or the type itself if it is not a list."""
     if not isinstance(kind, pl.List | pl.Array):
         return kind
     return kind.inner() if isinstance(kind.inner, type) else kind.inner
 
 
 def used_type(kind: pl.DataType, roles: Collection[Role]) -> pl.DataType:
-    """The type in which values of a type are used for these purposes."""
+    """Return the type in which a column is used.
+
+    Args:
+        kind: The joint type of its files.
+        roles: The uses of the column.
+
+    Raises:
+        ValueError: If the type does not fit the roles.
+    """
     if "sequence" in roles:
         if kind != pl.Null() and (not isinstance(kind, pl.List) or element_type(kind) == pl.Float64()):
             raise ValueError(f"found {kind}, expected lists of whole numbers or of text")
@@ -139,11 +152,15 @@ def used_type(kind: pl.DataType, roles: Collection[Role]) -> pl.DataType:
     return pl.Int64() if kind == pl.Int64() else TIME
 
 
-# --- getting there ----------------------------------------------------------------------------------------------
+# --- conversion --------------------------------------------------------------------------------------------------
 
 
 def to_type(values: pl.Series, kind: pl.DataType, zone: str) -> pl.Series:
-    """The values in the type that was decided on; an error says which value is none of it."""
+    """Convert values to the type of their column.
+
+    Raises:
+        ValueError: If a value cannot be converted; the message shows it.
+    """
     if values.dtype in (kind, pl.Null()):
         return values.cast(kind)
     if kind == TIME:
@@ -164,7 +181,7 @@ _WORDS: dict[pl.DataType, str] = {pl.Float64(): "a number", pl.Int64(): "a whole
 
 
 def _to_whole(values: pl.Series) -> pl.Series:
-    """Whole numbers, of which some may be written as floats."""
+    """Convert to whole numbers; some may be written as floats."""
     if values.dtype == pl.String:
         whole = values.str.strip_suffix(".0").cast(pl.Int64, strict=False)
     else:

@@ -1,68 +1,67 @@
-"""Which columns the description of a log asks for, and in which file each of them stands."""
+"""The columns that the description of a log names, and the file or table that each of them is read from."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rankfall._suggest import did_you_mean
-from rankfall.data.impressions.assemble import column_of
-from rankfall.data.impressions.spec import Categorical, Time, table_of
+from rankfall.data.impressions.spec import Categorical, Time, column_of, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from rankfall.data.impressions.spec import FeatureConfig, Group, Spec
 
-Place = Literal["log", "items", "users", "requests"]
+Origin = Literal["log", "items", "users", "requests"]  # the rows of the log, or one of the tables joined to them
 Role = Literal["id", "whole", "number", "vector", "time", "day", "sequence"]
-_OF_ROW: tuple[Place, ...] = ("log",)
-_OF_REQUEST: tuple[Place, ...] = ("log", "requests")
-_OF_GROUP: dict[Group, tuple[Place, ...]] = {
+_OF_ROW: tuple[Origin, ...] = ("log",)
+_OF_REQUEST: tuple[Origin, ...] = ("log", "requests")
+_OF_GROUP: dict[Group, tuple[Origin, ...]] = {
     "user": ("log", "users", "requests"),
     "context": _OF_REQUEST,
     "item": ("log", "items"),
 }
 
 
-class Use(NamedTuple):
-    """What one key of the description needs."""
+class ColumnUse(NamedTuple):
+    """A column that one key of the description needs."""
 
     key: str
     column: str
     role: Role
-    places: tuple[Place, ...]  # where the column may stand, in the order in which it is looked for
+    origins: tuple[Origin, ...]  # where the column may be, in the order of the search
 
 
-def uses(spec: Spec) -> Iterator[Use]:
-    """Everything that a description needs."""
-    yield Use("request", spec.request, "id", _OF_ROW)
-    yield Use("item", spec.item, "id", _OF_ROW)
+def column_uses(spec: Spec) -> Iterator[ColumnUse]:
+    """Iterate over everything that a description needs."""
+    yield ColumnUse("request", spec.request, "id", _OF_ROW)
+    yield ColumnUse("item", spec.item, "id", _OF_ROW)
     if spec.user is not None:
-        yield Use("user", spec.user, "id", _OF_REQUEST)
+        yield ColumnUse("user", spec.user, "id", _OF_REQUEST)
     if spec.time is not None:
-        yield Use("time", spec.time.column, "time", _OF_REQUEST)
+        yield ColumnUse("time", spec.time.column, "time", _OF_REQUEST)
     if spec.day is not None:
-        yield Use("day", spec.day, "day", _OF_REQUEST)
+        yield ColumnUse("day", spec.day, "day", _OF_REQUEST)
     if spec.stage is not None:
-        yield Use("stage", spec.stage, "id", _OF_ROW)
+        yield ColumnUse("stage", spec.stage, "id", _OF_ROW)
     if spec.rank is not None:
-        yield Use("rank", spec.rank, "whole", _OF_ROW)
+        yield ColumnUse("rank", spec.rank, "whole", _OF_ROW)
     for stage in spec.stages:
         if stage.flag is not None:
-            yield Use(f"stages.{stage.name}", stage.flag, "number", _OF_ROW)
+            yield ColumnUse(f"stages.{stage.name}", stage.flag, "number", _OF_ROW)
     if spec.relevant.column is not None:
-        yield Use("relevant", spec.relevant.column, "number", _OF_ROW)
+        yield ColumnUse("relevant", spec.relevant.column, "number", _OF_ROW)
     if spec.truth is not None:
-        yield Use("truth", spec.truth, "number", _OF_ROW)
+        yield ColumnUse("truth", spec.truth, "number", _OF_ROW)
     for column in spec.feedback:
-        yield Use("feedback", column, "number", _OF_ROW)
+        yield ColumnUse("feedback", column, "number", _OF_ROW)
     for group, name, feature in spec.features:
         column = column_of(spec, name, feature)
         of_request = isinstance(feature, Time) and feature.column is None
-        yield Use(f"{group}.{name}", column, _role(feature), _OF_REQUEST if of_request else _OF_GROUP[group])
+        yield ColumnUse(f"{group}.{name}", column, _role(feature), _OF_REQUEST if of_request else _OF_GROUP[group])
     for name, sequence in spec.sequences.items():
         for feature_name, column in (sequence.columns or {}).items():
-            yield Use(f"sequences.{name}.{feature_name}", column, "sequence", _OF_REQUEST)
+            yield ColumnUse(f"sequences.{name}.{feature_name}", column, "sequence", _OF_REQUEST)
 
 
 def _role(feature: FeatureConfig) -> Role:
@@ -73,8 +72,8 @@ def _role(feature: FeatureConfig) -> Role:
     return "number" if feature.size == 1 else "vector"
 
 
-def shared_ids(spec: Spec) -> list[set[str]]:
-    """Columns whose values get their ids in one table, so they must be of one type."""
+def columns_sharing_ids(spec: Spec) -> list[set[str]]:
+    """Return sets of columns whose values get their ids in one embedding table and must have one type."""
     tables: dict[str, set[str]] = {}
     for group, name, feature in spec.features:
         if isinstance(feature, Categorical):
@@ -87,27 +86,36 @@ def shared_ids(spec: Spec) -> list[set[str]]:
     return list(tables.values())
 
 
-def locate(spec: Spec, found: Mapping[Place, Sequence[str]], names: Mapping[Place, str]) -> dict[str, Place]:
-    """The file of every column that is needed; `names` is how messages call the files."""
-    places: dict[str, Place] = {}
-    for use in uses(spec):
-        if places.get(use.column) in use.places:
+def find_origins(spec: Spec, found: Mapping[Origin, Sequence[str]], names: Mapping[Origin, str]) -> dict[str, Origin]:
+    """Find the origin of every column that a description needs.
+
+    Args:
+        spec: The description of the log.
+        found: The columns of the log and of each table.
+        names: The names of the log and of each table in error messages.
+
+    Raises:
+        ValueError: If a column is missing or would be read from two origins.
+    """
+    origins: dict[str, Origin] = {}
+    for use in column_uses(spec):
+        if origins.get(use.column) in use.origins:
             continue
-        place = next((place for place in use.places if use.column in found.get(place, ())), None)
-        if place is None:
+        origin = next((origin for origin in use.origins if use.column in found.get(origin, ())), None)
+        if origin is None:
             raise ValueError(_missing(use, found, names))
-        if (other := places.setdefault(use.column, place)) != place:
+        if (other := origins.setdefault(use.column, origin)) != origin:
             raise ValueError(
-                f"the column {use.column!r} means one thing in {names[other]} and another in {names[place]} "
-                f"({use.key}); give one of them another name"
+                f"the column {use.column!r} is needed from {names[other]} and from {names[origin]} ({use.key}); "
+                "rename one of them"
             )
-    return places
+    return origins
 
 
-def _missing(use: Use, found: Mapping[Place, Sequence[str]], names: Mapping[Place, str]) -> str:
-    searched = [place for place in use.places if place in found]
-    allowed = [column for place in searched for column in found[place]]
+def _missing(use: ColumnUse, found: Mapping[Origin, Sequence[str]], names: Mapping[Origin, str]) -> str:
+    searched = [origin for origin in use.origins if origin in found]
+    available = [column for origin in searched for column in found[origin]]
     return (
-        f"{' and '.join(names[place] for place in searched)}: there is no column {use.column!r} ({use.key} of the "
-        f"description){did_you_mean(use.column, allowed)}; there are {', '.join(dict.fromkeys(allowed))}"
+        f"{' and '.join(names[origin] for origin in searched)}: found no column {use.column!r} ({use.key} of the "
+        f"description){did_you_mean(use.column, available)}; the columns are {', '.join(dict.fromkeys(available))}"
     )

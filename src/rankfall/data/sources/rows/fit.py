@@ -1,8 +1,8 @@
-"""What is fitted to a log: the values that get ids, means and deviations, the edges of buckets.
+"""Fit the encoding of a log: vocabularies, means and deviations, and the edges of buckets.
 
-Each portion of the log is learned from by itself, in any process, and what was learned is added in order. The result is
-the same bytes for any portions and any number of threads: counts are whole numbers, sums run over blocks of one size
-in one order, and quantiles are of a sample by hashes.
+The statistics of each portion are computed separately, in any process, and are added in order. The result has the same
+bytes for any size of portions and any number of threads: counts are whole numbers, sums are taken over blocks of one
+size in one order, and quantiles are those of a sample that is chosen by hashes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from rankfall.data.impressions.assemble import column_of, item_table
 from rankfall.data.impressions.encoding import BadValueError, Encoding, dense_values
 from rankfall.data.impressions.hashing import combine, hash_values
-from rankfall.data.impressions.spec import Categorical, Dense, table_of
-from rankfall.data.lists.ranking_data import Moments
-from rankfall.data.sources.rows.incremental_merge import Collector
+from rankfall.data.impressions.items import item_table
+from rankfall.data.impressions.spec import Categorical, Dense, column_of, table_of
+from rankfall.data.moments import Moments
+from rankfall.data.sources.rows.incremental_merge import IncrementalMerge
+from rankfall.data.sources.rows.portions import first_rows
 from rankfall.data.sources.rows.request_order import POSITION
 
 if TYPE_CHECKING:
@@ -31,50 +32,62 @@ if TYPE_CHECKING:
 
     from rankfall._engine import Engine, Report
     from rankfall.data.impressions.spec import FeatureConfig, Spec, Vocabulary
-    from rankfall.data.sources.rows.portions import Portions
+    from rankfall.data.sources.rows.portions import SpooledLog
     from rankfall.data.sources.rows.request_order import Portion
 
     Numbers = NDArray[np.float64]
 
 _SUM_BLOCK = 2**16  # rows that are summed at once
-QUANTILE_SAMPLE = 2**17  # rows from which the edges of buckets are found
+QUANTILE_SAMPLE = 2**17  # rows from which the edges of buckets are computed
 
 
 def fit_portions(
-    portions: Portions, parts: Sequence[Portion], days: Sequence[str], on_rows: Report, engine: Engine
+    log: SpooledLog, portions: Sequence[Portion], days: Sequence[str], on_rows: Report, engine: Engine
 ) -> tuple[Encoding, pa.Table]:
-    """What the portions of these first days teach, and the table of all items, each with the features it had last."""
-    spec = portions.raw.spec
-    fit = Fit(spec)
+    """Fit the encoding of a log and build its item table.
+
+    Args:
+        log: The spooled log.
+        portions: All portions of the log.
+        days: The days that the encoding is fitted to.
+        on_rows: Receives the number of rows that were read.
+        engine: Runs the work on the portions.
+
+    Returns:
+        The encoding, and the table of all items with the features of their last occurrence.
+    """
+    spec = log.raw.spec
+    fitter = EncodingFitter(spec)
     of_items = {column_of(spec, name, feature) for name, feature in spec.features.item.items()} | {spec.item}
-    logged = sorted(column for column in of_items if portions.raw.places[column] != "items")
-    items = Collector(partial(_last_of_each, spec.item))
-    with closing(engine.map(partial(_learn, portions, fit, logged, list(days)), parts, on_rows)) as lessons:
-        for seen, learned in lessons:
+    logged = sorted(column for column in of_items if log.raw.origins[column] != "items")
+    items = IncrementalMerge(partial(_last_of_each, spec.item))
+    work = partial(_portion_statistics, log, fitter, logged, list(days))
+    with closing(engine.map(work, portions, on_rows)) as found:
+        for seen, statistics in found:
             items.add(seen)
-            if learned is not None:
-                fit.add(learned)
-    encoding = fit.encoding()
-    raw_items = portions.with_tables(items.result(), of_items)
+            if statistics is not None:
+                fitter.add(statistics)
+    encoding = fitter.encoding()
+    raw_items = log.with_tables(items.result(), of_items)
     try:
         return encoding, item_table(raw_items, encoding)
     except BadValueError as error:
         raise ValueError(f"{error} (item {raw_items.sort(spec.item)[spec.item][error.position]!r})") from None
 
 
-def _learn(
-    portions: Portions, fit: Fit, logged: list[str], days: list[str], portion: Portion, report: Report
-) -> tuple[pl.DataFrame, Learned | None]:
-    """The items of a portion, and what it teaches if it is of one of the days."""
+def _portion_statistics(
+    log: SpooledLog, fitter: EncodingFitter, logged: list[str], days: list[str], portion: Portion, report: Report
+) -> tuple[pl.DataFrame, Statistics | None]:
+    """Return the items of a portion, and its statistics if the encoding is fitted to its day."""
     is_fitted = portion.day in days
-    rows = portions.rows(portion.number, [*logged, *(fit.columns if is_fitted else [])])
-    items = _last_of_each(portions.raw.spec.item, rows.select(logged))
-    learned = None
+    rows = log.rows(portion.number, [*logged, *(fitter.columns if is_fitted else [])])
+    items = _last_of_each(log.raw.spec.item, rows.select(logged))
+    statistics = None
     if is_fitted:
-        rows = rows.sort(POSITION, portions.raw.spec.item)  # sums of floats depend on the order
-        learned = fit.learn(rows, portions.first_rows(rows), portion)
+        rows = rows.sort(POSITION, log.raw.spec.item)  # sums of floats depend on the order
+        statistics = fitter.statistics(rows, first_rows(rows), portion)
     report(portion.rows)
-    return items, learned
+    return items, statistics
 
 
 def _last_of_each(item: str, rows: pl.DataFrame) -> pl.DataFrame:
@@ -82,27 +95,30 @@ def _last_of_each(item: str, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 @dataclass
-class Learned:
-    """What a portion teaches: counts by embedding table, the rest by feature."""
+class Statistics:
+    """The statistics of a portion: counts per embedding table, sums and samples per feature."""
 
     counts: dict[str, pl.DataFrame] = field(default_factory=dict)
     sums: dict[str, list[Moments | Numbers]] = field(default_factory=dict)
     samples: dict[str, tuple[NDArray[np.uint64], Numbers]] = field(default_factory=dict)
 
 
-class Fit:
-    """Collects what an :class:`Encoding` needs. Item features count by rows, those of user and context by requests."""
+class EncodingFitter:
+    """Collects the statistics for an :class:`Encoding`.
+
+    Features of items are counted per row, features of users and context per request.
+    """
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self._counts: dict[str, _ValueCounts] = {}  # by embedding table
         self._sums: dict[str, _Sums] = {}  # by feature
         self._samples: dict[str, _Sample] = {}
-        self._features = [which for which in spec.features if _needs_fit(which[2])]
+        self._features = [entry for entry in spec.features if _needs_fit(entry[2])]
         for group, name, feature in self._features:
             key = f"{group}.{name}"
             if isinstance(feature, Categorical):
-                assert feature.vocabulary is not None  # nothing else is fitted
+                assert feature.vocabulary is not None  # no other categorical feature is fitted
                 self._counts.setdefault(table_of(group, name, feature), _ValueCounts(feature.vocabulary))
             elif isinstance(feature, Dense) and feature.standardise:
                 self._sums[key] = _Sums(feature.size)
@@ -111,12 +127,18 @@ class Fit:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that are looked at."""
+        """The columns of the fitted features."""
         return list(dict.fromkeys(column_of(self.spec, name, feature) for _, name, feature in self._features))
 
-    def learn(self, rows: pl.DataFrame, requests: pl.DataFrame, portion: Portion) -> Learned:
-        """From rows by request and item, and one row for each of the requests, with the same columns."""
-        learned = Learned()
+    def statistics(self, rows: pl.DataFrame, requests: pl.DataFrame, portion: Portion) -> Statistics:
+        """Compute the statistics of a portion.
+
+        Args:
+            rows: The rows, sorted by request and item.
+            requests: The first row of each request.
+            portion: The portion that the rows belong to.
+        """
+        statistics = Statistics()
         counts: dict[str, list[pl.DataFrame]] = {}
         hashes: dict[bool, NDArray[np.uint64]] = {}
         for group, name, feature in self._features:
@@ -130,25 +152,25 @@ class Fit:
             numbers = self._numbers(feature, values, frame)
             if key in self._sums:
                 first = portion.first_row if of_item else portion.first_request
-                learned.sums[key] = _in_blocks(numbers.reshape(len(numbers), -1), first)
+                statistics.sums[key] = _in_blocks(numbers.reshape(len(numbers), -1), first)
             else:
                 if of_item not in hashes:
                     hashes[of_item] = self._hashes(frame, of_item)
-                learned.samples[key] = _smallest(hashes[of_item], numbers)
-        learned.counts = {table: _summed(pl.concat(some)) for table, some in counts.items()}
-        return learned
+                statistics.samples[key] = _smallest(hashes[of_item], numbers)
+        statistics.counts = {table: _summed(pl.concat(some)) for table, some in counts.items()}
+        return statistics
 
-    def add(self, learned: Learned) -> None:
-        """Add what the next portion teaches."""
-        for table, counted in learned.counts.items():
+    def add(self, statistics: Statistics) -> None:
+        """Add the statistics of the next portion."""
+        for table, counted in statistics.counts.items():
             self._counts[table].add(counted)
-        for key, blocks in learned.sums.items():
+        for key, blocks in statistics.sums.items():
             self._sums[key].add(blocks)
-        for key, (hashes, numbers) in learned.samples.items():
+        for key, (hashes, numbers) in statistics.samples.items():
             self._samples[key].add(hashes, numbers)
 
     def encoding(self) -> Encoding:
-        """What was fitted."""
+        """Return the encoding that fits all statistics added."""
         features = {f"{group}.{name}": feature for group, name, feature in self._features}
         return Encoding(
             self.spec,
@@ -181,17 +203,17 @@ def _buckets(feature: FeatureConfig) -> int:
 
 
 class _ValueCounts:
-    """How often each value occurs."""
+    """The number of occurrences of each value."""
 
     def __init__(self, limits: Vocabulary) -> None:
         self._limits = limits
-        self._counts = Collector(_summed)
+        self._counts = IncrementalMerge(_summed)
 
     def add(self, counted: pl.DataFrame) -> None:
         self._counts.add(counted)
 
     def vocabulary(self) -> pl.Series:
-        """The values that get ids, the most frequent first, equally frequent ones in their own order."""
+        """Return the values that get ids: the most frequent first, values of equal frequency sorted."""
         frequent = self._counts.result().filter(pl.col("count") >= self._limits.min_count)
         ordered = frequent.sort("count", "value", descending=[True, False])["value"]
         return ordered.head(self._limits.max_size or len(ordered))
@@ -206,37 +228,37 @@ def _summed(counts: pl.DataFrame) -> pl.DataFrame:
 
 
 class _Sums:
-    """Means and deviations. Numbers are summed in blocks of one size, wherever portions end."""
+    """Mean and deviation. Numbers are summed in blocks of one size, independent of where portions end."""
 
     def __init__(self, size: int) -> None:
         self._moments = Moments.of(np.empty((0, size)))
-        self._waiting = np.empty((0, size))
+        self._pending = np.empty((0, size))
 
     def add(self, blocks: Sequence[Moments | Numbers]) -> None:
-        """Add whole blocks and parts of blocks, which follow those before."""
+        """Add the next complete blocks and parts of blocks."""
         for block in blocks:
             if isinstance(block, Moments):
                 self._moments += block
                 continue
-            self._waiting = np.concatenate([self._waiting, block])
-            if len(self._waiting) == _SUM_BLOCK:
-                self._moments += Moments.of(self._waiting)
-                self._waiting = self._waiting[:0]
+            self._pending = np.concatenate([self._pending, block])
+            if len(self._pending) == _SUM_BLOCK:
+                self._moments += Moments.of(self._pending)
+                self._pending = self._pending[:0]
 
     def scaling(self) -> tuple[Numbers, Numbers]:
-        scaling = (self._moments + Moments.of(self._waiting)).scaling()
+        scaling = (self._moments + Moments.of(self._pending)).scaling()
         return scaling.mean, scaling.deviation
 
 
 def _in_blocks(numbers: Numbers, first: int) -> list[Moments | Numbers]:
-    """The moments of the blocks that are whole in here, and the numbers of the others; `first` come before these."""
+    """Return the moments of complete blocks and the numbers of incomplete ones; `first` numbers come before these."""
     stops = range(_SUM_BLOCK - first % _SUM_BLOCK, len(numbers), _SUM_BLOCK)
     blocks = np.split(numbers, stops)
     return [Moments.of(block) if len(block) == _SUM_BLOCK else block for block in blocks]
 
 
 class _Sample:
-    """The numbers of the rows with the smallest hashes: all of them, if there are not too many."""
+    """The numbers of the rows with the smallest hashes, at most `QUANTILE_SAMPLE` of them."""
 
     def __init__(self) -> None:
         self._hashes: NDArray[np.uint64] = np.empty(0, np.uint64)
@@ -247,11 +269,11 @@ class _Sample:
         self._hashes, self._numbers = _smallest(hashes, numbers)
 
     def edges(self, buckets: int) -> list[float]:
-        """Inner edges between buckets of equal counts; of values that fill several buckets there is one edge."""
+        """Return the inner edges of buckets of equal counts; a value that fills several buckets gives one edge."""
         if len(self._numbers) == 0:
             return []
         edges = np.unique(np.quantile(self._numbers, np.arange(1, buckets) / buckets))
-        return [float(edge) for edge in edges if edge > self._numbers.min()]  # a bucket starts with its edge
+        return [float(edge) for edge in edges if edge > self._numbers.min()]  # a bucket includes its lower edge
 
 
 def _smallest(hashes: NDArray[np.uint64], numbers: Numbers) -> tuple[NDArray[np.uint64], Numbers]:

@@ -1,4 +1,4 @@
-"""Reducing a long table portion by portion."""
+"""Reduce a long table part by part, in memory that grows with the result only."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ import polars as pl
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_MERGE_AT = 2**20  # rows that wait before they are brought together
+_MERGE_AT = 2**20  # pending rows that trigger a merge
 
 
-class Collector:
-    """Portions of a table, reduced by `merge`, so that memory grows with what is left of them.
+class IncrementalMerge:
+    """A table that is reduced by `merge` while its parts are added.
 
-    `merge` must give the same for a table as for the reduced portions of it.
+    Args:
+        merge: Reduces a table. It must give the same result for a whole table as for its reduced parts together.
     """
 
     def __init__(self, merge: Callable[[pl.DataFrame], pl.DataFrame]) -> None:
         self._merge = merge
-        self._portions: list[pl.DataFrame] = []
-        self._waiting = 0
+        self._parts: list[pl.DataFrame] = []
+        self._pending = 0
         self._merge_at = _MERGE_AT
 
-    def add(self, portion: pl.DataFrame) -> None:
-        """Add rows; portions stay in their order."""
-        self._portions.append(self._merge(portion))
-        self._waiting += len(self._portions[-1])
-        if self._waiting > self._merge_at:
+    def add(self, part: pl.DataFrame) -> None:
+        """Add rows; the order of parts is kept."""
+        self._parts.append(self._merge(part))
+        self._pending += len(self._parts[-1])
+        if self._pending > self._merge_at:
             merged = self.result()
-            self._portions, self._waiting = [merged], len(merged)
+            self._parts, self._pending = [merged], len(merged)
             self._merge_at = max(_MERGE_AT, 2 * len(merged))
 
     def result(self) -> pl.DataFrame:
-        """All portions as one."""
-        return self._merge(pl.concat(self._portions))
+        """Return the reduced table of all parts."""
+        return self._merge(pl.concat(self._parts))
 
 
 def distinct(frame: pl.DataFrame) -> pl.DataFrame:
-    """Every row once."""
+    """Return every row once, in the order of first occurrence."""
     return frame.unique(maintain_order=True)

@@ -1,4 +1,4 @@
-"""The sequences of a log that come from the log itself: what users did before each request."""
+"""Behaviour sequences from the log itself: the events of a user before each request."""
 
 from __future__ import annotations
 
@@ -6,59 +6,65 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
-from rankfall.data.impressions.assemble import column_of
-from rankfall.data.impressions.encoding import to_times
 from rankfall.data.impressions.hashing import combine, hash_values
-from rankfall.data.impressions.history import History
+from rankfall.data.impressions.history import EventHistory
+from rankfall.data.impressions.requests import TIME, request_keys
+from rankfall.data.impressions.spec import column_of
 from rankfall.data.impressions.stage_depth import above_zero
 
 if TYPE_CHECKING:
     from rankfall.data.impressions.spec import SequenceConfig, Spec
 
 
-class Events(NamedTuple):
-    """What happened in a portion: user and time of each of its requests, and the events of each sequence."""
+class PortionEvents(NamedTuple):
+    """The user and time of each request of a portion, and the events of each sequence."""
 
     requests: pl.DataFrame
     of_sequence: dict[str, pl.DataFrame]
 
 
-class Histories:
-    """One history for each sequence that is made of feedback. Portions go through :meth:`advance` in their order."""
+class SequenceHistories:
+    """One history per sequence of feedback. Portions go through :meth:`advance` in their order."""
 
     def __init__(self, spec: Spec) -> None:
         self._histories = {
-            name: History(sequence.max_length, [f"sequence.{name}.{feature}" for feature in sequence.features])
+            name: EventHistory(sequence.max_length, [f"sequence.{name}.{feature}" for feature in sequence.features])
             for name, sequence in _of_feedback(spec).items()
         }
 
-    def advance(self, events: Events) -> list[pl.Series]:
-        """The columns ``sequence.NAME.FEATURE`` of the requests of a portion, which follows those before in time."""
+    def advance(self, events: PortionEvents) -> list[pl.Series]:
+        """Return the columns ``sequence.NAME.FEATURE`` of the requests of the next portion."""
         columns: list[pl.Series] = []
         for name, history in self._histories.items():
-            everyone = events.requests.with_row_index("place")
-            asked = everyone.drop_nulls()  # a visitor nobody knows has no past
-            found = history.advance(asked["user"], asked["time"], events.of_sequence[name])
-            found = everyone.join(found.with_columns(asked["place"]), on="place", how="left", maintain_order="left")
+            requests = events.requests.with_row_index("place")
+            known = requests.drop_nulls()  # requests without a user have no history
+            found = history.advance(known["user"], known["time"], events.of_sequence[name])
+            found = requests.join(found.with_columns(known["place"]), on="place", how="left", maintain_order="left")
             columns += found.select(history.columns).get_columns()
         return columns
 
 
 def event_columns(spec: Spec) -> list[str]:
-    """The columns of which events are made; none if no sequence is made of feedback."""
+    """Return the columns from which events are made; none if no sequence is made of feedback."""
     columns: list[str] = []
     for sequence in _of_feedback(spec).values():
         assert sequence.feedback is not None
-        assert spec.time is not None  # the description was checked
+        assert spec.time is not None  # validated by the spec
         columns += [spec.time.column, sequence.feedback]
         columns += [column_of(spec, name, spec.features.item[name]) for name in sequence.features]
     return list(dict.fromkeys(columns))
 
 
-def find_events(spec: Spec, rows: pl.DataFrame, requests: pl.DataFrame) -> Events:
-    """The events in the rows of a portion, of which `requests` has one for each request."""
-    asked = requests.select(user=_user(spec), time=_times(spec, requests))
-    return Events(asked, {name: _events(spec, rows, name) for name in _of_feedback(spec)})
+def find_events(spec: Spec, rows: pl.DataFrame, requests: pl.DataFrame) -> PortionEvents:
+    """Find the events in the rows of a portion.
+
+    Args:
+        spec: The description of the log.
+        rows: The rows, with the columns of :func:`event_columns`.
+        requests: The first row of each request.
+    """
+    keys = requests.select(user=_user(spec), time=_times(spec, requests))
+    return PortionEvents(keys, {name: _events(spec, rows, name) for name in _of_feedback(spec)})
 
 
 def _events(spec: Spec, rows: pl.DataFrame, name: str) -> pl.DataFrame:
@@ -78,10 +84,9 @@ def _of_feedback(spec: Spec) -> dict[str, SequenceConfig]:
 
 
 def _user(spec: Spec) -> pl.Expr:
-    assert spec.user is not None  # the description was checked
+    assert spec.user is not None  # validated by the spec
     return pl.col(spec.user)
 
 
 def _times(spec: Spec, rows: pl.DataFrame) -> pl.Series:
-    assert spec.time is not None  # the description was checked
-    return to_times(rows[spec.time.column], spec.time.unit, spec.zone).dt.epoch("ms")
+    return request_keys(rows, spec)[TIME]

@@ -1,4 +1,4 @@
-"""The rows of a raw log by portions of whole requests, complete with what tables add to them."""
+"""The rows of a raw log in portions of whole requests, joined with the columns of the tables."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pyarrow as pa
 
-from rankfall.data.sources.rows.columns import uses
-from rankfall.data.sources.rows.request_order import PORTION, POSITION
+from rankfall.data.impressions.requests import check_shared_values, group_ordered_rows
+from rankfall.data.sources.rows.columns import column_uses
+from rankfall.data.sources.rows.request_order import PORTION, POSITION, key_columns
 from rankfall.data.sources.rows.row_spool import write_spool
 
 if TYPE_CHECKING:
@@ -18,74 +19,90 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall._engine import Engine, Report
-    from rankfall.data.sources.rows.columns import Place
+    from rankfall.data.impressions.requests import RequestGroups
+    from rankfall.data.sources.rows.columns import Origin
     from rankfall.data.sources.rows.raw_log import RawLog
-    from rankfall.data.sources.rows.request_order import Requests
-    from rankfall.data.sources.rows.row_files import Source
-    from rankfall.data.sources.rows.row_spool import Spool
+    from rankfall.data.sources.rows.request_order import RequestOrder
+    from rankfall.data.sources.rows.row_files import RowFile
+    from rankfall.data.sources.rows.row_spool import RowSpool
 
-    Unknown = dict[Place, pl.DataFrame]  # keys of the log that tables do not have
+    UnknownKeys = dict[Origin, pl.DataFrame]  # keys of the log that the tables do not have
 
 
-def spool_log(raw: RawLog, requests: Requests, directory: Path, on_rows: Report, engine: Engine) -> Portions:
-    """Write the rows of the log, and those of the table of requests, to files from which portions can be read."""
-    portions = Portions(raw, requests)
-    where = requests.frame
-    frames: dict[Place, Any] = {"log": where.to_arrow()}  # of which processes of one machine share the memory
-    if "requests" in raw.sources:
-        frames["requests"] = where.select(raw.spec.request, POSITION, PORTION).to_arrow()  # it has the rest itself
-    parts = [(place, sources) for place in frames for sources in raw.parts(place)]
+def spool_log(raw: RawLog, requests: RequestOrder, directory: Path, on_rows: Report, engine: Engine) -> SpooledLog:
+    """Write the rows of the log and of the table of requests to files from which portions can be read.
+
+    Args:
+        raw: The raw log.
+        requests: The position and portion of each request.
+        directory: Where the files are written.
+        on_rows: Receives the number of rows of the log that were written.
+        engine: Runs the work on the files.
+    """
+    log = SpooledLog(raw, requests)
+    frame = requests.frame
+    frames: dict[Origin, Any] = {"log": frame.to_arrow()}  # the processes of one machine share its memory
+    if "requests" in raw.files:
+        frames["requests"] = frame.select(raw.spec.request, POSITION, PORTION).to_arrow()
+    parts = [(origin, files) for origin in frames for files in raw.parts(origin)]
     with closing(engine.map(partial(_spool, raw, frames, directory), parts, on_rows)) as spools:
-        for (place, _), spool in zip(parts, spools, strict=True):
-            portions.spools.setdefault(place, []).append(spool)
-    return portions
+        for (origin, _), spool in zip(parts, spools, strict=True):
+            log.spools.setdefault(origin, []).append(spool)
+    return log
 
 
 def _spool(
     raw: RawLog,
-    frames: dict[Place, pa.Table],
+    frames: dict[Origin, pa.Table],
     directory: Path,
-    part: tuple[Place, Sequence[Source]],
+    part: tuple[Origin, Sequence[RowFile]],
     report: Report,
-) -> Spool:
-    place, sources = part
-    where = pl.from_arrow(frames[place])
-    assert isinstance(where, pl.DataFrame)
+) -> RowSpool:
+    origin, files = part
+    frame = pl.from_arrow(frames[origin])
+    assert isinstance(frame, pl.DataFrame)
 
     def batches() -> Iterator[pl.DataFrame]:
-        for batch in raw.batches(place, raw.columns(place), sources):
-            if place == "log":
-                batch.refuse_nulls(raw.spec.item)
+        for batch in raw.batches(origin, raw.columns(origin), files):
+            if origin == "log":
+                batch.check_not_null(raw.spec.item)
                 report(len(batch.rows))
-            yield batch.rows.join(where, on=raw.spec.request)
+            yield batch.rows.join(frame, on=raw.spec.request)
 
     return write_spool(directory, batches(), PORTION)
 
 
-class Portions:
-    """A log that was spooled, a portion at a time. Whoever has it, in any process, can read the files."""
+class SpooledLog:
+    """A spooled log that is read one portion at a time, by any process that can read its files."""
 
-    def __init__(self, raw: RawLog, requests: Requests) -> None:
+    def __init__(self, raw: RawLog, requests: RequestOrder) -> None:
         self.raw = raw
-        self.spools: dict[Place, list[Spool]] = {}
+        self.spools: dict[Origin, list[RowSpool]] = {}
         self._stored = list(dict.fromkeys([*raw.columns("log"), *requests.frame.columns]))
         self._position = requests.frame[POSITION].dtype
-        tables = [place for place in raw.sources if place not in ("log", "requests")]
-        self._tables = {place: raw.table(place, raw.columns(place)) for place in tables}
-        self._of_request = {use.column for use in uses(raw.spec) if "requests" in use.places}
-        self._lists = {use.column for use in uses(raw.spec) if use.role == "sequence"}
+        tables = [origin for origin in raw.files if origin not in ("log", "requests")]
+        self._tables = {origin: raw.table(origin, raw.columns(origin)) for origin in tables}
+        of_request = {use.column for use in column_uses(raw.spec) if "requests" in use.origins}
+        checked = key_columns(raw, "log")  # by order_requests
+        self._shared = [name for name in raw.columns("log") if name in of_request and name not in checked]
+        self._lists = {use.column for use in column_uses(raw.spec) if use.role == "sequence"}
 
-    def rows(self, number: int, columns: Iterable[str] | None = None, unknown: Unknown | None = None) -> pl.DataFrame:
-        """The rows of a portion by request: the keys and these columns, or all but lists of other tables.
+    def rows(
+        self, number: int, columns: Iterable[str] | None = None, unknown: UnknownKeys | None = None
+    ) -> pl.DataFrame:
+        """Read the rows of a portion in the order of its requests.
 
-        `unknown` gets the keys that tables do not have.
+        Args:
+            number: The portion.
+            columns: The columns to read besides the keys; by default all except the lists of the table of requests.
+            unknown: Receives the keys that the tables do not have.
         """
         spec = self.raw.spec
-        wanted = {spec.request, spec.item, *(self.raw.places if columns is None else columns)}
+        wanted = {spec.request, spec.item, *(self.raw.origins if columns is None else columns)}
         if spec.user is not None:
             wanted.add(spec.user)
         rows = self._read("log", number, [POSITION, *(name for name in self._stored if name in wanted)])
-        assert rows is not None  # portions were made of requests that have rows
+        assert rows is not None  # every portion consists of requests with rows
         if not rows[POSITION].is_sorted():
             rows = rows.sort(POSITION)
         rows = self.with_tables(rows, wanted, unknown)
@@ -93,39 +110,41 @@ class Portions:
             rows = rows.join(self._requests(number, added), on=POSITION, how="left", maintain_order="left")
         return rows
 
-    def with_tables(self, rows: pl.DataFrame, wanted: set[str], unknown: Unknown | None = None) -> pl.DataFrame:
-        """Those of the wanted columns added that tables of items and users have."""
-        for place, table in self._tables.items():
-            if added := self._missing(rows, place, wanted):
-                key = self.raw.key(place)
-                asked = rows.select(key).unique().drop_nulls()
-                # of a table of millions only what is asked for is worth being hashed
-                found = table.select(key, *added).join(asked, on=key, how="semi")
+    def with_tables(self, rows: pl.DataFrame, wanted: set[str], unknown: UnknownKeys | None = None) -> pl.DataFrame:
+        """Join the wanted columns of the item table and the user table."""
+        for origin, table in self._tables.items():
+            if added := self._missing(rows, origin, wanted):
+                key = self.raw.key(origin)
+                keys = rows.select(key).unique().drop_nulls()
+                # a table may have millions of rows; only those that occur here are hashed for the join
+                found = table.select(key, *added).join(keys, on=key, how="semi")
                 if unknown is not None:
-                    unknown[place] = asked.join(found, on=key, how="anti")
+                    unknown[origin] = keys.join(found, on=key, how="anti")
                 rows = rows.join(found, on=key, how="left", maintain_order="left")
         return rows
 
-    def first_rows(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """One row for each request of a portion; what belongs to the request must be the same in all its rows."""
-        starts = rows[POSITION].rle_id()
-        first = rows[POSITION].is_first_distinct()
-        requests = rows.filter(first)
-        for column in (name for name in self.raw.columns("log") if name in self._of_request and name in rows.columns):
-            values = rows[column].fill_nan(None) if rows[column].dtype.is_float() else rows[column]
-            differs = values.ne_missing(values.filter(first).gather(starts))
-            if differs.any():
-                request = rows[self.raw.spec.request].filter(differs)[0]
-                raise ValueError(f"request {request!r} has rows of more than one {column}")
-        return requests
+    def group(self, rows: pl.DataFrame, day: str) -> RequestGroups:
+        """Group the rows of a portion, and check that the rows of a request agree on what describes the request.
+
+        Raises:
+            ValueError: If a request has several values in one of these columns.
+        """
+        groups = group_ordered_rows(rows, self.raw.spec, rows[POSITION].is_first_distinct(), day)
+        check_shared_values(rows, groups, self._shared, self.raw.spec)
+        return groups
 
     def sequences(self, number: int, requests: pl.DataFrame) -> pl.DataFrame:
-        """The lists that the table of requests has, as ``sequence.NAME.FEATURE``, for each of the requests."""
+        """Read the lists of the table of requests, as columns ``sequence.NAME.FEATURE``.
+
+        Args:
+            number: The portion.
+            requests: One row per request of the portion.
+        """
         names = {
             f"sequence.{name}.{feature}": column
             for name, sequence in self.raw.spec.sequences.items()
             for feature, column in (sequence.columns or {}).items()
-            if self.raw.places[column] == "requests"
+            if self.raw.origins[column] == "requests"
         }
         keys = requests.select(self.raw.spec.request, POSITION)
         if names:
@@ -134,9 +153,10 @@ class Portions:
             keys = keys.join(lists, on=POSITION, how="left", maintain_order="left")
         return keys.drop(POSITION)
 
-    def _missing(self, rows: pl.DataFrame, place: Place, wanted: set[str]) -> list[str]:
-        """The columns that a table has to add."""
-        return [name for name in self.raw.places if self.raw.places[name] == place and name in wanted - {*rows.columns}]
+    def _missing(self, rows: pl.DataFrame, origin: Origin, wanted: set[str]) -> list[str]:
+        """Return the wanted columns that a table has and the rows have not."""
+        missing = wanted - {*rows.columns}
+        return [name for name, found in self.raw.origins.items() if found == origin and name in missing]
 
     def _requests(self, number: int, columns: list[str]) -> pl.DataFrame:
         found = self._read("requests", number, [POSITION, *columns])
@@ -145,10 +165,15 @@ class Portions:
             return pl.DataFrame(schema={POSITION: self._position, **types})
         return found
 
-    def _read(self, place: Place, number: int, columns: list[str]) -> pl.DataFrame | None:
-        pieces = [piece for spool in self.spools[place] for piece in spool.read(number, columns)]
+    def _read(self, origin: Origin, number: int, columns: list[str]) -> pl.DataFrame | None:
+        pieces = [piece for spool in self.spools[origin] for piece in spool.read(number, columns)]
         if not pieces:
             return None
         frame = pl.from_arrow(pa.Table.from_batches(pieces))
         assert isinstance(frame, pl.DataFrame)
         return frame.rechunk()
+
+
+def first_rows(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the first row of each request of a portion."""
+    return rows.filter(rows[POSITION].is_first_distinct())

@@ -1,12 +1,18 @@
-"""From raw logs to impressions, in memory that does not grow with the number of rows.
+"""Prepare an impression log from raw rows, in memory that does not grow with the number of rows.
 
-The keys are read first: they tell which requests there are, and portions of whole requests are cut in the order in
-which requests will be written. Then the log is spooled by portions, everything that is fitted is fitted to the portions
-of the first days, and portion after portion becomes impressions. What is written depends on the rows alone, not on
-the files they come in, their order, the size of portions or the number of threads.
+The steps, one module each:
 
-All that looks at rows is a function of some files or of a portion, which an engine maps over them in this process or
-in others. In order, and here, are done: adding up what portions teach, the histories of users, and writing.
+1. :mod:`raw_log` opens the files and decides the origin and type of each column.
+2. :mod:`request_order` reads the keys, orders the requests and cuts them into portions.
+3. :mod:`portions` spools the rows by portion and joins the tables.
+4. :mod:`fit` fits vocabularies, scalings and buckets to the portions of the first days.
+5. :mod:`log_sequences` collects the events before each request.
+6. :func:`rankfall.data.impressions.assemble.assemble` makes the impressions of a portion.
+7. :class:`rankfall.data.impressions.log_writer.LogWriter` writes them.
+
+The output depends on the rows only, not on the files they are read from, their order, the size of portions or the
+number of threads. Steps that read rows are functions of some files or of a portion, which an engine maps over them in
+this process or in others. Adding statistics, the histories of users and writing are done here, in order.
 """
 
 from __future__ import annotations
@@ -25,15 +31,17 @@ from rankfall._engine import LOCAL
 from rankfall._files import fresh_directory
 from rankfall.data.impressions.assemble import assemble
 from rankfall.data.impressions.counts import Counts
-from rankfall.data.impressions.log import ImpressionLog, LogWriter, impression_schema, is_log
+from rankfall.data.impressions.log import ImpressionLog, is_log
+from rankfall.data.impressions.log_writer import LogWriter
 from rankfall.data.impressions.sampler import check_seed
+from rankfall.data.impressions.schema import impression_schema
 from rankfall.data.sources.rows.fit import fit_portions
-from rankfall.data.sources.rows.incremental_merge import Collector, distinct
-from rankfall.data.sources.rows.log_sequences import Histories, event_columns, find_events
-from rankfall.data.sources.rows.portions import spool_log
-from rankfall.data.sources.rows.provenance import Written, about_rows
+from rankfall.data.sources.rows.incremental_merge import IncrementalMerge, distinct
+from rankfall.data.sources.rows.log_sequences import SequenceHistories, event_columns, find_events
+from rankfall.data.sources.rows.portions import first_rows, spool_log
+from rankfall.data.sources.rows.provenance import provenance
 from rankfall.data.sources.rows.raw_log import RawLog
-from rankfall.data.sources.rows.request_order import find_requests
+from rankfall.data.sources.rows.request_order import order_requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -42,11 +50,11 @@ if TYPE_CHECKING:
     from rankfall._engine import Engine, Report
     from rankfall.data.impressions.encoding import Encoding
     from rankfall.data.impressions.spec import Spec
-    from rankfall.data.sources.rows.columns import Place
-    from rankfall.data.sources.rows.log_sequences import Events
-    from rankfall.data.sources.rows.portions import Portions, Unknown
+    from rankfall.data.sources.rows.columns import Origin
+    from rankfall.data.sources.rows.log_sequences import PortionEvents
+    from rankfall.data.sources.rows.portions import SpooledLog, UnknownKeys
     from rankfall.data.sources.rows.request_order import Portion
-    from rankfall.data.sources.rows.row_files import Source
+    from rankfall.data.sources.rows.row_files import RowFile
 
     OnProgress = Callable[[str, int, int | None], None]
 
@@ -54,7 +62,7 @@ PORTION_ROWS = 2**19
 
 
 def prepare_rows(
-    sources: Sequence[Path | Source],
+    sources: Sequence[Path | RowFile],
     out: Path,
     spec: Spec,
     *,
@@ -69,40 +77,55 @@ def prepare_rows(
     engine: Engine = LOCAL,
     on_progress: OnProgress = lambda step, rows, total: None,
 ) -> ImpressionLog:
-    """Turn a log with one row for each request and item into an impression log.
+    """Prepare an impression log from a log with one row per request and item.
 
-    `sources` are files (CSV, Parquet, Arrow) or directories of them; `items`, `users` and `requests` are tables that
-    add columns. Vocabularies, scalings and buckets are fitted to the first `fit_days` days, by default to all but the
-    last. `about` is added to what the manifest says of how the log was made. About `portion_rows` rows are in memory at
-    a time, in each process of `engine`. `on_progress` hears the name of a step, how many rows or files are done and of
-    how many, if that is known.
+    Args:
+        sources: Files (CSV, Parquet, Arrow) or directories of them.
+        out: The directory to write.
+        spec: The description of columns, stages and features.
+        items: A table with more columns of items.
+        users: A table with more columns of users.
+        requests: A table with more columns of requests.
+        seed: Seed of the sample and of random negatives.
+        fit_days: The number of first days that vocabularies, scalings and buckets are fitted to; by default all days
+            except the last.
+        force: Replace an existing impression log.
+        about: Entries that are added to the provenance in the manifest.
+        portion_rows: The approximate number of rows in memory, in each process of `engine`.
+        engine: Runs the work on files and portions.
+        on_progress: Receives the name of a step, the number of rows or files done, and their total if it is known.
+
+    Raises:
+        ValueError: If the rows, the tables or the description contradict each other; the message says where.
     """
     check_seed(seed)
     if portion_rows < 1:
         raise ValueError(f"portion_rows: found {portion_rows}, expected at least 1")
     with fresh_directory(out, is_log, force=force) as directory:
-        tables: dict[Place, Path | None] = {"items": items, "users": users, "requests": requests}
-        raw = RawLog.open(spec, sources, tables, _Step("looking at text", None, on_progress), engine)
-        found = find_requests(raw, portion_rows, _Step("finding requests", None, on_progress), engine)
-        fitted_on = _fit_days(found.days, fit_days)
+        tables: dict[Origin, Path | None] = {"items": items, "users": users, "requests": requests}
+        raw = RawLog.open(spec, sources, tables, _Step("reading types of text files", None, on_progress), engine)
+        order = order_requests(raw, portion_rows, _Step("ordering requests", None, on_progress), engine)
+        fitted = _fit_days(order.days, fit_days)
         spooled = directory / "spool"
         spooled.mkdir()
-        portions = spool_log(raw, found, spooled, _Step("sorting rows", found.rows, on_progress), engine)
-        on_rows = _Step("fitting", found.rows, on_progress)
-        encoding, table = fit_portions(portions, found.portions, fitted_on, on_rows, engine)
+        log = spool_log(raw, order, spooled, _Step("sorting rows", order.rows, on_progress), engine)
+        on_rows = _Step("fitting", order.rows, on_progress)
+        encoding, table = fit_portions(log, order.portions, fitted, on_rows, engine)
         writer = LogWriter(directory, spec, encoding.features, _schema(raw))
-        on_rows = _Step("writing", found.rows, on_progress)
-        written = _write(_Assembly(portions, encoding, table, seed), found.portions, writer, on_rows, engine)
+        on_rows = _Step("writing", order.rows, on_progress)
+        counts, unknown = _write(_Assembly(log, encoding, table, seed), order.portions, writer, on_rows, engine)
         shutil.rmtree(spooled)
         vocabularies = {name: values.to_arrow() for name, values in encoding.vocabularies.items()}
-        on_file = _Step("checksums of files", sum(map(len, raw.sources.values())), on_progress)
-        made = about_rows(raw, found, encoding, written, seed=seed, fit_days=fitted_on, on_file=on_file, engine=engine)
+        on_file = _Step("checksums of files", sum(map(len, raw.files.values())), on_progress)
+        made = provenance(
+            raw, order, encoding, counts, unknown, seed=seed, fit_days=fitted, on_file=on_file, engine=engine
+        )
         writer.finish(table, vocabularies, {**made, **about})
     return ImpressionLog.load(out)
 
 
 class _Step:
-    """Tells how far a step is."""
+    """Reports the progress of one step."""
 
     def __init__(self, name: str, total: int | None, on_progress: OnProgress) -> None:
         self._name, self._total, self._on_progress = name, total, on_progress
@@ -130,9 +153,9 @@ def _schema(raw: RawLog) -> pa.Schema:
 
 
 class _Assembly(NamedTuple):
-    """What is needed to make impressions of a portion."""
+    """The inputs that all portions share when their impressions are made."""
 
-    portions: Portions
+    log: SpooledLog
     encoding: Encoding
     items: pa.Table
     seed: int
@@ -140,47 +163,51 @@ class _Assembly(NamedTuple):
 
 def _write(
     assembly: _Assembly, portions: Sequence[Portion], writer: LogWriter, on_rows: Report, engine: Engine
-) -> Written:
+) -> tuple[Counts, dict[Origin, int]]:
+    """Write all portions; return their counts, and for each table the number of keys that it does not have."""
     counts = Counts()
-    unknown: dict[Place, Collector] = {}
+    unknown: dict[Origin, IncrementalMerge] = {}
     with (
-        closing(_histories(assembly.portions, portions, engine)) as histories,
+        closing(_histories(assembly.log, portions, engine)) as histories,
         closing(engine.map(partial(_assemble, assembly), zip(portions, histories, strict=True), on_rows)) as assembled,
     ):
         for portion, (impressions, counted, keys) in zip(portions, assembled, strict=True):
             writer.write(portion.day, impressions)
             counts += counted
-            for place, some in keys.items():
-                unknown.setdefault(place, Collector(distinct)).add(some)
-    return Written(counts, {place: len(keys.result()) for place, keys in unknown.items()})
+            for origin, some in keys.items():
+                unknown.setdefault(origin, IncrementalMerge(distinct)).add(some)
+    return counts, {origin: len(keys.result()) for origin, keys in unknown.items()}
 
 
-def _histories(portions: Portions, parts: Sequence[Portion], engine: Engine) -> Generator[list[pl.Series]]:
-    """Of each portion the sequences that are made of what happened before."""
-    spec = portions.raw.spec
+def _histories(log: SpooledLog, portions: Sequence[Portion], engine: Engine) -> Generator[list[pl.Series]]:
+    """Yield for each portion the sequences that are made of earlier feedback."""
+    spec = log.raw.spec
     if not event_columns(spec):
-        yield from repeat([], len(parts))
+        yield from repeat([], len(portions))
         return
-    histories = Histories(spec)
-    with closing(engine.map(partial(_events, portions), parts)) as found:
+    histories = SequenceHistories(spec)
+    with closing(engine.map(partial(_events, log), portions)) as found:
         for events in found:
             yield histories.advance(events)
 
 
-def _events(portions: Portions, portion: Portion, report: Report) -> Events:
-    spec = portions.raw.spec
-    rows = portions.rows(portion.number, event_columns(spec))
-    return find_events(spec, rows, portions.first_rows(rows))
+def _events(log: SpooledLog, portion: Portion, report: Report) -> PortionEvents:
+    spec = log.raw.spec
+    rows = log.rows(portion.number, event_columns(spec))
+    return find_events(spec, rows, first_rows(rows))
 
 
 def _assemble(
     assembly: _Assembly, part: tuple[Portion, list[pl.Series]], report: Report
-) -> tuple[pa.Table, Counts, Unknown]:
-    (portion, histories), portions = part, assembly.portions
-    unknown: Unknown = {}
-    rows = portions.rows(portion.number, unknown=unknown)
-    extra = portions.sequences(portion.number, portions.first_rows(rows)).with_columns(histories)
-    assembled = assemble(rows, assembly.encoding, seed=assembly.seed, requests=extra, items=assembly.items)
-    ((_, impressions),) = assembled.days  # a portion is of one day
+) -> tuple[pa.Table, Counts, UnknownKeys]:
+    (portion, histories), log = part, assembly.log
+    unknown: UnknownKeys = {}
+    rows = log.rows(portion.number, unknown=unknown)
+    groups = log.group(rows, portion.day)
+    requests = log.sequences(portion.number, first_rows(rows)).with_columns(histories)
+    assembled = assemble(
+        rows, assembly.encoding, seed=assembly.seed, groups=groups, requests=requests, items=assembly.items
+    )
+    ((_, impressions),) = assembled.days  # a portion belongs to one day
     report(portion.rows)
     return impressions, assembled.counts, unknown

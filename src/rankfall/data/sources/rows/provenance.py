@@ -1,53 +1,57 @@
-"""What the manifest of a prepared log says about where it came from, and how it is summed up."""
+"""The provenance of a log that was prepared from rows, as it is stored in the manifest."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from datetime import date, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from rankfall._files import about_file
-from rankfall.data.impressions.assemble import column_of
-from rankfall.data.impressions.spec import Categorical
+from rankfall.data.impressions.spec import Categorical, column_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rankfall._engine import Engine, Report
     from rankfall.data.impressions.counts import Counts
     from rankfall.data.impressions.encoding import Encoding
-    from rankfall.data.impressions.log import ImpressionLog
-    from rankfall.data.sources.rows.columns import Place
+    from rankfall.data.sources.rows.columns import Origin
     from rankfall.data.sources.rows.raw_log import RawLog
-    from rankfall.data.sources.rows.request_order import Requests
-    from rankfall.data.sources.rows.row_files import Source
+    from rankfall.data.sources.rows.request_order import RequestOrder
+    from rankfall.data.sources.rows.row_files import RowFile
 
 
-class Written(NamedTuple):
-    """What became of the rows, and of each table the number of keys of the log that it does not have."""
-
-    counts: Counts
-    unknown: dict[Place, int]
-
-
-def about_rows(
+def provenance(
     raw: RawLog,
-    requests: Requests,
+    requests: RequestOrder,
     encoding: Encoding,
-    written: Written,
+    counts: Counts,
+    unknown: Mapping[Origin, int],
     *,
     seed: int,
     fit_days: Sequence[str],
     on_file: Report,
     engine: Engine,
 ) -> dict[str, Any]:
-    """How a log was made of rows, what came in and what became of it. `on_file` hears of each file that was read."""
-    with closing(engine.map(_file, (source for some in raw.sources.values() for source in some), on_file)) as found:
-        files = {place: [next(found) for _ in sources] for place, sources in raw.sources.items()}
-    logs, counts = files.pop("log"), written.counts
+    """Describe the sources of a log, the settings and fitted values of its preparation, and what became of the rows.
+
+    Args:
+        raw: The raw log.
+        requests: The order of its requests.
+        encoding: The fitted encoding.
+        counts: The counts of all portions.
+        unknown: For each table the number of keys of the log that it does not have.
+        seed: The seed of the sampler.
+        fit_days: The days that the encoding was fitted to.
+        on_file: Receives 1 for each file whose checksum was computed.
+        engine: Runs the work on the files.
+    """
+    with closing(engine.map(_about_file, (file for files in raw.files.values() for file in files), on_file)) as found:
+        files = {origin: [next(found) for _ in files] for origin, files in raw.files.items()}
+    logs = files.pop("log")
     return {
         "command": "prepare rows",
         "sources": [about | {"rows": rows} for about, rows in zip(logs, requests.rows_by_file, strict=True)],
@@ -59,57 +63,34 @@ def about_rows(
             for key, (mean, deviation) in encoding.scalings.items()
         },
         "edges": dict(encoding.edges),
-        "hashed": _hashed(raw),
+        "hashed": _hashed_types(raw),
         "counts": counts.to_json(),
         "dropped": {"beyond the sample": {name: counts.logged[name] - counts.kept[name] for name in counts.logged}},
         "unseen_shares": {name: unseen / counts.values[name] for name, unseen in counts.unseen.items() if unseen},
-        "unknown": written.unknown | ({"requests": requests.unknown} if "requests" in raw.sources else {}),
+        "unknown": {**unknown, **({"requests": requests.unknown} if "requests" in raw.files else {})},
         "unused_requests": requests.unused,
         "empty_days": [] if raw.spec.day is not None else _gaps(requests.days),
     }
 
 
-def _hashed(raw: RawLog) -> dict[str, str]:
-    """What hashes were made of: 7 and "7" have different ones, so whoever makes more of them has to know."""
+def _hashed_types(raw: RawLog) -> dict[str, str]:
+    """Return whether hashes were computed from text or numbers; 7 and "7" have different ones, also when serving."""
     found = {}
     for group, name, feature in raw.spec.features:
         if isinstance(feature, Categorical) and feature.hash_bucket_size is not None:
             column = column_of(raw.spec, name, feature)
-            is_text = raw.types[raw.places[column], column] == pl.String()
+            is_text = raw.types[raw.origins[column], column] == pl.String()
             found[f"{group}.{name}"] = "text" if is_text else "numbers"
     return found
 
 
-def _file(source: Source, report: Report) -> dict[str, Any]:
-    about = about_file(source.path)
+def _about_file(file: RowFile, report: Report) -> dict[str, Any]:
+    about = about_file(file.path)
     report(1)
     return about
 
 
 def _gaps(days: Sequence[str]) -> list[str]:
-    """Dates between the first and the last day on which nothing was logged."""
+    """Return the dates between the first and the last day that have no rows."""
     dates = [date.fromisoformat(day) for day in days]
     return [str(one + timedelta(n)) for one, other in pairwise(dates) for n in range(1, (other - one).days)]
-
-
-def stage_counts(log: ImpressionLog) -> pl.DataFrame:
-    """What the sampler did: for each stage the rows that were logged, those kept, and both for each request.
-
-    `short` is the number of requests that had fewer items of the stage than were asked for.
-    """
-    counts = log.manifest["about"]["counts"]
-    names = log.spec.stage_names
-    frame = pl.DataFrame(
-        {
-            "stage": names,
-            "sample": [stage.sample for stage in log.spec.stages],
-            **{what: [counts[what].get(name, 0) for name in names] for what in ("logged", "kept", "short")},
-        },
-        schema={"stage": pl.String, "sample": pl.Int64, "logged": pl.Int64, "kept": pl.Int64, "short": pl.Int64},
-    )
-    requests = max(counts["requests"], 1)
-    return frame.with_columns(
-        dropped=pl.col("logged") - pl.col("kept"),
-        logged_per_request=pl.col("logged") / requests,
-        kept_per_request=pl.col("kept") / requests,
-    )

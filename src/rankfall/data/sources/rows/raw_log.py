@@ -1,4 +1,4 @@
-"""A raw log: files of rows and tables to join, behind one set of typed columns."""
+"""A raw log: files of rows and tables to join, with one type per column over all files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rankfall.data.sources.rows.column_types import (
     to_type,
     used_type,
 )
-from rankfall.data.sources.rows.columns import Place, locate, shared_ids, uses
-from rankfall.data.sources.rows.row_files import Source, find_sources
+from rankfall.data.sources.rows.columns import Origin, column_uses, columns_sharing_ids, find_origins
+from rankfall.data.sources.rows.row_files import RowFile, find_row_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,169 +30,193 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.spec import Spec
     from rankfall.data.sources.rows.columns import Role
 
-    Types = dict[tuple[Place, str], pl.DataType]
+    Types = dict[tuple[Origin, str], pl.DataType]
 
-_PART_BYTES = 2**25  # of files that are worked on together
+_PART_BYTES = 2**25  # of files that are processed together
 
 
-class Batch(NamedTuple):
-    """Some rows of a file, the first of which has the number `start`."""
+class RowBatch(NamedTuple):
+    """Consecutive rows of a file; `start` is the index of the first one."""
 
-    source: Source
+    file: RowFile
     start: int
     rows: pl.DataFrame
 
-    def refuse_nulls(self, column: str) -> None:
-        """An error if the column has a row without a value."""
+    def check_not_null(self, column: str) -> None:
+        """Raise an error that names the file and the row if the column has a null."""
         values = self.rows[column]
         if values.has_nulls():
             row = self.start + int(values.is_null().arg_max() or 0)
-            raise ValueError(f"{self.source.path}: column {column!r}: found nothing in row {row + 1}")
+            raise ValueError(f"{self.file.path}: column {column!r}: found no value in row {row + 1}")
 
 
 @dataclass(frozen=True)
 class RawLog:
-    """The files of a log, and for each of the columns that are needed its place and its type."""
+    """The files of a log, and the origin and type of each column that its description needs."""
 
     spec: Spec
-    sources: dict[Place, list[Source]]
-    places: dict[str, Place]
+    files: dict[Origin, list[RowFile]]
+    origins: dict[str, Origin]
     types: Types
 
     @classmethod
     def open(
         cls,
         spec: Spec,
-        sources: Sequence[Path | Source],
-        tables: Mapping[Place, Path | None],
+        sources: Sequence[Path | RowFile],
+        tables: Mapping[Origin, Path | None],
         on_text: Report,
         engine: Engine,
     ) -> RawLog:
-        """Find every column and its type. Text is read for that; `on_text` hears how many rows were."""
-        files: dict[Place, list[Source]] = {"log": find_sources(sources)}
-        for place, path in tables.items():
+        """Find the files, and the origin and type of every column.
+
+        Args:
+            spec: The description of the log.
+            sources: Files or directories with the rows of the log.
+            tables: The files of the tables that are joined.
+            on_text: Receives the number of rows of text files that were read to find their types.
+            engine: Runs the work on the files.
+
+        Raises:
+            ValueError: If a file cannot be read, or a column is missing or has values of a wrong type.
+        """
+        files: dict[Origin, list[RowFile]] = {"log": find_row_files(sources)}
+        for origin, path in tables.items():
             if path is not None:
-                files[place] = find_sources([path])
-        headers = {place: [source.columns() for source in found] for place, found in files.items()}
-        found = {
-            place: list(dict.fromkeys(name for header in some for name in header)) for place, some in headers.items()
+                files[origin] = find_row_files([path])
+        headers = {origin: [file.columns() for file in found] for origin, found in files.items()}
+        columns = {
+            origin: list(dict.fromkeys(name for header in some for name in header)) for origin, some in headers.items()
         }
-        names = {place: str(found_files[0].path) for place, found_files in files.items()}
-        places = locate(spec, found, names)
-        log = cls(spec, files, places, {})
-        for place in files:
-            log._check_columns(place, headers[place])
+        names = {origin: str(found[0].path) for origin, found in files.items()}
+        log = cls(spec, files, find_origins(spec, columns, names), {})
+        for origin in files:
+            log._check_columns(origin, headers[origin])
         log._decide_types(headers, on_text, engine)
         return log
 
-    def key(self, place: Place) -> str:
-        """The column that tells which row of a table, or which request of the log, something belongs to."""
-        keys: dict[Place, str | None] = {"items": self.spec.item, "users": self.spec.user}
-        key = keys.get(place, self.spec.request)
+    def key(self, origin: Origin) -> str:
+        """Return the column by which the rows of a table are joined; for the log, the column of the request."""
+        keys: dict[Origin, str | None] = {"items": self.spec.item, "users": self.spec.user}
+        key = keys.get(origin, self.spec.request)
         if key is None:
-            raise ValueError(f"{place}: the description names no column `user` by which they could be found")
+            raise ValueError(f"{origin}: the description has no `user`, the column by which this table is joined")
         return key
 
-    def columns(self, place: Place) -> list[str]:
-        """The columns that are taken from there, the key first."""
-        key = self.key(place)
-        return [key] + [column for column, where in self.places.items() if where == place and column != key]
+    def columns(self, origin: Origin) -> list[str]:
+        """Return the columns that are read from there, the key first."""
+        key = self.key(origin)
+        return [key] + [column for column, found in self.origins.items() if found == origin and column != key]
 
-    def parts(self, place: Place) -> list[list[Source]]:
-        """The files of the log or of a table, small ones together."""
-        parts: list[list[Source]] = []
+    def parts(self, origin: Origin) -> list[list[RowFile]]:
+        """Return the files of the log or of a table in groups, small files together."""
+        parts: list[list[RowFile]] = []
         size = _PART_BYTES
-        for source in self.sources[place]:
+        for file in self.files[origin]:
             if size >= _PART_BYTES:
                 parts.append([])
                 size = 0
-            parts[-1].append(source)
-            size += source.path.stat().st_size
+            parts[-1].append(file)
+            size += file.path.stat().st_size
         return parts
 
-    def batches(self, place: Place, columns: Sequence[str], sources: Sequence[Source] | None = None) -> Iterator[Batch]:
-        """The rows of the log or of a table, in their types; of all its files or of these."""
-        for source in self.sources[place] if sources is None else sources:
+    def batches(
+        self, origin: Origin, columns: Sequence[str], files: Sequence[RowFile] | None = None
+    ) -> Iterator[RowBatch]:
+        """Iterate over the rows of the log or of a table, with typed columns.
+
+        Args:
+            origin: The log or one of its tables.
+            columns: The columns to read.
+            files: The files to read; by default all of them.
+        """
+        for file in self.files[origin] if files is None else files:
             start = 0
-            for frame in source.batches(columns):
-                yield Batch(source, start, frame.select(self._typed(place, frame[name], source) for name in columns))
+            for frame in file.batches(columns):
+                typed = frame.select(self._typed(origin, frame[name], file) for name in columns)
+                yield RowBatch(file, start, typed)
                 start += len(frame)
 
-    def table(self, place: Place, columns: Sequence[str]) -> pl.DataFrame:
-        """Those columns of a table, the key among them, which must have every key once."""
-        key = self.key(place)
-        rows = [pl.DataFrame(schema={name: self.types[place, name] for name in columns})]
-        for batch in self.batches(place, columns):
-            batch.refuse_nulls(key)
+    def table(self, origin: Origin, columns: Sequence[str]) -> pl.DataFrame:
+        """Read columns of a table, the key among them.
+
+        Raises:
+            ValueError: If a key is missing or occurs twice.
+        """
+        key = self.key(origin)
+        rows = [pl.DataFrame(schema={name: self.types[origin, name] for name in columns})]
+        for batch in self.batches(origin, columns):
+            batch.check_not_null(key)
             rows.append(batch.rows)
         table = pl.concat(rows)
-        if (again := table[key].is_duplicated()).any():
-            path = self.sources[place][0].path
-            raise ValueError(f"{path}: {key} {table[key].filter(again).min()!r} stands there twice")
+        if (repeated := table[key].is_duplicated()).any():
+            path = self.files[origin][0].path
+            raise ValueError(f"{path}: {key} {table[key].filter(repeated).min()!r} occurs twice")
         return table
 
-    def _typed(self, place: Place, values: pl.Series, source: Source) -> pl.Series:
-        with _naming(str(source.path)):
-            return to_type(values, self.types[place, values.name], self.spec.zone)
+    def _typed(self, origin: Origin, values: pl.Series, file: RowFile) -> pl.Series:
+        with _prefixing(str(file.path)):
+            return to_type(values, self.types[origin, values.name], self.spec.zone)
 
-    def _check_columns(self, place: Place, headers: Sequence[Mapping[str, pl.DataType]]) -> None:
-        for source, header in zip(self.sources[place], headers, strict=True):
-            for column in self.columns(place):
+    def _check_columns(self, origin: Origin, headers: Sequence[Mapping[str, pl.DataType]]) -> None:
+        for file, header in zip(self.files[origin], headers, strict=True):
+            for column in self.columns(origin):
                 if column not in header:
                     raise ValueError(
-                        f"{source.path}: there is no column {column!r}{did_you_mean(column, header)}; "
-                        f"there are {', '.join(header)}"
+                        f"{file.path}: found no column {column!r}{did_you_mean(column, header)}; "
+                        f"the columns are {', '.join(header)}"
                     )
 
     # --- types ---
 
     def _decide_types(
-        self, headers: Mapping[Place, Sequence[Mapping[str, pl.DataType]]], on_text: Report, engine: Engine
+        self, headers: Mapping[Origin, Sequence[Mapping[str, pl.DataType]]], on_text: Report, engine: Engine
     ) -> None:
         roles: dict[str, set[Role]] = {}
-        for use in uses(self.spec):
+        for use in column_uses(self.spec):
             roles.setdefault(use.column, set()).add(use.role)
-        for place, sources in self.sources.items():
-            columns = self.columns(place)
-            kinds = self._text_types(place, {column: roles[column] for column in columns}, on_text, engine)
-            for source, header in zip(sources, headers[place], strict=True):
-                for column in columns if not source.is_text else []:
-                    with _naming(f"{source.path}: column {column!r}"):
+        for origin, files in self.files.items():
+            columns = self.columns(origin)
+            kinds = self._text_types(origin, {column: roles[column] for column in columns}, on_text, engine)
+            for file, header in zip(files, headers[origin], strict=True):
+                for column in columns if not file.is_text else []:
+                    with _prefixing(f"{file.path}: column {column!r}"):
                         kinds[column] = joint_type([kinds[column], plain_type(header[column])])
-            self.types.update({(place, column): kind for column, kind in kinds.items()})
+            self.types.update({(origin, column): kind for column, kind in kinds.items()})
         self._unify()
-        for (place, column), kind in self.types.items():
-            with _naming(f"column {column!r}"):
-                self.types[place, column] = used_type(kind, roles[column])
+        for (origin, column), kind in self.types.items():
+            with _prefixing(f"column {column!r}"):
+                self.types[origin, column] = used_type(kind, roles[column])
 
     def _text_types(
-        self, place: Place, roles: Mapping[str, set[Role]], on_text: Report, engine: Engine
+        self, origin: Origin, roles: Mapping[str, set[Role]], on_text: Report, engine: Engine
     ) -> dict[str, pl.DataType]:
         kinds: dict[str, pl.DataType] = dict.fromkeys(roles, pl.Null())
-        texts = [text for part in self.parts(place) if (text := [source for source in part if source.is_text])]
+        texts = [text for part in self.parts(origin) if (text := [file for file in part if file.is_text])]
         with closing(engine.map(partial(_types_of_text, roles), texts, on_text)) as found:
             for some in found:
                 kinds = {column: joint_text_type(kinds[column], some[column]) for column in kinds}
         return kinds
 
     def _unify(self) -> None:
-        """Keys have one type in the log and in tables, and so have values that get their ids in one table."""
-        groups = [{(place, self.key(place)), (self.places[self.key(place)], self.key(place))} for place in self.sources]
-        groups += [{(self.places[column], column) for column in columns} for columns in shared_ids(self.spec)]
-        for _ in groups:  # a column may be in several of them
+        """Give keys one type in the log and in tables, and values one type that share an embedding table."""
+        keys = {origin: self.key(origin) for origin in self.files}
+        groups = [{(origin, key), (self.origins[key], key)} for origin, key in keys.items()]
+        groups += [{(self.origins[column], column) for column in columns} for columns in columns_sharing_ids(self.spec)]
+        for _ in groups:  # a column may be in several groups, so types propagate step by step
             for group in groups:
-                with _naming(f"column {' and '.join(sorted({column for _, column in group}))}"):
+                with _prefixing(f"column {' and '.join(sorted({column for _, column in group}))}"):
                     joint = joint_type(element_type(self.types[which]) for which in sorted(group))
                 for which in group:
                     is_list = isinstance(self.types[which], pl.List)
                     self.types[which] = pl.List(joint) if is_list else joint
 
 
-def _types_of_text(roles: Mapping[str, set[Role]], sources: Sequence[Source], report: Report) -> dict[str, pl.DataType]:
-    """The narrowest type of each column in files of text."""
+def _types_of_text(roles: Mapping[str, set[Role]], files: Sequence[RowFile], report: Report) -> dict[str, pl.DataType]:
+    """Return the narrowest type of each column in text files."""
     kinds: dict[str, pl.DataType] = dict.fromkeys(roles, pl.Null())
-    for source in sources:
-        for frame in source.batches(list(roles)):
+    for file in files:
+        for frame in file.batches(list(roles)):
             for column in roles:
                 kinds[column] = text_type(frame[column], kinds[column], roles[column])
             report(len(frame))
@@ -200,8 +224,8 @@ def _types_of_text(roles: Mapping[str, set[Role]], sources: Sequence[Source], re
 
 
 @contextmanager
-def _naming(where: str) -> Iterator[None]:
-    """Say where it is that something is wrong."""
+def _prefixing(where: str) -> Iterator[None]:
+    """Add a prefix to the messages of errors."""
     try:
         yield
     except ValueError as error:

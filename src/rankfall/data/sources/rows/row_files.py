@@ -1,4 +1,4 @@
-"""The files of a raw log, read a bounded number of rows at a time."""
+"""The files of a raw log (CSV, Parquet, Arrow), read a bounded number of rows at a time."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _BLOCK_BYTES = 2**24  # of text, which is read in whole lines
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """One file. Columns of text are read as strings; what they mean is decided over all files together."""
+class RowFile:
+    """One file of rows. Columns of text files are strings; their types are decided over all files together."""
 
     path: Path
 
     @property
     def is_text(self) -> bool:
-        """Whether the file says nothing about the types of its columns."""
+        """Whether the file is text, which has no column types."""
         return self.path.name.endswith((".csv", ".csv.gz"))
 
     def columns(self) -> dict[str, pl.DataType]:
-        """The names and types of the columns."""
-        with _naming(self.path):
+        """Return the names and types of the columns."""
+        with _naming_file(self.path):
             if self.is_text:
                 return dict.fromkeys(self._header(), pl.String())
             schema = pa_parquet.read_schema(self.path) if self._is_parquet else self._ipc([]).schema
@@ -42,8 +42,8 @@ class Source:
             return dict(empty.schema)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-        """The rows of the file, those columns alone."""
-        with _naming(self.path):
+        """Iterate over the rows of the file, restricted to these columns."""
+        with _naming_file(self.path):
             for batch in self._arrow_batches(list(columns)):
                 frame = pl.from_arrow(batch)
                 assert isinstance(frame, pl.DataFrame)
@@ -63,17 +63,17 @@ class Source:
             reader = self._ipc(columns)
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
-                batch.validate(full=True)  # offsets of strings that lead nowhere would crash, not raise
+                batch.validate(full=True)  # invalid string offsets would crash the process instead of raising
                 for start in range(0, len(batch), BATCH_ROWS):
                     yield batch.slice(start, BATCH_ROWS)
 
     def _ipc(self, columns: list[str]) -> Any:
         file = pa.memory_map(str(self.path))
-        everything = pa.ipc.open_file(file)
+        reader = pa.ipc.open_file(file)
         if not columns:
-            return everything
-        chosen = [everything.schema.get_field_index(name) for name in columns]
-        return pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=chosen))
+            return reader
+        indices = [reader.schema.get_field_index(name) for name in columns]
+        return pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=indices))
 
     def _csv(self, columns: list[str] | None) -> Any:
         stream = pa.input_stream(str(self.path), compression="detect")
@@ -93,16 +93,24 @@ class Source:
         names: list[str] = self._csv(None).schema.names
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"{self.path}: the column {name!r} stands twice")
+                raise ValueError(f"{self.path}: the column {name!r} occurs twice")
         return names
 
 
-def find_sources(paths: Sequence[Path | Source]) -> list[Source]:
-    """The files, and those of known suffix inside directories, by name; sources stay what they are."""
+def find_row_files(paths: Sequence[Path | RowFile]) -> list[RowFile]:
+    """Return the files among `paths` and in the directories among them.
+
+    Args:
+        paths: Files, directories that are searched for files with a known suffix, and row files, which are returned
+            unchanged.
+
+    Raises:
+        ValueError: If a file does not exist, has an unknown suffix or is given twice, or if a directory has no file.
+    """
     found: list[Path] = []
-    given: dict[Path, Source] = {}
+    given: dict[Path, RowFile] = {}
     for path in paths:
-        if isinstance(path, Source):
+        if isinstance(path, RowFile):
             given[path.path] = path
             found.append(path.path)
         elif path.is_dir():
@@ -118,12 +126,12 @@ def find_sources(paths: Sequence[Path | Source]) -> list[Source]:
         if path.resolve() in seen:
             raise ValueError(f"{path} is given twice")
         seen.add(path.resolve())
-    return [given.get(path, Source(path)) for path in found]
+    return [given.get(path, RowFile(path)) for path in found]
 
 
 def _check_file(path: Path) -> None:
     if not path.exists():
-        raise ValueError(f"{path} is not there")
+        raise ValueError(f"{path} does not exist")
     if not _is_known(path):
         raise ValueError(f"{path}: found {path.suffix or 'no suffix'!r}, expected one of {', '.join(SUFFIXES)}")
 
@@ -133,14 +141,14 @@ def _is_known(path: Path) -> bool:
 
 
 def _is_visible(file: Path, directory: Path) -> bool:
-    """Other programs leave marks and checksums beside their data under names that start so."""
+    """Return whether a file is data; other programs write markers and checksums under names with ``.`` or ``_``."""
     return not any(part.startswith((".", "_")) for part in file.relative_to(directory).parts)
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Say which file it is that cannot be read."""
+def _naming_file(path: Path) -> Iterator[None]:
+    """Add the file to errors of the libraries that read it."""
     try:
         yield
     except (pa.ArrowException, pl.exceptions.PolarsError, OSError) as error:
-        raise ValueError(f"{path} is damaged, cut off or not what its name says ({error})") from None
+        raise ValueError(f"{path} is damaged, truncated or not of the type of its suffix ({error})") from None

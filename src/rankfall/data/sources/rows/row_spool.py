@@ -1,4 +1,4 @@
-"""Rows on disk, by portions: written in the order of the source, read a portion at a time."""
+"""Rows on disk by portion: written in the order of the source, read one portion at a time."""
 
 from __future__ import annotations
 
@@ -19,30 +19,34 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Spool:
-    """One file of pieces, each of which belongs to a portion. Nothing but where the pieces are is in memory."""
+class RowSpool:
+    """A file of pieces, each with rows of one portion. Only the index of the pieces is in memory."""
 
     path: Path
     columns: list[str]
-    pieces: NDArray[np.int64]  # by portion
-    portions: NDArray[np.int64]  # of each of them
+    pieces: NDArray[np.int64]  # record batches of the file, sorted by portion
+    portions: NDArray[np.int64]  # the portion of each of them
 
     def read(self, portion: int, columns: Sequence[str]) -> list[pa.RecordBatch]:
-        """Those columns of the rows of a portion, in no particular order."""
+        """Read columns of the rows of a portion, in no particular order."""
         first, last = np.searchsorted(self.portions, [portion, portion + 1])
         if first == last:
             return []
         chosen = [self.columns.index(name) for name in columns]
-        # read, not mapped: what is mapped stays in memory as long as there is some
+        # read instead of mapped: mapped pages would stay in memory as long as there is free memory
         with pa.OSFile(str(self.path), "rb") as file:
             reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=chosen))
             return [reader.get_batch(number).select(list(columns)) for number in self.pieces[first:last].tolist()]
 
 
-def write_spool(directory: Path, batches: Iterable[pl.DataFrame], portion: str) -> Spool:
-    """Write rows, whose portion the column `portion` tells; that column is not kept.
+def write_spool(directory: Path, batches: Iterable[pl.DataFrame], portion: str) -> RowSpool:
+    """Write rows to a new file.
 
-    Whoever does it once more, since a process died, writes another file.
+    Args:
+        directory: Where the file is written. Its name is unique, so work that is repeated after a crash does not
+            overwrite it.
+        batches: The rows.
+        portion: The column with the portion of each row, which is not written.
     """
     path = directory / f"{uuid.uuid4().hex}.spool"
     columns: list[str] = []
@@ -57,14 +61,14 @@ def write_spool(directory: Path, batches: Iterable[pl.DataFrame], portion: str) 
             table = rows.drop(portion).rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
             if writer is None:
                 columns = table.column_names
-                packed = pa.ipc.IpcWriteOptions(compression="lz4")
-                writer = stack.enter_context(pa.ipc.new_file(file, table.schema, options=packed))
+                options = pa.ipc.IpcWriteOptions(compression="lz4")
+                writer = stack.enter_context(pa.ipc.new_file(file, table.schema, options=options))
             start = 0
             for number, length in zip(runs["value"].to_list(), runs["len"].to_list(), strict=True):
-                # a piece is one record batch, since `table` is in one chunk
+                # `table` is in one chunk, so each piece becomes one record batch
                 writer.write_table(table.slice(start, length))
                 portions.append(number)
                 start += length
     of_piece = np.array(portions, np.int64)
     pieces = np.argsort(of_piece, kind="stable")
-    return Spool(path, columns, pieces, of_piece[pieces])
+    return RowSpool(path, columns, pieces, of_piece[pieces])

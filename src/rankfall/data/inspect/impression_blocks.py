@@ -1,4 +1,4 @@
-"""The impressions of a mapped file, a block at a time, as arrays that are copied only where a block is damaged."""
+"""The impressions of a mapped file as arrays, one block at a time; only damaged blocks are copied."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from rankfall.data.impressions.log import check_no_nulls, impression_schema
+from rankfall.data.impressions.schema import check_no_nulls, check_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.spec import Spec
 
 
-class Block:
-    """Impressions whose lists agree in length, as arrays."""
+class ImpressionBlock:
+    """Impressions with lists of consistent lengths, as arrays."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.batch = batch
@@ -30,11 +30,11 @@ class Block:
         return len(self.batch)
 
     def values(self, column: str) -> NDArray[Any]:
-        """The values of a column, those of all its lists one after the other; (n, size) if they are vectors."""
+        """Return the values of a column, flattened over lists; (n, size) for vectors."""
         return flat(self.batch[column])
 
     def lengths(self, column: str) -> NDArray[np.int64]:
-        """The length of each list of a column."""
+        """Return the length of each list of a column."""
         return _lengths(self.batch[column])
 
     @cached_property
@@ -54,55 +54,47 @@ class Block:
         return above
 
     def per_impression(self, marked: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """How many of the items of each impression are marked."""
+        """Return the number of marked items of each impression."""
         ends = np.cumsum(self.item_counts)
         sums = np.concatenate([[0], np.cumsum(marked)])
         counts: NDArray[np.int64] = sums[ends] - sums[ends - self.item_counts]
         return counts
 
 
-def read_blocks(day: Day, spec: Spec) -> Iterator[tuple[Block, int]]:
-    """The blocks of a day, each with the number of impressions left out of it because their lists disagree."""
-    path = day.path / "impressions.arrow"
+def read_blocks(day: Day, spec: Spec) -> Iterator[tuple[ImpressionBlock, int]]:
+    """Iterate over the blocks of a day.
+
+    Yields:
+        A block, and the number of impressions left out of it because their lists have different lengths.
+
+    Raises:
+        ValueError: If the file does not match the spec of the log, or is damaged.
+    """
     table = day.table()
-    _check_columns(table.schema, spec, str(path))
+    check_schema(table.schema, spec, f"path: {day.file}")
     if len(table) != len(day):
-        raise ValueError(f"path: {path} has {len(table):,} impressions, its manifest says {len(day):,}")
+        raise ValueError(f"path: {day.file} has {len(table):,} impressions, its manifest states {len(day):,}")
     groups = _lists_of_one_length(table.schema)
     for batch in table.to_batches():
-        _check_content(batch, str(path))
+        _check_content(batch, str(day.file))
         even = _even(batch, groups)
         uneven = len(batch) - int(np.count_nonzero(even))
-        yield Block(batch.filter(pa.array(even)) if uneven else batch), uneven
-
-
-def _check_columns(found: pa.Schema, spec: Spec, path: str) -> None:
-    expected = impression_schema(
-        spec,
-        request=found.field("request").type if "request" in found.names else pa.int64(),
-    )
-    for field in expected:
-        if field.name not in found.names:
-            raise ValueError(f"path: {path} has no column {field.name!r}, which its description names")
-        if found.field(field.name).type != field.type:
-            raise ValueError(
-                f"path: {path}: column {field.name!r} is {found.field(field.name).type}, expected {field.type}"
-            )
+        yield ImpressionBlock(batch.filter(pa.array(even)) if uneven else batch), uneven
 
 
 def _check_content(batch: pa.RecordBatch, path: str) -> None:
     try:
-        batch.validate(full=True)  # offsets that point beyond the file must not be followed
+        batch.validate(full=True)  # invalid offsets must not be dereferenced
     except pa.ArrowInvalid as error:
         raise ValueError(f"path: {path} is damaged ({error})") from None
     check_no_nulls(batch, f"path: {path}")
 
 
 def _lists_of_one_length(schema: pa.Schema) -> list[list[str]]:
-    """Columns by what their lists belong to: the items of an impression, or the events of a sequence."""
+    """Group columns whose lists must have equal lengths: those of items, and those of each sequence."""
     groups: dict[str, list[str]] = {}
     for field in schema:
-        if pa.types.is_list(field.type) and field.name != "left_out":  # which has other items
+        if pa.types.is_list(field.type) and field.name != "left_out":  # its items are not the candidates
             of = field.name.split(".")[1] if field.name.startswith("sequence.") else ""
             groups.setdefault(of, []).append(field.name)
     return list(groups.values())
@@ -123,7 +115,7 @@ def _lengths(lists: pa.Array) -> NDArray[np.int64]:
 
 
 def flat(values: pa.Array) -> NDArray[Any]:
-    """The values of an Arrow array, those of lists one after the other; (n, size) if they are vectors."""
+    """Return the values of an Arrow array, flattened over lists; (n, size) for vectors."""
     if pa.types.is_list(values.type):
         values = values.flatten()
     if pa.types.is_fixed_size_list(values.type):

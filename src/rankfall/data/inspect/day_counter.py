@@ -1,4 +1,4 @@
-"""Counting the impressions of a day."""
+"""Counters of the impressions of a day and of the whole log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankfall.data.impressions.spec import FIRST_KNOWN
-from rankfall.data.inspect.count import Histogram, ItemCounter, LengthCounter, counters
+from rankfall.data.inspect.counters import Histogram, ItemCounter, LengthCounter, counters
 from rankfall.data.inspect.figures import DayFigures, SequenceFigures, StageFigures, ValueCounts
 
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from rankfall.data.impressions.log import ImpressionLog
     from rankfall.data.impressions.spec import Sequence
-    from rankfall.data.inspect.block import Block
+    from rankfall.data.inspect.impression_blocks import ImpressionBlock
 
-NEGATIVES = -1  # the depth of items drawn at random
+NEGATIVES = -1  # the depth of random negatives
 
 
 class LogCounter:
-    """What is counted over all days."""
+    """The counters that cover all days."""
 
     def __init__(self, log: ImpressionLog) -> None:
         self.log = log
@@ -33,7 +33,7 @@ class LogCounter:
 
 
 class SequenceCounter:
-    """ValueCounts the lengths of a sequence, and how often its newest event is what the request asks about."""
+    """Counts the lengths of a sequence, and how often its newest event is a relevant item of the request."""
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
@@ -41,8 +41,8 @@ class SequenceCounter:
         self._compared = 0
         self._same = dict.fromkeys(sequence.features, 0)
 
-    def add(self, block: Block) -> None:
-        """Compare the newest events of some impressions with their relevant items."""
+    def add(self, block: ImpressionBlock) -> None:
+        """Compare the newest events of a block with its relevant items."""
         lengths = block.lengths(self._column(self.sequence.features[0]))
         compared = (lengths > 0) & (block.per_impression(block.relevant) > 0)
         self._compared += int(np.count_nonzero(compared))
@@ -54,7 +54,7 @@ class SequenceCounter:
             self._same[feature] += int(np.count_nonzero(block.per_impression(same)))
 
     def figures(self) -> SequenceFigures:
-        """What was found in all that was added."""
+        """Return the figures of everything added."""
         return SequenceFigures(
             self.sequence.name,
             self.sequence.max_length,
@@ -67,7 +67,7 @@ class SequenceCounter:
 
 
 class DayCounter:
-    """ValueCounts the impressions of one day, and adds them to what is counted over all days."""
+    """Counts the impressions of one day, and updates the counters of the log."""
 
     def __init__(self, whole: LogCounter) -> None:
         self._whole = whole
@@ -84,8 +84,8 @@ class DayCounter:
         self._last: int | None = None
         self._previous: int | None = None
 
-    def add(self, block: Block, uneven: int) -> None:
-        """Count some impressions; `uneven` ones of their block were left out."""
+    def add(self, block: ImpressionBlock, uneven: int) -> None:
+        """Count a block; `uneven` impressions were left out of it."""
         self._number["uneven"] += uneven
         self._lengths.add(block.item_counts)
         self._add_times(block)
@@ -104,7 +104,7 @@ class DayCounter:
             sequence.lengths.add(lengths)
             sequence.add(block)
 
-    def _add_times(self, block: Block) -> None:
+    def _add_times(self, block: ImpressionBlock) -> None:
         times = block.values("time")
         if not times.size:
             return
@@ -115,14 +115,14 @@ class DayCounter:
         self._first = first if self._first is None else min(self._first, first)
         self._last = last if self._last is None else max(self._last, last)
 
-    def _add_items(self, block: Block) -> None:
+    def _add_items(self, block: ImpressionBlock) -> None:
         items = block.values("item")
         self._number["items"] += items.size
         self._number["unknown_items"] += self._whole.items.add(items)
         together = np.sort(block.owner << 32 | items.view(np.uint32))
         self._number["repeated_items"] += int(np.count_nonzero(together[1:] == together[:-1]))
 
-    def _add_stages(self, block: Block) -> None:
+    def _add_stages(self, block: ImpressionBlock) -> None:
         stages = len(self._samples)
         place = block.values("depth").astype(np.int64) - NEGATIVES
         owner, relevant = block.owner, block.relevant
@@ -136,7 +136,7 @@ class DayCounter:
         self._empty += (counts == 0).sum(axis=0)
         self._short += (counts < self._samples).sum(axis=0)
 
-    def _add_relevance(self, block: Block) -> None:
+    def _add_relevance(self, block: ImpressionBlock) -> None:
         relevant = block.per_impression(block.relevant)
         self._number["relevant"] += int(relevant.sum())
         self._number["without_relevant"] += int(np.count_nonzero((relevant == 0) & (block.item_counts > 0)))
@@ -148,7 +148,7 @@ class DayCounter:
         self._number["wrong_grades"] += _impressions_with_wrong_grades(block.owner, depth, block.values("grade"))
 
     def figures(self, name: str, repeated_requests: int) -> DayFigures:
-        """What was found in all that was added."""
+        """Return the figures of everything added."""
         number = self._number
         return DayFigures(
             name=name,
@@ -185,10 +185,10 @@ class DayCounter:
 
 
 def _impressions_with_wrong_grades(owner: NDArray[np.int64], depth: NDArray[np.int8], grade: NDArray[np.int32]) -> int:
-    """How many impressions have an item graded no better than one of a shallower stage."""
+    """Return the number of impressions in which an item is graded no better than one of a shallower stage."""
     stage = owner << 8 | (depth.astype(np.int64) + 128)
-    # sorted by impression, depth and grade it is enough to look at neighbours: the worst of a stage comes after the
-    # best of the stage before
+    # sorted by impression, depth and grade, comparing neighbours is enough: the worst item of a stage follows the best
+    # of the stage before
     together = np.sort(stage << 32 | (grade.astype(np.int64) + 2**31))
     stage, grade_of = together >> 32, together & (2**32 - 1)
     deeper = (stage[1:] >> 8 == stage[:-1] >> 8) & (stage[1:] != stage[:-1])

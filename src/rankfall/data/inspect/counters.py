@@ -1,4 +1,4 @@
-"""Counting: small sums that grow with the blocks of a log, in memory that does not."""
+"""Counters that blocks of a log are added to, in memory that does not grow with the log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import polars as pl
 
 from rankfall.data.impressions.hashing import hash_values
 from rankfall.data.impressions.spec import FIRST_KNOWN, MISSING, UNSEEN, Categorical
-from rankfall.data.inspect.block import flat
 from rankfall.data.inspect.figures import (
     Bin,
     IdFigures,
@@ -18,7 +17,8 @@ from rankfall.data.inspect.figures import (
     NumberFigures,
     ValueCounts,
 )
-from rankfall.data.lists.ranking_data import Moments
+from rankfall.data.inspect.impression_blocks import flat
+from rankfall.data.moments import Moments
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from rankfall.data.impressions.log import Day, ImpressionLog
     from rankfall.data.impressions.spec import Feature, Spec
-    from rankfall.data.inspect.block import Block
+    from rankfall.data.inspect.impression_blocks import ImpressionBlock
 
-BINS = 20  # of a histogram
-VALUES_HELD = 1000  # different ones, before they are put into bins
-REQUESTS_AT_ONCE = 2**22  # whose hashes are held to find those that occur twice
+BINS = 20  # per histogram
+VALUES_HELD = 1000  # different values that are counted individually
+REQUESTS_AT_ONCE = 2**22  # request hashes in memory while searching for duplicates
 ITEMS_AT_ONCE = 2**18
 
 
@@ -39,7 +39,7 @@ ITEMS_AT_ONCE = 2**18
 
 
 class IdCounter:
-    """ValueCounts the ids of one column."""
+    """Counts the ids of one column."""
 
     def __init__(self, column: str, feature: Feature, *, hashed: bool) -> None:
         self.column = column
@@ -48,11 +48,11 @@ class IdCounter:
         self._occurs = np.zeros(feature.rows, np.bool_)
 
     def add(self, ids: NDArray[np.int32]) -> ValueCounts:
-        """Count some ids; the answer is about these alone."""
+        """Count some ids and return their counts only."""
         values = ids.size
         if values and (ids.min() < 0 or ids.max() >= self.feature.rows):
             ids = ids[(ids >= 0) & (ids < self.feature.rows)]
-        if not self._occurs[FIRST_KNOWN:].all():  # in small tables all do before long
+        if not self._occurs[FIRST_KNOWN:].all():  # small tables are soon complete
             self._occurs[ids] = True
         return ValueCounts(
             values,
@@ -62,7 +62,7 @@ class IdCounter:
         )
 
     def figures(self, counts: ValueCounts) -> IdFigures:
-        """What was found in all that was added, of which these are the counts."""
+        """Return the figures of all ids added, given their total counts."""
         return IdFigures(
             column=self.column,
             table=self.feature.embedding or "",
@@ -74,7 +74,7 @@ class IdCounter:
 
 
 class NumberCounter:
-    """ValueCounts the numbers of one column, or the vectors of `size` numbers."""
+    """Counts the numbers of one column, or the vectors of `size` numbers."""
 
     def __init__(self, column: str, size: int = 1) -> None:
         self.column = column
@@ -84,7 +84,7 @@ class NumberCounter:
         self._high = np.full(size, -np.inf)
 
     def add(self, numbers: NDArray[np.float32]) -> ValueCounts:
-        """Count some numbers; the answer is about these alone."""
+        """Count some numbers and return their counts only."""
         rows = numbers.reshape(-1, self.size)
         finite = np.isfinite(rows).all(axis=1)
         whole = rows if finite.all() else rows[finite]
@@ -94,9 +94,9 @@ class NumberCounter:
         return ValueCounts(len(rows), missing=len(rows) - len(whole))
 
     def figures(self, counts: ValueCounts) -> NumberFigures:
-        """What was found in all that was added, of which these are the counts; of vectors, in all their numbers."""
+        """Return the figures of all numbers added, given their total counts; for vectors over all their numbers."""
         moments = self._moments
-        rows = moments.rows or float("nan")  # of no numbers at all there is no mean
+        rows = moments.rows or float("nan")  # no mean without numbers
         return NumberFigures(
             column=self.column,
             size=self.size,
@@ -104,7 +104,7 @@ class NumberCounter:
             min=float(self._low.min()),
             mean=float(moments.mean.mean() + 0 / rows),
             max=float(self._high.max()),
-            # the variance of all numbers is that within the places of the vector and that between them
+            # the variance of all numbers is the variance within each position of the vector plus that between positions
             deviation=float(np.sqrt(moments.squares.mean() / rows + moments.mean.var())),
             counts=counts,
         )
@@ -114,7 +114,7 @@ Counter = IdCounter | NumberCounter
 
 
 def counters(log: ImpressionLog) -> dict[str, Counter]:
-    """A counter for every feature of the impressions and of the events of sequences, by column."""
+    """Return a counter for every feature of the impressions and of the events of sequences, by column."""
     counting: dict[str, Counter] = {}
     for feature in log.features.features:
         column = f"{feature.group}.{feature.name}"
@@ -141,7 +141,7 @@ def _counter(column: str, feature: Feature, spec: Spec) -> Counter:
 
 
 class LengthCounter:
-    """ValueCounts lists by their length."""
+    """Counts lists by length."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(1, np.int64)
@@ -151,19 +151,19 @@ class LengthCounter:
         self._counts = _sum(self._counts, np.bincount(lengths, minlength=1))
 
     def __add__(self, other: LengthCounter) -> LengthCounter:
-        """The lists of both."""
+        """Return the counter of the lists of both."""
         both = LengthCounter()
         both._counts = _sum(self._counts, other._counts)
         return both
 
     def figures(self) -> Lengths:
-        """What was found in all that was added."""
+        """Return the figures of everything added."""
         count = int(self._counts.sum())
         if not count:
             return Lengths(0, 0, 0.0, 0.0, 0, 0)
         lengths = np.flatnonzero(self._counts)
         ends = np.cumsum(self._counts)
-        # the middle list, or the two that share the middle
+        # the middle list, or the two middle ones
         middle = np.searchsorted(ends, [(count - 1) // 2, count // 2], side="right")
         mean = float(np.arange(len(self._counts)) @ self._counts) / count
         return Lengths(count, int(lengths[0]), float(middle.mean()), mean, int(lengths[-1]), empty=int(self._counts[0]))
@@ -180,17 +180,17 @@ def _sum(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class Histogram:
-    """ValueCounts the values of a column: each on its own if they are few, else in bins."""
+    """Counts the values of a column: individually if there are few different ones, otherwise in bins."""
 
     def __init__(self, column: str) -> None:
         self._column = column
         self._counts: dict[float, int] = {}
-        self._too_many = False  # to be held one by one; they are read again when the bins are known
+        self._too_many = False  # different values; they are read again when the bins are known
         self._whole = False
         self._low, self._high = np.inf, -np.inf
 
     def add(self, values: NDArray[Any]) -> None:
-        """Count some values; those that are not finite do not count."""
+        """Count some values, except those that are not finite."""
         self._whole = values.dtype.kind == "i"
         values = _finite(values)
         if not values.size:
@@ -202,8 +202,12 @@ class Histogram:
             for value, count in zip(different[:VALUES_HELD].tolist(), counts.tolist(), strict=False):
                 self._counts[value] = self._counts.get(value, 0) + count
 
-    def bins(self, blocks: Iterable[Block]) -> list[Bin]:
-        """The bins of everything that was added, which the blocks show once more if need be."""
+    def bins(self, blocks: Iterable[ImpressionBlock]) -> list[Bin]:
+        """Return the bins of all values added.
+
+        Args:
+            blocks: The same blocks once more, which are read if there are too many different values.
+        """
         if not self._too_many and len(self._counts) <= BINS:
             return [Bin(value, value, self._counts[value]) for value in sorted(self._counts)]
         edges = self._edges()
@@ -232,7 +236,7 @@ def _finite(values: NDArray[Any]) -> NDArray[Any]:
 
 
 class ItemCounter:
-    """Knows the table of items and counts which of them occur."""
+    """Counts which items of the item table occur."""
 
     def __init__(self, log: ImpressionLog) -> None:
         self._log = log
@@ -241,7 +245,7 @@ class ItemCounter:
         self._unsorted = int(np.count_nonzero(np.diff(self._ids) <= 0))
         if self._unsorted:
             self._ids = np.unique(self._ids)
-        # ids without large gaps are looked up in place, others are searched for
+        # ids without large gaps are looked up by position, others by binary search
         self._first = int(self._ids[0]) if self._ids.size else 0
         span = int(self._ids[-1]) - self._first + 1 if self._ids.size else 0
         self._in_place = span <= 8 * self._ids.size
@@ -251,7 +255,7 @@ class ItemCounter:
         self._occurs = np.zeros(span if self._in_place else self._ids.size, np.bool_)
 
     def add(self, items: NDArray[np.int32]) -> int:
-        """Count some items; the answer is how many of these are not in the table."""
+        """Count some items and return how many of them are not in the table."""
         if self._in_place:
             places = items.astype(np.int64) - self._first
             inside = (places >= 0) & (places < self._known.size)
@@ -265,7 +269,7 @@ class ItemCounter:
         return items.size - places.size
 
     def figures(self) -> ItemFigures:
-        """The table, and how much of it occurs."""
+        """Return the figures of the table and of the items that occur."""
         return ItemFigures(
             rows=len(self._table),
             seen=int(np.count_nonzero(self._occurs)),
@@ -284,9 +288,9 @@ class ItemCounter:
 
 
 def repeated_requests(days: list[Day]) -> list[int]:
-    """For each day the number of impressions whose request stands earlier in these days.
+    """Return for each day the number of impressions whose request occurs earlier in these days.
 
-    Requests are compared by 64-bit hashes, a part of all hashes at a time.
+    Requests are compared by 64-bit hashes, one part of the hash space at a time.
     """
     parts = 1 + sum(len(day) for day in days) // REQUESTS_AT_ONCE
     repeated = np.zeros(len(days), np.int64)
@@ -294,7 +298,7 @@ def repeated_requests(days: list[Day]) -> list[int]:
         hashes = [_hashes(day, part, parts) for day in days]
         together = np.concatenate(hashes)
         of_day = np.repeat(np.arange(len(days)), [len(some) for some in hashes])
-        order = np.argsort(together, kind="stable")  # the first of those that are equal is the earliest
+        order = np.argsort(together, kind="stable")  # of equal hashes the first is the earliest
         again = together[order[1:]] == together[order[:-1]]
         repeated += np.bincount(of_day[order[1:]][again], minlength=len(days))
     return [int(count) for count in repeated]

@@ -1,0 +1,177 @@
+"""Write an impression log day by day; :mod:`rankfall.data.impressions.schema` documents the files."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.metadata import version as installed_version
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from rankfall._files import checksum, new_content, sync, write_file
+from rankfall._manifest import MANIFEST
+from rankfall.data.impressions.schema import BLOCK, FORMAT, IMPRESSIONS, VERSION, check_no_nulls
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from rankfall.data.impressions.spec import Features, Spec
+
+_DAY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+
+
+class LogWriter:
+    """Writes an impression log into a directory, day by day, with a bounded number of impressions in memory.
+
+    The bytes written depend on the impressions only, not on the portions in which they arrive.
+
+    Args:
+        directory: An existing, empty directory.
+        spec: The description of the log.
+        features: The features of the impressions, as a model receives them.
+        schema: The columns of the impressions.
+    """
+
+    def __init__(self, directory: Path, spec: Spec, features: Features, schema: pa.Schema) -> None:
+        self.directory = directory
+        self.spec = spec
+        self.features = features
+        self.schema = schema
+        self._days: dict[str, dict[str, Any]] = {}
+        self._open: _DayWriter | None = None
+
+    def write(self, day: str, impressions: pa.Table) -> None:
+        """Append impressions to a day. All impressions of a day are written before those of the next day.
+
+        Raises:
+            ValueError: If the day is already finished or has an invalid name.
+        """
+        if self._open is None or self._open.day != day:
+            self._close_day()
+            if day in self._days:
+                raise ValueError(f"day: {day} is finished; the impressions of a day must be written together")
+            if not _DAY_NAME.fullmatch(day):
+                raise ValueError(f"day: found {day!r}, expected a name of letters, digits, '_' and '-'")
+            self._open = _DayWriter(self.directory / "days" / day, day, self.schema)
+        self._open.write(impressions)
+
+    def finish(self, items: pa.Table, vocabularies: Mapping[str, pa.Array], about: Mapping[str, Any]) -> None:
+        """Close the last day and write the files of the whole log, its manifest last.
+
+        Args:
+            items: The item table.
+            vocabularies: The values of each embedding table with a vocabulary, in the order of their ids.
+            about: The provenance of the log, which is stored in the manifest.
+
+        Raises:
+            ValueError: If no impression was written.
+        """
+        days = self.close()
+        if not days:
+            raise ValueError("there are no impressions to write")
+        checksums = {}
+        for name, values in vocabularies.items():
+            path = self.directory / "vocabularies" / f"{name}.arrow"
+            path.parent.mkdir(exist_ok=True)
+            _write_table(path, pa.table({"value": values}))
+            checksums[name] = checksum(path)
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "rankfall": installed_version("rankfall"),
+            "days": {name: day["sha256"] for name, day in days.items()},
+            "impressions": sum(day["impressions"] for day in days.values()),
+            "items": write_items(self.directory, items),
+            "vocabularies": checksums,
+            "stages": self.spec.stage_names,
+            "features": self.features.to_json(),
+            "spec": self.spec.model_dump(mode="json", exclude_none=True),
+            "about": dict(about),
+        }
+        write_file(self.directory / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+
+    def close(self) -> dict[str, dict[str, Any]]:
+        """Close the last day and return the manifest of every day."""
+        self._close_day()
+        return self._days
+
+    def _close_day(self) -> None:
+        if self._open is not None:
+            self._days[self._open.day] = self._open.close()
+            self._open = None
+
+
+class _DayWriter:
+    """Writes the impressions of one day in blocks of equal size."""
+
+    def __init__(self, directory: Path, day: str, schema: pa.Schema) -> None:
+        directory.mkdir(parents=True)
+        self.day = day
+        self._directory = directory
+        self._schema = schema
+        self._path = directory / IMPRESSIONS
+        self._file = pa.OSFile(str(self._path), "wb")
+        self._writer = pa.ipc.new_file(self._file, schema)
+        self._pending: list[pa.Table] = []
+        self._count = 0
+        self._impressions = self._items = 0
+        self._times: list[int] = []
+
+    def write(self, impressions: pa.Table) -> None:
+        self._pending.append(impressions.cast(self._schema))
+        self._count += len(impressions)
+        if self._count >= BLOCK:
+            table = pa.concat_tables(self._pending)
+            whole = len(table) // BLOCK * BLOCK
+            for start in range(0, whole, BLOCK):
+                self._write_block(table.slice(start, BLOCK))
+            self._pending = [table.slice(whole)]
+            self._count -= whole
+
+    def close(self) -> dict[str, Any]:
+        """Write the remaining impressions and the manifest of the day, and return the manifest."""
+        if self._count:
+            self._write_block(pa.concat_tables(self._pending))
+        self._writer.close()
+        self._file.close()
+        manifest = {
+            "day": self.day,
+            "impressions": self._impressions,
+            "items": self._items,
+            "first_time": min(self._times, default=None),
+            "last_time": max(self._times, default=None),
+            "bytes": self._path.stat().st_size,
+            "sha256": checksum(self._path),
+        }
+        sync(self._path)
+        write_file(self._directory / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+        return manifest
+
+    def _write_block(self, table: pa.Table) -> None:
+        (block,) = table.combine_chunks().to_batches()
+        check_no_nulls(block, f"day {self.day}")
+        # the offsets of a slice start anywhere; those of a written block start at 0, whatever it was cut from
+        self._writer.write_batch(_compact(block))
+        times = block["time"].cast(pa.int64()).to_numpy()
+        self._times += [int(times.min()), int(times.max())]
+        self._impressions += len(block)
+        self._items += len(block["item"].flatten())
+
+
+def _compact(block: pa.RecordBatch) -> pa.RecordBatch:
+    return block.take(pa.array(range(len(block)), pa.int64()))
+
+
+def write_items(directory: Path, items: pa.Table) -> dict[str, Any]:
+    """Write the item table, replacing an existing one atomically, and return its entry in the manifest."""
+    path = directory / "items.arrow"
+    with new_content(path) as temporary:
+        _write_table(temporary, items.combine_chunks())
+    return {"count": len(items), "sha256": checksum(path)}
+
+
+def _write_table(path: Path, table: pa.Table) -> None:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
