@@ -16,7 +16,7 @@ import yaml
 import rankfall.studies.compare as comparisons
 from rankfall._tensor_file import read_checkpoint
 from rankfall.commands.train import _status
-from rankfall.training.config.ranker_config import set_option
+from rankfall.training.config.overrides import set_option
 from rankfall.training.run_directory import Step
 from support.cascades import content, liked_log
 from support.command_line import run

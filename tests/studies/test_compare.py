@@ -26,8 +26,9 @@ from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.reporting.comparison_table import csv_table, markdown_table
 from rankfall.studies import compare as comparing
 from rankfall.studies.baselines import lambdamart
+from rankfall.studies.baselines.lambdamart import TreesConfig
 from rankfall.studies.compare import Step, compare_methods, perform, validation
-from rankfall.studies.comparison_plan import TreesConfig, load_comparison, make_plan
+from rankfall.studies.comparison_plan import load_comparison, make_plan
 from rankfall.studies.comparison_summary import Outcome, summarise
 from rankfall.studies.workers import Failure, run_tasks
 from rankfall.training.config.ranker_config import DataConfig

@@ -33,10 +33,10 @@ from support.planted import config_for, plant
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rankfall.studies.search_space import TrainingSettings
+    from rankfall.training.config.load_config import TrainConfig
     from support.forks import Forks
 
-    Fake = Callable[[TrainingSettings], list[float]]  # the validations of a training, an epoch each
+    Fake = Callable[[TrainConfig], list[float]]  # the validations of a training, an epoch each
 
 LR = {"optimizer.lr": {"low": 1e-4, "high": 1.0, "log": True}}
 
@@ -55,14 +55,14 @@ def write(data: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fake], list[TrainingSettings]]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fake], list[TrainConfig]]:
     """Trainings that take no time: the loop's steps with given validations. Returns what was trained."""
 
-    def install(validations: Fake) -> list[TrainingSettings]:
-        trained: list[TrainingSettings] = []
+    def install(validations: Fake) -> list[TrainConfig]:
+        trained: list[TrainConfig] = []
 
         def run(
-            config: TrainingSettings,
+            config: TrainConfig,
             directory: Path,
             *,
             progress: Callable[[Step], None],
@@ -87,7 +87,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fake], list[TrainingSetti
     return install
 
 
-def peak(config: TrainingSettings) -> list[float]:
+def peak(config: TrainConfig) -> list[float]:
     """Best at a learning rate of 0.01."""
     return [-abs(float(np.log10(config.optimizer.lr)) + 2)]
 
@@ -104,7 +104,7 @@ def drawn(result: dict[str, Any]) -> list[Any]:
 
 
 def test_settings_come_from_their_ranges(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     space = {
         "optimizer.lr": {"low": 1e-4, "high": 1.0, "log": True},
@@ -209,7 +209,7 @@ def test_values_that_go_with_some_others_only_are_allowed(write: Callable[..., P
 
 
 def test_draws_learn_from_trials(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     fake(peak)
     result = tune(load_search(write(trials=40)), tmp_path / "out")
@@ -220,7 +220,7 @@ def test_draws_learn_from_trials(
 
 
 def test_a_metric_for_which_lower_is_better(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     fake(lambda config: [-value for value in peak(config)])
     result = tune(load_search(write(trials=12, training={"metric": "arp"})), tmp_path / "out")
@@ -229,7 +229,7 @@ def test_a_metric_for_which_lower_is_better(
 
 
 def test_the_seed_decides_the_draws(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     fake(peak)
     search = load_search(write(trials=4))
@@ -239,9 +239,9 @@ def test_the_seed_decides_the_draws(
 
 
 def test_a_search_in_parts_is_a_search_in_one_go(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
-    def learning(config: TrainingSettings) -> list[float]:
+    def learning(config: TrainConfig) -> list[float]:
         return [value * epoch / 3 for epoch in (1, 2, 3) for value in [10 + peak(config)[0]]]
 
     fake(learning)
@@ -255,11 +255,11 @@ def test_a_search_in_parts_is_a_search_in_one_go(
 
 
 def test_trials_that_are_worse_than_half_are_ended_early(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     curves: list[list[float]] = []
 
-    def noisy(config: TrainingSettings) -> list[float]:
+    def noisy(config: TrainConfig) -> list[float]:
         curves.append(np.random.default_rng(len(curves)).random(4).tolist())
         return curves[-1]
 
@@ -286,9 +286,9 @@ def test_trials_that_are_worse_than_half_are_ended_early(
 
 
 def test_a_trial_that_fails_is_recorded_and_the_search_goes_on(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
-    def fragile(config: TrainingSettings) -> list[float]:
+    def fragile(config: TrainConfig) -> list[float]:
         if config.optimizer.lr > 0.1:
             raise TrainingError("the loss became NaN")
         if config.optimizer.lr > 0.01:
@@ -309,11 +309,11 @@ def test_a_trial_that_fails_is_recorded_and_the_search_goes_on(
 
 @pytest.mark.parametrize("error", [OSError(28, "no space left"), SurroundingsError("no server")])
 def test_what_is_around_a_training_uses_up_no_trial(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path, error: Exception
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path, error: Exception
 ) -> None:
     search, attempts = load_search(write(trials=4)), 0
 
-    def disturbed(config: TrainingSettings) -> list[float]:
+    def disturbed(config: TrainConfig) -> list[float]:
         nonlocal attempts
         attempts += 1
         if 2 <= attempts <= 3 + DEATHS:
@@ -368,7 +368,7 @@ def test_what_a_training_has_to_say_is_shown_with_its_trial(
         weights.write_bytes(b"half")
     assert command("tune", str(path), "--out", str(out)) == 0
     err = capsys.readouterr().err
-    assert f"note: trial 0: the checkpoints in {out}/trials/0000 are damaged: training begins again" in err
+    assert f"note: trial 0: the checkpoints in {out}/trials/0000 are damaged: training starts again" in err
     assert "note: trial 1" not in err
 
 
@@ -387,7 +387,7 @@ def test_if_all_trials_fail_so_does_the_command(
 
 
 def test_a_combination_that_cannot_be_trained_is_a_failed_trial(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     space = {"model.hidden": [[8, 8], [8, 8, 8]], "model.dropout": [[0.1, 0.1], [0.1, 0.1, 0.1]]}
     fake(lambda config: [0.5])
@@ -417,7 +417,7 @@ def test_optuna_is_not_imported_unless_it_is_needed() -> None:
 
 
 def test_a_directory_that_holds_something_else_is_refused(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     fake(peak)
     out = tmp_path / "out"
@@ -440,7 +440,7 @@ def test_a_directory_that_holds_something_else_is_refused(
 
 
 def test_what_is_half_written_is_taken_away(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     fake(peak)
     search, out = load_search(write()), tmp_path / "out"
@@ -460,7 +460,7 @@ def test_what_is_half_written_is_taken_away(
 
 
 def test_a_trial_that_was_stopped_goes_on_as_it_was(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     fake(peak)
     search = load_search(write())
@@ -477,11 +477,11 @@ def test_a_trial_that_was_stopped_goes_on_as_it_was(
 
 
 def test_a_trial_whose_process_died_goes_on_and_is_given_up_in_the_end(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     deadly: list[float] = []
 
-    def dying(config: TrainingSettings) -> list[float]:
+    def dying(config: TrainConfig) -> list[float]:
         if len(deadly) < deaths:
             deadly.append(config.optimizer.lr)
             raise Killed
@@ -503,13 +503,13 @@ def test_a_trial_whose_process_died_goes_on_and_is_given_up_in_the_end(
 
 
 def test_a_trial_of_a_living_process_is_left_to_it(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     """Inside of a trial another one works on the same search."""
     search = load_search(write())
     inner: list[dict[str, Any]] = []
 
-    def busy(config: TrainingSettings) -> list[float]:
+    def busy(config: TrainConfig) -> list[float]:
         if not inner:
             inner.append({})
             inner[0] = tune(search, tmp_path / "out", trials=3)
@@ -559,11 +559,11 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("deadly", [0, 2])
 def test_a_trial_that_kills_its_processes_is_given_up_and_the_others_end(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path, deadly: int
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path, deadly: int
 ) -> None:
     rates: list[float] = []
 
-    def dying(config: TrainingSettings) -> list[float]:
+    def dying(config: TrainConfig) -> list[float]:
         if config.optimizer.lr not in rates:
             rates.append(config.optimizer.lr)
         if rates.index(config.optimizer.lr) == deadly:
@@ -590,9 +590,9 @@ def test_processes_that_do_not_even_begin_are_an_error(write: Callable[..., Path
 
 @pytest.mark.usefixtures("processes")
 def test_what_is_around_a_training_ends_all_processes(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
-    def full(config: TrainingSettings) -> list[float]:
+    def full(config: TrainConfig) -> list[float]:
         if len(trained) == 2:
             raise OSError(28, "no space left")
         return peak(config)
@@ -657,7 +657,7 @@ def test_a_cascade_is_tuned_without_its_test_days(log: Path, tmp_path: Path) -> 
 
 def test_the_search_can_be_repeated_from_what_it_wrote(
     write: Callable[..., Path],
-    fake: Callable[[Fake], list[TrainingSettings]],
+    fake: Callable[[Fake], list[TrainConfig]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     data: Path,
@@ -672,7 +672,7 @@ def test_the_search_can_be_repeated_from_what_it_wrote(
 
 def test_the_command_reports_in_a_table_a_picture_and_json(
     write: Callable[..., Path],
-    fake: Callable[[Fake], list[TrainingSettings]],
+    fake: Callable[[Fake], list[TrainConfig]],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

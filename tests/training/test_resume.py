@@ -18,7 +18,8 @@ from rankfall.studies.compare import perform
 from rankfall.studies.comparison_plan import Run
 from rankfall.training import train_ranker as ranker
 from rankfall.training.checkpoint import Checkpoints, DamagedError
-from rankfall.training.config.ranker_config import set_option, validate
+from rankfall.training.config.overrides import set_option
+from rankfall.training.config.ranker_config import validate
 from rankfall.training.distributed.group import Group
 from rankfall.training.run_directory import Step, Stopped, TrainingError
 from support.command_line import run as command

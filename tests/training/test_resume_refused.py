@@ -11,7 +11,7 @@ import pytest
 from rankfall._files import locked
 from rankfall._settings import ConfigError
 from rankfall.training.checkpoint import Checkpoints, DamagedError
-from rankfall.training.config.ranker_config import set_option
+from rankfall.training.config.overrides import set_option
 from support.interrupted import outcome, train
 from support.logs import DAYS, random_log
 from support.planted import plant

@@ -13,7 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rankfall._settings import ConfigError
 from rankfall.training import trackers as track
-from rankfall.training.config.ranker_config import merge, validate_any
+from rankfall.training.config.load_config import validate_any
+from rankfall.training.config.overrides import merge
 from rankfall.training.run_directory import Step, Stopped, SurroundingsError
 from rankfall.training.trackers import Trackers
 from support.command_line import run as command

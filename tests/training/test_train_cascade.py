@@ -19,7 +19,7 @@ from rankfall.training.build import clip_gradients
 from rankfall.training.build_cascade import OBJECTIVES, make_objective
 from rankfall.training.cascade_metrics import ground_truth, measure_funnel
 from rankfall.training.config.cascade_config import CascadeConfig, validate_cascade
-from rankfall.training.config.ranker_config import set_option
+from rankfall.training.config.overrides import set_option
 from rankfall.training.run_directory import TrainingError
 from rankfall.training.train_cascade import load_run, make_loader, measure, train
 from support.cascades import content, liked_log
@@ -203,8 +203,8 @@ def test_train_and_evaluate_commands(log: Path, tmp_path: Path, capsys: pytest.C
         ("data.valid", DAYS[0], f"data: {DAYS[0]} stands in train and in valid; a day has one use"),
         ("data.path", "nowhere", "data.path: nowhere is not an impression log"),
         ("data.trian", "x", "data: unknown key 'trian', did you mean 'train'"),
-        ("stages.1.quota", 9, "stages: ranking keeps 9 items, but retrieval before it only 5"),
-        ("stages.1.name", "retrieval", "stages: 'retrieval' stands there twice"),
+        ("stages.1.quota", 9, "stages: ranking keeps 9 items, but retrieval before it keeps 5"),
+        ("stages.1.name", "retrieval", "stages: two stages have the name 'retrieval'"),
         ("stages.0.model.kind", "twotower", "model.kind: found 'twotower', did you mean 'two_tower'"),
         ("stages.0.model.hiden", [3], "model.hiden: two_tower has no such option, did you mean 'hidden'"),
         ("stages.0.model.only", ["item.vidio"], "the model of retrieval: only: found 'item.vidio', did you mean"),

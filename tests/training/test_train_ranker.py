@@ -21,7 +21,8 @@ from rankfall.data.lists import list_loader as batches_module
 from rankfall.data.lists.list_loader import Lists
 from rankfall.studies.evaluate import evaluate_run
 from rankfall.training.build import Ranker, make_loss, make_optimizer, make_ranker
-from rankfall.training.config.ranker_config import LossConfig, LossName, OptimizerConfig, validate
+from rankfall.training.config.ranker_config import LossConfig, LossName, validate
+from rankfall.training.config.sections import OptimizerConfig
 from rankfall.training.run_directory import Step, TrainingError, is_finished, read_result
 from rankfall.training.scoring import score
 from rankfall.training.train_ranker import Epoch, load_run, train

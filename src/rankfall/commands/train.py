@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-    from rankfall.training.config.cascade_config import CascadeConfig
-    from rankfall.training.config.ranker_config import RankerConfig
+    from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.distributed.group import Group
     from rankfall.training.run_directory import Step, TrainResult
 
@@ -87,7 +86,7 @@ def train(
         raise typer.BadParameter("either torchrun starts the processes or Ray does", param_hint="--engine")
     if os.environ.get("RANK", "0") == "0":
         say("loading torch")
-    from rankfall.training.config.ranker_config import load_config
+    from rankfall.training.config.load_config import load_config
 
     changes = [*(overrides or []), *([] if seed is None else [f"training.seed={seed}"])]
     told = {"force": force, "resume": resume}
@@ -102,7 +101,7 @@ def train(
 def _train_here(
     config: Path, changes: list[str], out: Path, timeout: float, *, as_json: bool, force: bool, resume: bool
 ) -> None:
-    from rankfall.training.config.ranker_config import load_config
+    from rankfall.training.config.load_config import load_config
     from rankfall.training.distributed.group import is_first_start, joined
     from rankfall.training.run_directory import ask_to_replace
     from rankfall.training.train import train
@@ -118,7 +117,7 @@ def _train_here(
         _show(result, settings, out, as_json=as_json)
 
 
-def _train_by_ray(settings: RankerConfig | CascadeConfig, out: Path, **options: Any) -> TrainResult:
+def _train_by_ray(settings: TrainConfig, out: Path, **options: Any) -> TrainResult:
     from rankfall._ray import Ray
     from rankfall.training.distributed.group import ALONE
     from rankfall.training.distributed.ray_backend import train_by_ray
@@ -128,7 +127,7 @@ def _train_by_ray(settings: RankerConfig | CascadeConfig, out: Path, **options: 
         return _train(partial(train_by_ray, settings, out, found, **options), settings, bar, stop, ALONE)
 
 
-def _show(result: TrainResult, settings: RankerConfig | CascadeConfig, out: Path, *, as_json: bool) -> None:
+def _show(result: TrainResult, settings: TrainConfig, out: Path, *, as_json: bool) -> None:
     metric = settings.training.metric
     if as_json:
         from dataclasses import asdict
@@ -173,17 +172,17 @@ def _reported(group: Group) -> Iterator[None]:
 
 def _train(
     work: Callable[..., TrainResult],
-    settings: RankerConfig | CascadeConfig,
+    settings: TrainConfig,
     bar: Progress,
     stop: Callable[[], int],
     group: Group,
 ) -> TrainResult:
     """Let work show how far it is, and end early if it is asked to."""
-    from rankfall.training.config.cascade_config import CascadeConfig
+    from rankfall.training.methods import method_of
     from rankfall.training.run_directory import Stopped
 
     metric = settings.training.metric
-    unit = "impressions" if isinstance(settings, CascadeConfig) else "lists"
+    unit = method_of(settings).unit
     task = bar.add_task("opening the data", total=None)
 
     def report(step: Step) -> None:

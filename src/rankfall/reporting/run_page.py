@@ -13,7 +13,7 @@ from rankfall.reporting import html as page
 from rankfall.reporting.comparison_table import short
 from rankfall.reporting.html import Bar, Cell
 from rankfall.training.cascade_metrics import JOINT
-from rankfall.training.config.cascade_config import CascadeConfig
+from rankfall.training.methods import method_of
 from rankfall.training.run_directory import CONFIG, DAYS, is_finished, read_config, read_json, read_lines, read_result
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from rankfall.training.config.ranker_config import RankerConfig
+    from rankfall.training.config.load_config import TrainConfig
+    from rankfall.training.methods import Funnel
 
 WORST = 10  # lists that are shown
 BINS = 10
@@ -66,22 +67,20 @@ def _not_measured(run: Path) -> list[str]:
     return [page.paragraph("It has not been evaluated yet."), page.code(f"rankfall evaluate {run}")]
 
 
-def _results(config: RankerConfig | CascadeConfig, measured: _Measured) -> list[str]:
-    metric = _main_metric(config, measured)
+def _results(config: TrainConfig, measured: _Measured) -> list[str]:
+    method = method_of(config)
+    metric = _main_metric(method.main_metric, measured)
     return [
-        page.paragraph(_reached(config, measured, metric)),
+        page.paragraph(_reached(method.funnel, measured, metric)),
         page.section("Metrics", _metrics(measured)),
-        page.section("Where the relevant items are lost", _funnel(config, measured))
-        if isinstance(config, CascadeConfig)
-        else "",
+        page.section("Where the relevant items are lost", _funnel(method.funnel, measured)) if method.funnel else "",
         page.section(f"How {metric} is spread", _spread(measured, metric)),
         page.section("Where it does worst", _worst(measured, metric)),
     ]
 
 
-def _main_metric(config: RankerConfig | CascadeConfig, measured: _Measured) -> str:
+def _main_metric(wanted: str, measured: _Measured) -> str:
     """What the page looks at more closely."""
-    wanted = JOINT if isinstance(config, CascadeConfig) else config.training.metric
     return wanted if wanted in measured.summary["metrics"] else next(iter(measured.summary["metrics"]))
 
 
@@ -96,25 +95,21 @@ def _measured(run: Path) -> _Measured | None:
     return None
 
 
-def _reached(config: RankerConfig | CascadeConfig, measured: _Measured, metric: str) -> str:
+def _reached(funnel: Funnel | None, measured: _Measured, metric: str) -> str:
     """The outcome in a sentence or two."""
     mean, chance = measured.summary["metrics"][metric], measured.summary["chance"][metric]
     text = f"{metric} is {page.figure(mean)} on {measured.split}, where chance is {page.figure(chance)}."
-    if isinstance(config, CascadeConfig):
-        lost = {stage.name: measured.summary["metrics"][f"{stage.name}/lost"] for stage in config.stages}
+    if funnel:
+        lost = {stage: measured.summary["metrics"][f"{stage}/lost"] for stage in funnel.quotas}
         worst = max(lost, key=lambda name: lost[name])
         text += f" Of the relevant items that are missing, {worst} loses most: {page.figure(lost[worst])} of all."
     return text
 
 
-def _about(run: Path, config: RankerConfig | CascadeConfig) -> str:
-    if isinstance(config, CascadeConfig):
-        told = {"objective": page.flow(config.objective.model_dump()), "relevant items": f"the best {config.relevant}"}
-        for number, stage in enumerate(config.stages, 1):
-            told[f"stage {number}"] = f"{stage.name} keeps {stage.quota}: {page.flow(stage.model)}"
-    else:
-        told = {"loss": page.flow(config.loss.model_dump()), "model": page.flow(config.model.model_dump())}
-    told |= {
+def _about(run: Path, config: TrainConfig) -> str:
+    parts = method_of(config).describe()
+    told = {
+        **{name: ": ".join(filter(None, (text, page.flow(options)))) for name, (text, options) in parts.items()},
         "data": config.data.path,
         **_parts(config, _days(read_lines(run))),
         "optimizer": page.flow(config.optimizer.model_dump()),
@@ -124,14 +119,14 @@ def _about(run: Path, config: RankerConfig | CascadeConfig) -> str:
     return page.table([], [[name, Cell(text, "words")] for name, text in told.items()])
 
 
-def _parts(config: RankerConfig | CascadeConfig, days: Sequence[str]) -> dict[str, str]:
+def _parts(config: TrainConfig, days: Sequence[str]) -> dict[str, str]:
     """What of the data was learned from; a stream may have learned from fewer days than it was told."""
     if days:
         return {"learned from": f"{days[0]} to {days[-1]}, {len(days)} days" if len(days) > 1 else days[0]}
     return {"trained on": ", ".join(config.data.train), "validated on": ", ".join(config.data.valid)}
 
 
-def _outcome(run: Path, config: RankerConfig | CascadeConfig) -> str:
+def _outcome(run: Path, config: TrainConfig) -> str:
     if not is_finished(run):
         return "training has not finished"
     result = read_result(run)
@@ -160,22 +155,22 @@ def _metrics(measured: _Measured) -> str:
     return page.table(["metric", "mean", "chance", "difference"], body, caption=caption)
 
 
-def _funnel(config: CascadeConfig, measured: _Measured) -> str:
+def _funnel(funnel: Funnel, measured: _Measured) -> str:
     """What is left of the relevant items after each stage, beside what chance and a perfect cascade leave."""
     lost, by_chance = (measured.summary[of] for of in ("metrics", "chance"))
     left = chance = 1.0
     rows = []
-    for number, stage in enumerate(config.stages, 1):
+    for number, (stage, quota) in enumerate(funnel.quotas.items(), 1):
         before = left
-        left, chance = left - lost[f"{stage.name}/lost"], chance - by_chance[f"{stage.name}/lost"]
-        name = f"{stage.name} keeps {stage.quota}: {short(left)} left, {short(before - left)} lost"
+        left, chance = left - lost[f"{stage}/lost"], chance - by_chance[f"{stage}/lost"]
+        name = f"{stage} keeps {quota}: {short(left)} left, {short(before - left)} lost"
         rows.append(Bar(name, [(left, 0), (before - left, number)], [chance]))
     legend = {
         "left": 0,
-        **{f"lost at {stage.name}": number for number, stage in enumerate(config.stages, 1)},
+        **{f"lost at {stage}": number for number, stage in enumerate(funnel.quotas, 1)},
         "left by chance": None,
     }
-    best = min(1.0, min(stage.quota for stage in config.stages) / config.relevant)
+    best = min(1.0, min(funnel.quotas.values()) / funnel.relevant)
     ideal = "all of them" if best == 1 else f"{short(best)} of them, as the quota is smaller than their number"
     label = "Share of the relevant items that is left after each stage: " + "; ".join(row.name for row in rows)
     return (
@@ -234,7 +229,7 @@ def _worst(measured: _Measured, metric: str) -> str:
     return page.table(["request" if stages else "query", metric, "chance", *stages], body, staged=bool(stages))
 
 
-def _curves(config: RankerConfig | CascadeConfig, epochs: Sequence[Mapping[str, Any]]) -> str:
+def _curves(config: TrainConfig, epochs: Sequence[Mapping[str, Any]]) -> str:
     """The loss and its terms, and what validation measured, epoch by epoch."""
     if not epochs:
         return page.paragraph("No epoch has been finished.", soft=True)

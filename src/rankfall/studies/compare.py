@@ -21,7 +21,6 @@ was interrupted at any moment goes on where it was, and one that is changed trai
 from __future__ import annotations
 
 import json
-import shutil
 import traceback
 from collections import Counter
 from dataclasses import dataclass
@@ -34,30 +33,23 @@ import torch
 
 from rankfall._engine import LOCAL
 from rankfall._files import locked, write_file
-from rankfall._settings import dump
-from rankfall.data.lists.ranking_data import RankingData
 from rankfall.metrics.named import parse
 from rankfall.reporting.comparison_page import COMPARISON_CONFIG, write_report
 from rankfall.reporting.comparison_table import csv_table, markdown_table
+from rankfall.studies.baselines import method_of
 from rankfall.studies.comparison_plan import (
     ComparisonConfig,
     Plan,
-    RidgeConfig,
     Run,
     Settings,
-    TreesConfig,
-    continue_run,
     make_plan,
 )
 from rankfall.studies.comparison_summary import Outcome, summarise
-from rankfall.studies.evaluate import evaluate, evaluate_run, write_evaluation
+from rankfall.studies.evaluate import write_evaluation
 from rankfall.studies.workers import Failure, run_tasks
 from rankfall.training import cascade_metrics as funnel
-from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.config.ranker_config import RankerConfig, dump_absolute
-from rankfall.training.run_directory import CONFIG, RESULT, read_json
-from rankfall.training.scoring import score
-from rankfall.training.train_ranker import load_lists, load_run
+from rankfall.training.config.overrides import dump_absolute
+from rankfall.training.run_directory import RESULT, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -234,26 +226,11 @@ def perform(step: Step) -> list[str]:
 
 def _train(run: Run, on_notice: Callable[[str], None]) -> None:
     (run.directory / ERROR).unlink(missing_ok=True)
-    if isinstance(run.config, CascadeConfig | RankerConfig):
-        continue_run(run.config, run.directory, on_notice=on_notice)
-        return
-    shutil.rmtree(run.directory, ignore_errors=True)  # half of a run
-    run.directory.mkdir(parents=True)
-    write_file(run.directory / CONFIG, dump(run.config))
-    reached = _module(run.config).fit(run.config, run.directory)
-    write_file(run.directory / RESULT, json.dumps({"best_metric": reached}) + "\n")
+    method_of(run.config).complete(run.directory, on_notice=on_notice)
 
 
 def _test(run: Run) -> None:
-    if isinstance(run.config, CascadeConfig):
-        evaluate_run(run.directory, data=run.config.data.path)
-        return
-    lists = load_lists(RankingData.load(run.config.data.path), run.config.data, "test")
-    if isinstance(run.config, RankerConfig):
-        scores = score(load_run(run.directory)[1], lists)
-    else:
-        scores = _module(run.config).score(run.config, run.directory, lists)
-    write_evaluation(run.directory, evaluate(scores, lists, run.config.metrics))
+    write_evaluation(run.directory, method_of(run.config).evaluate(run.directory))
 
 
 def _is_tested(run: Run) -> bool:
@@ -266,13 +243,6 @@ def higher_is_better(metric: str) -> bool:
     if metric == funnel.JOINT or "/" in metric:  # of a cascade
         return funnel.higher_is_better(metric)
     return parse(metric).higher_is_better
-
-
-def _module(config: TreesConfig | RidgeConfig) -> Any:
-    """What fits and scores by this configuration; LightGBM is not touched by others."""
-    from rankfall.studies.baselines import lambdamart, ridge
-
-    return lambdamart if isinstance(config, TreesConfig) else ridge
 
 
 # --- results ------------------------------------------------------------------------------------------------------

@@ -10,43 +10,25 @@ import hashlib
 import itertools
 import json
 import random
-import shutil
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from rankfall._files import checksum
-from rankfall._manifest import MANIFEST
 from rankfall._settings import ConfigError, Section, explain, read_yaml
 from rankfall._suggest import did_you_mean
-from rankfall.data.impressions.log import ImpressionLog
-from rankfall.data.lists.ranking_data import RankingData
-from rankfall.training.build_cascade import with_depths
+from rankfall.studies.baselines import BASELINES, BaselineConfig, method_of
 from rankfall.training.cascade_metrics import measures
-from rankfall.training.checkpoint import DamagedError
-from rankfall.training.config.cascade_config import CascadeConfig, CascadeTrainingConfig, LogConfig, validate_cascade
-from rankfall.training.config.ranker_config import (
-    DEFAULT_METRICS,
-    Count,
-    DataConfig,
-    RankerConfig,
-    SplitNames,
-    TrainingConfig,
-    apply_overrides,
-    merge,
-    set_option,
-    validate,
-)
-from rankfall.training.train import train
+from rankfall.training.config.cascade_config import CascadeTrainingConfig, validate_cascade
+from rankfall.training.config.load_config import TrainConfig
+from rankfall.training.config.overrides import apply_overrides, merge, set_option
+from rankfall.training.config.ranker_config import DEFAULT_METRICS, TrainingConfig, validate
+from rankfall.training.config.sections import Count, Names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from rankfall.training.loop import OnNotice, Progress
-    from rankfall.training.run_directory import TrainResult
 
 Checked = TypeVar("Checked", bound=Section)
 Settings = dict[str, Any]  # dotted keys and their values
@@ -59,9 +41,9 @@ Values = Annotated[list[Any], Field(min_length=1)]
 class Fold(Section):
     """Which splits a fold trains, validates and tests on."""
 
-    train: SplitNames = Field(min_length=1)
-    valid: SplitNames = Field(min_length=1)
-    test: SplitNames = Field(min_length=1)
+    train: Names = Field(min_length=1)
+    valid: Names = Field(min_length=1)
+    test: Names = Field(min_length=1)
 
 
 class ComparisonConfig(Section):
@@ -99,42 +81,8 @@ class ComparisonConfig(Section):
         return self
 
 
-class TreesConfig(Section):
-    """LightGBM's LambdaMART (Burges 2010; Ke et al. 2017); names and defaults are LightGBM's."""
+RunConfig: TypeAlias = TrainConfig | BaselineConfig
 
-    kind: Literal["lightgbm"] = "lightgbm"
-    data: DataConfig
-    metric: str
-    metrics: list[str]
-    seed: int
-    num_leaves: Annotated[int, Field(ge=2)] = 31
-    learning_rate: float = Field(default=0.1, gt=0)
-    n_estimators: Count = Field(default=500, description="Trees, at most.")
-    patience: Count | None = Field(default=50, description="Trees without a better validation before stopping.")
-    min_data_in_leaf: Annotated[int, Field(ge=0)] = 20
-    lambda_l2: float = Field(default=0.0, ge=0)
-    feature_fraction: float = Field(default=1.0, gt=0, le=1)
-    bagging_fraction: float = Field(default=1.0, gt=0, le=1)
-    lambdarank_truncation_level: Count = 30
-
-
-class RidgeConfig(Section):
-    """Linear regression of the labels with a squared penalty, in closed form."""
-
-    kind: Literal["ridge"] = "ridge"
-    data: DataConfig
-    metric: str
-    metrics: list[str]
-    alphas: list[Annotated[float, Field(gt=0)]] = Field(
-        default=[0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0],
-        min_length=1,
-        description="Weights of the penalty, of which validation chooses one.",
-    )
-
-
-RunConfig = RankerConfig | CascadeConfig | TreesConfig | RidgeConfig
-
-_KINDS: dict[str, type[TreesConfig | RidgeConfig]] = {"lightgbm": TreesConfig, "ridge": RidgeConfig}
 _SECTIONS = {  # that a method may change
     "ranker": ("data", "model", "loss", "optimizer", "training"),
     "cascade": ("data", "relevant", "stages", "share", "objective", "optimizer", "training"),
@@ -203,24 +151,25 @@ class Plan:
             return validate(content | {"metrics": self.metrics}, where=where)
         if self.config.stages:
             raise ConfigError(f"{where}.kind: found {kind!r}, all methods of this comparison are cascades")
-        if kind not in _KINDS:
-            raise ConfigError(f"{where}.kind: found {kind!r}, expected ranker, {' or '.join(_KINDS)}")
+        if kind not in BASELINES:
+            raise ConfigError(f"{where}.kind: found {kind!r}, expected ranker, {' or '.join(BASELINES)}")
         given = {"kind": kind, "data": data, "metric": self.validation_metric, "metrics": self.metrics, "seed": seed}
-        _check_keys(changes, [key for key in _KINDS[kind].model_fields if key not in given], where)
-        own = {key: value for key, value in given.items() if key in _KINDS[kind].model_fields}
-        return _checked(_KINDS[kind], own | changes | settings, where)
+        fields = BASELINES[kind].config_class.model_fields
+        _check_keys(changes, [key for key in fields if key not in given], where)
+        own = {key: value for key, value in given.items() if key in fields}
+        return _checked(BASELINES[kind].config_class, own | changes | settings, where)
 
 
 def make_plan(config: ComparisonConfig, out: Path) -> Plan:
     """Every run of a comparison, all of them checked before the first is trained."""
     runs = check_comparison(config)
-    path = Path(config.data["path"])
-    data = ImpressionLog.load(path) if config.stages else RankingData.load(path)
-    for run in runs:
-        _check_splits(run.data, data)
-        if isinstance(run, CascadeConfig) and isinstance(data, ImpressionLog):
-            with_depths(run, data.spec.stage_names)  # refuses names of stages that are not there
-    return _plan(config, out, data.checksum if isinstance(data, ImpressionLog) else checksum(path / MANIFEST))
+    methods = [method_of(run) for run in runs]
+    data = methods[0].open_data()
+    for run, method in zip(runs, methods, strict=True):
+        if not run.data.test:
+            raise ConfigError("data.test: missing, a comparison needs splits or days to test on (or folds)")
+        method.check_splits(data)
+    return _plan(config, out, methods[0].fingerprint(data))
 
 
 def check_comparison(config: ComparisonConfig) -> list[RunConfig]:
@@ -244,44 +193,15 @@ def _plan(config: ComparisonConfig, out: Path, data_checksum: str) -> Plan:
 
 
 def _check_metric(method: str, run: RunConfig, metric: str) -> RunConfig:
-    if isinstance(run, RankerConfig | CascadeConfig) and run.training.metric != metric:
-        found = run.training.metric
+    found = method_of(run).metric
+    if found != metric:
         raise ConfigError(f"methods.{method}: found training.metric {found}, expected that of all methods, {metric}")
     return run
-
-
-def continue_run(
-    config: RankerConfig | CascadeConfig,
-    directory: Path,
-    *,
-    progress: Progress = lambda step: None,
-    on_notice: OnNotice,
-    stop: Callable[[], int] = lambda: False,
-) -> TrainResult:
-    """Train from where a process may have left it; what is too damaged for that is trained again, to the same end."""
-    go_on = partial(train, config, directory, resume=True, progress=progress, on_notice=on_notice, stop=stop)
-    try:
-        return go_on()
-    except DamagedError:
-        on_notice(f"the checkpoints in {directory} are damaged: training begins again")
-        shutil.rmtree(directory)
-        return go_on()
 
 
 def _own_kind(config: ComparisonConfig) -> Literal["ranker", "cascade"]:
     """What methods are unless they say otherwise."""
     return "cascade" if config.stages else "ranker"
-
-
-def _check_splits(config: DataConfig | LogConfig, data: RankingData | ImpressionLog) -> None:
-    if not config.test:
-        raise ConfigError("data.test: missing, a comparison needs splits or days to test on (or folds)")
-    names = [*config.train, *config.valid, *config.test]
-    if isinstance(data, ImpressionLog):
-        data.choose(names)
-        return
-    for name in names:
-        data[name]
 
 
 def _checked(section: type[Checked], content: dict[str, Any], where: str) -> Checked:
@@ -331,7 +251,8 @@ def _grid(config: ComparisonConfig, method: str) -> list[Settings]:
 
 
 def _tunes_itself(config: ComparisonConfig, method: str) -> bool:
-    return (config.methods[method] or {}).get("kind") == "ridge"
+    kind = (config.methods[method] or {}).get("kind")
+    return kind in BASELINES and BASELINES[kind].tunes_itself
 
 
 def _run_name(config: RunConfig, data_checksum: str) -> str:
@@ -341,11 +262,4 @@ def _run_name(config: RunConfig, data_checksum: str) -> str:
         exclude={"metrics": True, "data": {"path"}, "training": {"checkpoint_every", "keep", "track", "mlflow"}},
     )
     text = json.dumps([content, data_checksum], sort_keys=True)
-    match config:
-        case RankerConfig():
-            title: str = config.loss.name
-        case CascadeConfig():
-            title = config.objective.name
-        case _:
-            title = config.kind
-    return f"{title}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return f"{method_of(config).title}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -21,15 +21,10 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from rankfall._settings import ConfigError, Section, explain, read_yaml, shown
-from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.config.ranker_config import (
-    Count,
-    RankerConfig,
-    apply_overrides,
-    set_option,
-    validate_any,
-    with_absolute_path,
-)
+from rankfall.training.config.load_config import TrainConfig, validate_any
+from rankfall.training.config.overrides import apply_overrides, set_option, with_absolute_path
+from rankfall.training.config.sections import Count
+from rankfall.training.methods import method_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,7 +33,6 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
     Settings = dict[str, Any]  # dotted keys and their values
-    TrainingSettings = RankerConfig | CascadeConfig
 
 COMPLETIONS = 20  # tries to find a configuration in which a value is allowed
 _MEASURED = "data.path, data.valid, data.length, relevant, training.metric and the names and quotas of stages"
@@ -132,7 +126,7 @@ class Search:
     trials: int
     where: str  # for messages
 
-    def config(self, settings: Mapping[str, Any], where: str | None = None) -> TrainingSettings:
+    def config(self, settings: Mapping[str, Any], where: str | None = None) -> TrainConfig:
         """The training with these settings."""
         content: dict[str, Any] = self.content
         # A whole section comes before its parts. Naming another loss or model drops the options of the old one, so that
@@ -145,7 +139,7 @@ class Search:
         """The settings that Optuna has drawn, in the order of the file."""
         return {key: dimension.read(drawn[key]) for key, dimension in self.space.items() if key in drawn}
 
-    def first(self) -> TrainingSettings:
+    def first(self) -> TrainConfig:
         """A configuration of the search, the same one every time."""
         key, dimension = next(iter(self.space.items()))
         return self._with(key, dimension.ends[0])
@@ -169,7 +163,7 @@ class Search:
                         f"compared; a search leaves {_MEASURED} as they are"
                     )
 
-    def _with(self, key: str, value: Any) -> TrainingSettings:
+    def _with(self, key: str, value: Any) -> TrainConfig:
         """A configuration in which a value is allowed; some values go together with some others only."""
         draw = random.Random(0)
         refused = None
@@ -209,9 +203,5 @@ def _dimension(value: Any, where: str) -> Dimension:
         raise ConfigError(explain(error, where)) from None
 
 
-def _measured(config: TrainingSettings) -> list[Any]:
-    data, metric = config.data, config.training.metric
-    if isinstance(config, CascadeConfig):
-        quotas = [(stage.name, stage.quota) for stage in config.stages]
-        return [data.path, data.valid, config.data.length, config.relevant, quotas, metric]
-    return [data.path, data.valid, metric]
+def _measured(config: TrainConfig) -> list[Any]:
+    return method_of(config).measured()

@@ -13,7 +13,7 @@ from rankfall._files import LockedError, locked, write_file
 from rankfall._settings import ConfigError, leaves, shown, to_yaml
 from rankfall.studies.compare import higher_is_better
 from rankfall.studies.optuna_journal import load_optuna, open_journal
-from rankfall.training.config.ranker_config import dump_absolute
+from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.run_directory import CHECKPOINTS, HARMLESS
 
 if TYPE_CHECKING:

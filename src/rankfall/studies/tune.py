@@ -20,19 +20,16 @@ import time
 import traceback
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from rankfall._engine import LOCAL
 from rankfall._files import LockedError, locked, write_file
-from rankfall._settings import ConfigError
-from rankfall.studies.comparison_plan import continue_run
 from rankfall.studies.optuna_journal import load_optuna
 from rankfall.studies.trials import JOURNAL, TRIALS, Study
 from rankfall.studies.workers import Failure, run_tasks
-from rankfall.training import train_cascade as cascade
-from rankfall.training import train_ranker as ranker
-from rankfall.training.config.cascade_config import CascadeConfig, Role
+from rankfall.training.methods import method_of
 from rankfall.training.run_directory import Stopped, SurroundingsError
+from rankfall.training.train import continue_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -41,8 +38,9 @@ if TYPE_CHECKING:
     from optuna import Trial
 
     from rankfall._engine import Engine
-    from rankfall.studies.search_space import Search, TrainingSettings
+    from rankfall.studies.search_space import Search
     from rankfall.studies.trials import Entry
+    from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.run_directory import Step
 
     OnStep = Callable[[int, Step], None]  # the number of a trial, and how far its training has come
@@ -226,7 +224,7 @@ def _progress(study: Study, trial: Trial, on_step: OnStep) -> Callable[[Step], N
     return hear
 
 
-def _without_test(config: TrainingSettings) -> TrainingSettings:
+def _without_test(config: TrainConfig) -> TrainConfig:
     """What is not known cannot be looked at."""
     return config.model_copy(update={"data": config.data.model_copy(update={"test": []})})
 
@@ -268,17 +266,7 @@ def _begun(search: Search) -> dict[str, Any]:
     return {"config": config.model_dump(mode="json"), **space, "data": _checksums(config)}
 
 
-def _checksums(config: TrainingSettings) -> dict[str, str]:
+def _checksums(config: TrainConfig) -> dict[str, str]:
     """Of what trials read. Days and splits to test on are looked up by their names only."""
-    if isinstance(config, CascadeConfig):
-        log = cascade.load_log(config.data)
-        cascade.check_days(log, config.data)
-        return cascade.checksums(log, config.data)
-    data = ranker.load_data(config.data)
-    for role in get_args(Role):
-        for name in config.data.splits(role):
-            try:
-                data[name]
-            except ValueError as error:
-                raise ConfigError(f"data.{role}: {str(error).removeprefix('split: ')}") from None
-    return dict(data.manifest["files"])
+    method = method_of(config)
+    return method.checksums(method.open_data())

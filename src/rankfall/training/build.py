@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rankfall.training.config.ranker_config import LossConfig, MLPConfig, OptimizerConfig
+    from rankfall.training.config.ranker_config import LossConfig, MLPConfig
+    from rankfall.training.config.sections import OptimizerConfig
 
 SORTS = ("neural_sort", "soft_sort", "diff_sort", "pirank_sort")
 GIVEN_BY_THE_LOOP = {"mask", "weight", "reduction", "generator"}
@@ -98,7 +99,7 @@ class _LossFunction(nn.Module):
         return self.function(scores, labels, mask=mask)
 
 
-def try_loss(config: LossConfig) -> None:
+def check_loss(config: LossConfig) -> None:
     """Refuse options that the loss does not have, or that it refuses when it sees a list."""
     signature = inspect.signature(TRAINED.get(config.name) or getattr(losses, config.name))
     options = {

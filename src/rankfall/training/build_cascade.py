@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.spec import Features
     from rankfall.objectives import Objective
     from rankfall.training.config.cascade_config import CascadeConfig
-    from rankfall.training.config.ranker_config import OptimizerConfig
+    from rankfall.training.config.sections import OptimizerConfig
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "bce": objectives.BCE,
@@ -128,7 +128,7 @@ def has_schedule(temperatures: Sequence[Temperature]) -> bool:
     return any(one.start != one.end for one in temperatures)
 
 
-def try_objective(config: CascadeConfig) -> None:
+def check_objective(config: CascadeConfig) -> None:
     """Refuse options that the objective does not have, or that it refuses when it sees a list."""
     objective, temperatures = make_objective(try_depths(config))
     for temperature in temperatures:

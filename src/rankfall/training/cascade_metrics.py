@@ -8,6 +8,7 @@ import torch
 
 from rankfall._lists import top_labels
 from rankfall.metrics import funnel
+from rankfall.training.config.cascade_metric_names import JOINT, higher_is_better, measures
 from rankfall.training.distributed.group import ALONE
 
 if TYPE_CHECKING:
@@ -19,18 +20,9 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.loader import Impressions
     from rankfall.training.distributed.group import Group
 
-JOINT = "joint_recall"
+__all__ = ["JOINT", "ground_truth", "higher_is_better", "measure_funnel", "measures"]
+
 SEED = 0  # of the order of items with equal scores
-
-
-def measures(names: Sequence[str]) -> list[str]:
-    """What is measured of a cascade with these stages."""
-    return [JOINT, *(f"{name}/{what}" for name in names for what in ("recall", "ndcg", "lost"))]
-
-
-def higher_is_better(measure: str) -> bool:
-    """Of what is lost, less is better."""
-    return not measure.endswith("/lost")
 
 
 def ground_truth(batch: Impressions, relevant: int) -> Tensor:

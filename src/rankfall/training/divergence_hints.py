@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rankfall.training.config.ranker_config import OptimizerConfig
+    from rankfall.training.config.sections import OptimizerConfig
 
 _TEMPERATURES = ("tau", "temperature")
 

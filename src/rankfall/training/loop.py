@@ -54,8 +54,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall.training.checkpoint import State
-    from rankfall.training.config.cascade_config import CascadeConfig
-    from rankfall.training.config.ranker_config import RankerConfig
+    from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.learner import Learner
 
     Progress = Callable[[Step], None]
@@ -78,7 +77,7 @@ class Loop(Generic[Batch]):
     def __init__(
         self,
         learner: Learner[Batch],
-        config: RankerConfig | CascadeConfig,
+        config: TrainConfig,
         out: Path,
         *,
         data: Mapping[str, str],
@@ -339,7 +338,7 @@ class Loop(Generic[Batch]):
 
 def finished(
     out: Path,
-    config: RankerConfig | CascadeConfig,
+    config: TrainConfig,
     data: Mapping[str, str],
     *,
     force: bool,
@@ -357,9 +356,7 @@ def finished(
     return None if found is None else TrainResult(**found)
 
 
-def _finished(
-    out: Path, config: RankerConfig | CascadeConfig, data: Mapping[str, str], on_notice: OnNotice
-) -> TrainResult | None:
+def _finished(out: Path, config: TrainConfig, data: Mapping[str, str], on_notice: OnNotice) -> TrainResult | None:
     if not (out / CONFIG).is_file():
         return None
     check_same(out, read_config(out).model_dump(mode="json"), config.model_dump(mode="json"))

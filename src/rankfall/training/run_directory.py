@@ -20,19 +20,22 @@ import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from rankfall._files import TEMPORARY, is_temporary
 from rankfall._settings import ConfigError, leaves, read_yaml, shown
-from rankfall.training.config.ranker_config import validate_any
+from rankfall.training.config.cascade_config import CascadeConfig
+from rankfall.training.config.load_config import validate_any
+from rankfall.training.config.ranker_config import RankerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
-    from rankfall.training.config.cascade_config import CascadeConfig
-    from rankfall.training.config.ranker_config import RankerConfig
+    from rankfall.training.config.load_config import TrainConfig
+
+Config = TypeVar("Config", RankerConfig, CascadeConfig)
 
 CONFIG, METRICS, RESULT, CHECKPOINTS = "config.yaml", "metrics.jsonl", "result.json", "checkpoints"
 LOG, DATA, REPORT, DAYS = "log.json", "data.json", "report.html", "days"
@@ -91,11 +94,25 @@ def repeatable(seed: int, threads: int) -> Generator[None]:
         torch.set_num_threads(before)
 
 
-def read_config(directory: Path) -> RankerConfig | CascadeConfig:
-    """The configuration of a run."""
+def read_config(directory: Path) -> TrainConfig:
+    """Load the configuration of a run."""
     if not (directory / CONFIG).is_file():
         raise ValueError(f"{directory} is not the directory of a run: it has no {CONFIG} (see 'rankfall train --help')")
     return validate_any(read_yaml(directory / CONFIG), where=str(directory / CONFIG))
+
+
+def read_config_as(kind: type[Config], directory: Path) -> Config:
+    """Load the configuration of a run, and refuse a run of another kind.
+
+    Args:
+        kind: ``RankerConfig`` or ``CascadeConfig``.
+        directory: Run directory.
+    """
+    config = read_config(directory)
+    if not isinstance(config, kind):
+        found, expected = ("cascade", "ranker") if kind is RankerConfig else ("ranker", "cascade")
+        raise ValueError(f"{directory} is the run of a {found}, expected the run of a {expected}")
+    return config
 
 
 def is_finished(directory: Path) -> bool:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Param
     from torch.utils.tensorboard import SummaryWriter
 
-    from rankfall.training.config.cascade_config import CascadeConfig
-    from rankfall.training.config.ranker_config import MLflowConfig, RankerConfig, TrackerName
+    from rankfall.training.config.load_config import TrainConfig
+    from rankfall.training.config.sections import MLflowConfig, TrackerName
     from rankfall.training.run_directory import Step
 
 INSTALL = "pip install 'rankfall[track]'"
@@ -57,7 +57,7 @@ class Tracker(Protocol):
 class Trackers:
     """All that a configuration names; refuses those that are not installed, before anything is trained."""
 
-    def __init__(self, config: RankerConfig | CascadeConfig, out: Path) -> None:
+    def __init__(self, config: TrainConfig, out: Path) -> None:
         self._config, self._out = config, out
         self._trackers: dict[TrackerName, Tracker] = {}
         self._on_notice: Callable[[str], None] = warnings.warn
@@ -169,7 +169,7 @@ class _TensorBoard:
 class _MLflow:
     """A run of MLflow, by its own name for it in ``mlflow/run.json``; one that is continued remains the same."""
 
-    def __init__(self, config: RankerConfig | CascadeConfig, out: Path) -> None:
+    def __init__(self, config: TrainConfig, out: Path) -> None:
         with _quiet():
             self._client, uri = _client(config.training.mlflow, out)
             file = out / MLFLOW / "run.json"
@@ -185,7 +185,7 @@ class _MLflow:
             for name in self._last:
                 self._last[name] = max(one.step for one in self._client.get_metric_history(self._run, name))
 
-    def _begin(self, config: RankerConfig | CascadeConfig, out: Path) -> str:
+    def _begin(self, config: TrainConfig, out: Path) -> str:
         name = config.training.mlflow.experiment
         experiment = self._client.get_experiment_by_name(name)
         number = experiment.experiment_id if experiment else self._client.create_experiment(name)
@@ -219,7 +219,7 @@ def _client(config: MLflowConfig, out: Path) -> tuple[MlflowClient, str]:
     return MlflowClient(tracking_uri=uri), uri
 
 
-def _params(config: RankerConfig | CascadeConfig) -> list[Param]:
+def _params(config: TrainConfig) -> list[Param]:
     from mlflow.entities import Param
 
     return [Param(name, str(value)) for name, value in leaves(config.model_dump(mode="json")).items()]

@@ -26,13 +26,14 @@ from rankfall.training.build_cascade import (
     with_depths,
 )
 from rankfall.training.cascade_metrics import measure_funnel
-from rankfall.training.config.cascade_config import CascadeConfig, Role
-from rankfall.training.config.ranker_config import dump_absolute
+from rankfall.training.config.cascade_config import CascadeConfig
+from rankfall.training.config.overrides import dump_absolute
+from rankfall.training.config.sections import Role
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.divergence_hints import advice
 from rankfall.training.learner import Learner, Loader
 from rankfall.training.loop import Loop, finished, train_in
-from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config, repeatable
+from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as, repeatable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -315,9 +316,7 @@ def means_of(values: Mapping[str, Tensor]) -> dict[str, float]:
 
 def load_run(directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> tuple[CascadeConfig, Cascade]:
     """The configuration of a run and its cascade, ready to score."""
-    config = read_config(directory)
-    if not isinstance(config, CascadeConfig):
-        raise ValueError(f"{directory} is the run of a ranker, expected that of a cascade")
+    config = read_config_as(CascadeConfig, directory)
     return config, Cascade.load(directory / CHECKPOINTS / f"{checkpoint}.safetensors").eval()
 
 

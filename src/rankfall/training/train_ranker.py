@@ -21,12 +21,14 @@ from rankfall.data.lists.ranking_data import Moments, RankingData
 from rankfall.metrics.named import parse
 from rankfall.models import FeatureScaling
 from rankfall.training.build import Ranker, classifies, make_loss, make_optimizer, make_ranker
-from rankfall.training.config.ranker_config import RankerConfig, Role, dump_absolute
+from rankfall.training.config.overrides import dump_absolute
+from rankfall.training.config.ranker_config import RankerConfig
+from rankfall.training.config.sections import Role
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.divergence_hints import advice
 from rankfall.training.learner import Learner
 from rankfall.training.loop import Loop, finished, train_in
-from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, TrainingError, read_config, repeatable
+from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, TrainingError, read_config_as, repeatable
 from rankfall.training.scoring import measure, score
 
 if TYPE_CHECKING:
@@ -287,9 +289,7 @@ def _grades(lists: Lists) -> int:
 
 def load_run(directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> tuple[RankerConfig, Ranker]:
     """The configuration of a run and its model, ready to score."""
-    config = read_config(directory)
-    if not isinstance(config, RankerConfig):
-        raise ValueError(f"{directory} is the run of a cascade, expected that of a ranker")
+    config = read_config_as(RankerConfig, directory)
     tensors, about = read_checkpoint(directory / CHECKPOINTS / f"{checkpoint}.safetensors")
     scaling = FeatureScaling.identity(about["features"], log1p=config.data.log1p)
     with torch.random.fork_rng(devices=[]):  # the first weights are drawn and thrown away

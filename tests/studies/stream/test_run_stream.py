@@ -23,7 +23,7 @@ from rankfall._settings import ConfigError
 from rankfall.reporting.stream_table import markdown_tables, terminal_stream
 from rankfall.simulation.simulate import Simulation, append_days, simulate_log
 from rankfall.studies.evaluate import evaluate_run
-from rankfall.training.config.ranker_config import merge
+from rankfall.training.config.overrides import merge
 from rankfall.training.run_directory import Stopped, SurroundingsError
 from reporting.test_report import Page, check_pictures
 from support.command_line import run as command

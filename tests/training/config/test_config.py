@@ -11,16 +11,9 @@ import yaml
 from rankfall import losses
 from rankfall._settings import ConfigError, dump
 from rankfall.models import ACTIVATIONS
-from rankfall.training.config.ranker_config import (
-    Activation,
-    LinearConfig,
-    LossName,
-    MLPConfig,
-    apply_overrides,
-    load_config,
-    merge,
-    validate,
-)
+from rankfall.training.config.load_config import load_config
+from rankfall.training.config.overrides import apply_overrides, merge
+from rankfall.training.config.ranker_config import Activation, LinearConfig, LossName, MLPConfig, validate
 from support.command_line import run
 
 if TYPE_CHECKING:
@@ -75,7 +68,7 @@ def test_every_loss_and_activation_can_be_named() -> None:
         ("training.metric=recall@5", "found 'recall@5'; expected recall@m@k"),
         ("training.metric=ndcg@0", "expected ndcg or ndcg@k, where cutoffs are whole numbers above 0"),
         ("metrics=[mrr, mrr@5]", "metrics.1: found 'mrr@5'; expected mrr"),
-        ("data.valid=S1", "data: split 'S1' stands in train and in valid"),
+        ("data.valid=S1", "data: split 'S1' is in train and in valid"),
         ("data={path: x, train: [S1]}", "data.valid is missing"),
         ("data.train=[]", "data.train: found []"),
         ("loss.name=lamda_loss", "loss.name: found 'lamda_loss', did you mean 'lambda_loss'; allowed are mse_loss"),
@@ -223,7 +216,7 @@ def test_show_knows_comparisons_streams_and_searches(
     assert capsys.readouterr().out == shown
     assert run("config", "show", str(file), wrong) == 1
     assert "did you mean" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"one\.yaml is a .* Expected the configuration of one training"):
+    with pytest.raises(ConfigError, match=r"one\.yaml is a .* Expected the configuration of one training run"):
         load_config(file)
 
 

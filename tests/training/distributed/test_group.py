@@ -21,7 +21,8 @@ from rankfall.data.lists.list_loader import Lists
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.training.build_cascade import OBJECTIVES
 from rankfall.training.checkpoint import Checkpoints
-from rankfall.training.config.ranker_config import LossName, set_option
+from rankfall.training.config.overrides import set_option
+from rankfall.training.config.ranker_config import LossName
 from rankfall.training.distributed.group import ONE_BY_ONE, Group, LostError, Processes
 from rankfall.training.run_directory import check_alike
 from support import torchrun_program

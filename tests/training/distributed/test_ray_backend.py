@@ -16,7 +16,7 @@ import pytest
 from rankfall.training import train_cascade as cascade
 from rankfall.training.checkpoint import Checkpoints
 from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.config.ranker_config import validate_any
+from rankfall.training.config.load_config import validate_any
 from rankfall.training.distributed import ray_backend
 from rankfall.training.distributed.ray_backend import train_by_ray
 from rankfall.training.run_directory import Stopped, SurroundingsError, is_to_be_replaced

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.metrics.named import parse
+from rankfall.studies.baselines.baseline import Baseline, BaselineConfig
+from rankfall.training.config.sections import Count
 from rankfall.training.scoring import measure
 from rankfall.training.train_ranker import load_lists
 
@@ -19,10 +22,41 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.data.lists.list_loader import Lists
-    from rankfall.studies.comparison_plan import TreesConfig
 
 MODEL_FILE = "model.txt"
 MAX_LABEL = 30  # of LightGBM's gains
+
+
+class TreesConfig(BaselineConfig):
+    """LightGBM's LambdaMART (Burges 2010; Ke et al. 2017); names and defaults are LightGBM's."""
+
+    kind: Literal["lightgbm"] = "lightgbm"
+    seed: int
+    num_leaves: Annotated[int, Field(ge=2)] = 31
+    learning_rate: float = Field(default=0.1, gt=0)
+    n_estimators: Count = Field(default=500, description="Trees, at most.")
+    patience: Count | None = Field(default=50, description="Trees without a better validation before stopping.")
+    min_data_in_leaf: Annotated[int, Field(ge=0)] = 20
+    lambda_l2: float = Field(default=0.0, ge=0)
+    feature_fraction: float = Field(default=1.0, gt=0, le=1)
+    bagging_fraction: float = Field(default=1.0, gt=0, le=1)
+    lambdarank_truncation_level: Count = 30
+
+
+class LambdaMART(Baseline[TreesConfig]):
+    """LambdaMART by LightGBM as a method of a comparison."""
+
+    kind: ClassVar[str] = "lightgbm"
+    config_class: ClassVar[type[BaselineConfig]] = TreesConfig
+    config: TreesConfig
+
+    def fit(self, directory: Path) -> float:
+        """Grow trees, and return the validation metric of the best number of them."""
+        return fit(self.config, directory)
+
+    def score(self, directory: Path, lists: Lists) -> Tensor:
+        """Return the scores ``(rows,)`` of all documents by the trees of a run."""
+        return score(self.config, directory, lists)
 
 
 def fit(config: TreesConfig, directory: Path) -> float:

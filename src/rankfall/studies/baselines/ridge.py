@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from rankfall._files import write_file
 from rankfall.data.lists.ranking_data import Moments, RankingData
 from rankfall.metrics.named import parse
+from rankfall.studies.baselines.baseline import Baseline, BaselineConfig
 from rankfall.training.scoring import measure
 from rankfall.training.train_ranker import load_lists
 
@@ -22,10 +24,37 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.data.lists.list_loader import Lists
-    from rankfall.studies.comparison_plan import RidgeConfig
 
 MODEL_FILE = "ridge.json"
 CHUNK_ROWS = 1 << 16  # documents that are in memory at once
+
+
+class RidgeConfig(BaselineConfig):
+    """Linear regression of the labels with a squared penalty, in closed form."""
+
+    kind: Literal["ridge"] = "ridge"
+    alphas: list[Annotated[float, Field(gt=0)]] = Field(
+        default=[0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0],
+        min_length=1,
+        description="Weights of the penalty, of which validation chooses one.",
+    )
+
+
+class Ridge(Baseline[RidgeConfig]):
+    """Ridge regression of the labels as a method of a comparison."""
+
+    kind: ClassVar[str] = "ridge"
+    config_class: ClassVar[type[BaselineConfig]] = RidgeConfig
+    tunes_itself: ClassVar[bool] = True
+    config: RidgeConfig
+
+    def fit(self, directory: Path) -> float:
+        """Fit all penalties, and return the validation metric of the best one."""
+        return fit(self.config, directory)
+
+    def score(self, directory: Path, lists: Lists) -> Tensor:
+        """Return the scores ``(rows,)`` of all documents by the weights of a run."""
+        return score(self.config, directory, lists)
 
 
 def fit(config: RidgeConfig, directory: Path) -> float:

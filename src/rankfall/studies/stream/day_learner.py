@@ -31,8 +31,8 @@ from rankfall.data.impressions.compatibility import check_meaning, meaning_of
 from rankfall.data.impressions.loader import FirstDays
 from rankfall.data.impressions.log import open_day
 from rankfall.training.build_cascade import check_kept, check_quotas, has_schedule, make_objective, with_depths
-from rankfall.training.config.cascade_config import Role
-from rankfall.training.config.ranker_config import dump_absolute
+from rankfall.training.config.overrides import dump_absolute
+from rankfall.training.config.sections import Role
 from rankfall.training.loop import Loop, train_in
 from rankfall.training.per_list_table import values_table
 from rankfall.training.run_directory import (
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.loader import Impressions
     from rankfall.training.checkpoint import State
     from rankfall.training.config.cascade_config import CascadeConfig
-    from rankfall.training.config.ranker_config import RankerConfig
+    from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.learner import Position
     from rankfall.training.loop import OnNotice, Progress
     from rankfall.training.run_directory import TrainResult
@@ -150,7 +150,7 @@ def _check_pool(config: CascadeConfig, log: ImpressionLog, days: Iterable[str]) 
         )
 
 
-def _told(config: RankerConfig | CascadeConfig) -> dict[str, Any]:
+def _told(config: TrainConfig) -> dict[str, Any]:
     """What a run must be told again to go on, but for the days: there may be more of them."""
     told = config.model_dump(mode="json")
     told["data"] = {key: value for key, value in told["data"].items() if key not in get_args(Role)}

@@ -37,7 +37,7 @@ from rankfall.studies.stream.day_learner import check_begun, stream
 from rankfall.studies.stream.stream_config import RUNS, make_runs, scheduled
 from rankfall.studies.stream.stream_summary import day_entry, measured, overall
 from rankfall.studies.workers import Failure, run_tasks
-from rankfall.training.config.ranker_config import dump_absolute
+from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.run_directory import (
     REPORT,
     Stopped,

@@ -27,7 +27,7 @@ from rankfall._settings import ConfigError, Section, explain, read_yaml
 from rankfall._suggest import did_you_mean
 from rankfall.training.build_cascade import has_schedule, make_objective, try_depths
 from rankfall.training.config.cascade_config import LogConfig, validate_cascade
-from rankfall.training.config.ranker_config import apply_overrides, merge, set_option
+from rankfall.training.config.overrides import apply_overrides, merge, set_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rankfall._ray import ATTEMPTS, enter
-from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.distributed.group import ElsewhereError, Group, LostError, Processes
 from rankfall.training.distributed.ray_channel import Ear
+from rankfall.training.methods import method_of
 from rankfall.training.run_directory import (
     Step,
     Stopped,
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall._ray import Ray
-    from rankfall.training.config.ranker_config import RankerConfig
+    from rankfall.training.config.load_config import TrainConfig
 
 _INTERVAL = 0.5  # seconds between what is heard of a training, and between what it is asked
 
 
 def train_by_ray(
-    config: RankerConfig | CascadeConfig,
+    config: TrainConfig,
     out: Path,
     engine: Ray,
     *,
@@ -125,10 +125,10 @@ def _result(fit: _Fit, heard: _Heard) -> TrainResult:
     ) from fit.error
 
 
-def _use_gpu(config: RankerConfig | CascadeConfig, workers: int, engine: Ray) -> bool:
+def _use_gpu(config: TrainConfig, workers: int, engine: Ray) -> bool:
     """Whether there is a GPU for each process, and work for it: others stay on the CPU under torchrun as well."""
     gpus: float = engine.ray.cluster_resources().get("GPU", 0)
-    return isinstance(config, CascadeConfig) and workers > 1 and gpus >= workers
+    return method_of(config).trains_on_gpu and workers > 1 and gpus >= workers
 
 
 class _Fit(threading.Thread):
