@@ -57,12 +57,15 @@ def _content(path: Path, overrides: list[str]) -> dict[str, Any]:
     from rankfall.training.config.defaults import with_defaults
     from rankfall.training.config.load_config import load_config
     from rankfall.training.config.overrides import apply_overrides
+    from rankfall.training.methods import method_of
 
     given = apply_overrides(read_yaml(path), overrides)
     if "search" in given:
         return load_search(path, overrides).written()
     if "methods" not in given:
-        return with_defaults(load_config(path, overrides))
+        config = load_config(path, overrides)
+        method_of(config).check_components(str(path))
+        return with_defaults(config)
     if "train" in (given.get("data") or {}) or "folds" in given:
         comparison = load_comparison(path, overrides)
         check_comparison(comparison)

@@ -176,7 +176,7 @@ def check_comparison(config: ComparisonConfig) -> list[RunConfig]:
     """Refuse what can be refused without the data; all runs of the first seed."""
     plan = _plan(config, Path(), "")
     return [
-        _check_metric(method, plan.run(method, fold, one, config.seeds[0]).config, plan.validation_metric)
+        _check_run(method, plan.run(method, fold, one, config.seeds[0]).config, plan.validation_metric)
         for method, settings in plan.candidates.items()
         for fold, one in itertools.product(plan.folds, settings)
     ]
@@ -192,7 +192,8 @@ def _plan(config: ComparisonConfig, out: Path, data_checksum: str) -> Plan:
     return Plan(config, folds, _candidates(config), out, data_checksum)
 
 
-def _check_metric(method: str, run: RunConfig, metric: str) -> RunConfig:
+def _check_run(method: str, run: RunConfig, metric: str) -> RunConfig:
+    method_of(run).check_components(f"methods.{method}")
     found = method_of(run).metric
     if found != metric:
         raise ConfigError(f"methods.{method}: found training.metric {found}, expected that of all methods, {metric}")

@@ -169,8 +169,11 @@ class Search:
         refused = None
         for number in range(COMPLETIONS):
             others = {name: draw.choice(one.ends) if number else one.ends[0] for name, one in self.space.items()}
+            where = f"{self.where}: search.{key}: {shown(value)}"
             try:
-                return self.config({**others, key: value}, where=f"{self.where}: search.{key}: {shown(value)}")
+                config = self.config({**others, key: value}, where=where)
+                method_of(config).check_components(where)
+                return config
             except ConfigError as error:
                 refused = refused or error
         raise ConfigError(f"{refused}{self.space[key].hint()}")

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import inspect
-import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
-from rankfall import objectives
-from rankfall._settings import ConfigError, explain
+from rankfall import objectives, registry
+from rankfall._settings import ConfigError
 from rankfall._suggest import did_you_mean
 from rankfall.cascade import Cascade, Stage
-from rankfall.models import KINDS, Scorer, from_config
-from rankfall.training.build import classifies, make_loss, make_optimizer, make_option
+from rankfall.models import Scorer, from_config
+from rankfall.training.build import make_loss, make_optimizer, make_option
+from rankfall.training.config.component_checks import TEMPERATURES, read_schedule
 from rankfall.training.config.ranker_config import LossConfig
 
 if TYPE_CHECKING:
@@ -29,36 +28,10 @@ if TYPE_CHECKING:
     from rankfall.training.config.cascade_config import CascadeConfig
     from rankfall.training.config.sections import OptimizerConfig
 
-OBJECTIVES: dict[str, type[Objective]] = {
-    "bce": objectives.BCE,
-    "icc": objectives.ICC,
-    "rankflow": objectives.RankFlow,
-    "fs_ranknet": objectives.FSRankNet,
-    "fs_lambda_loss": objectives.FSLambdaLoss,
-    "sort_ce": objectives.SortCE,
-    "arf": objectives.ARF,
-    "arf_v2": objectives.ARFv2,
-    "lcron": objectives.LCRON,
-    "per_stage": objectives.PerStage,
-}
-GIVEN = ("relevant", "stages")  # that objectives have from the rest of the configuration alone
-_TEMPERATURES = ("tau", "temperature", "steepness")
-_SCHEDULES = ("constant", "linear", "exponential")
-
+OBJECTIVES: dict[str, Any] = {name: registry.get("objective", name) for name in registry.names("objective")}
+GIVEN = ("relevant", "stages")
 
 # --- models -----------------------------------------------------------------------------------------------------
-
-
-def try_model(config: Mapping[str, Any]) -> None:
-    """Refuse a kind of model that there is not, and options that it does not have."""
-    options = dict(config)
-    kind = options.pop("kind", None)
-    if kind not in KINDS:
-        raise ValueError(f"model.kind: found {kind!r}{did_you_mean(kind, KINDS)}; allowed are {', '.join(KINDS)}")
-    allowed = [name for name in inspect.signature(KINDS[kind]).parameters if name not in ("features", "tables")]
-    for name in options:
-        if name not in allowed:
-            raise ValueError(f"model.{name}: {kind} has no such option{did_you_mean(name, allowed)}; it has {allowed}")
 
 
 def make_cascade(config: CascadeConfig, features: Features) -> Cascade:
@@ -123,41 +96,44 @@ class Temperature:
         self.value.fill_(now)
 
 
-def has_schedule(temperatures: Sequence[Temperature]) -> bool:
-    """Whether one of them changes over the training, whose length must then be known."""
-    return any(one.start != one.end for one in temperatures)
+BuiltObjective: TypeAlias = "tuple[Objective, list[Temperature]]"
+"""An objective, and the temperatures in it that follow a schedule."""
 
 
-def check_objective(config: CascadeConfig) -> None:
-    """Refuse options that the objective does not have, or that it refuses when it sees a list."""
-    objective, temperatures = make_objective(try_depths(config))
-    for temperature in temperatures:
-        temperature.set(0.0)
-    scores = [torch.tensor([[0.0, 1.0, 2.0]])] * len(config.stages)
-    objective(scores, torch.tensor([[2.0, 1.0, 0.0]]), depth=torch.tensor([[2, 1, 0]]))
+def make_objective(config: CascadeConfig) -> BuiltObjective:
+    """Build the objective of a configuration.
 
+    Args:
+        config: Configuration in which `min_depth` has numbers in place of the names of logged stages.
 
-def make_objective(config: CascadeConfig) -> tuple[Objective, list[Temperature]]:
-    """The objective of a configuration, and the temperatures in it that follow a schedule."""
+    Returns:
+        The objective, and the temperatures in it that follow a schedule.
+
+    Raises:
+        ConfigError: If the objective refuses its options.
+    """
     name = config.objective.name
+    component: Any = registry.get("objective", name)
     temperatures: list[Temperature] = []
-    allowed = inspect.signature(OBJECTIVES[name]).parameters
-    given = _given(config, allowed)
-    for option in config.objective.options:
-        if option not in allowed or option in GIVEN:
-            free = [key for key in allowed if key not in GIVEN]
-            raise ValueError(
-                f"objective: {name} has no option {option!r}{did_you_mean(option, free)}; it has {', '.join(free)}"
-            )
-    if name == "per_stage" and "loss" not in config.objective.options:
-        raise ValueError(f"objective: {name} needs the option 'loss', such as {{name: ranknet_loss}}")
     try:
         made = partial(_temperature, temperatures)
         options = {key: _make_option(name, key, value, made) for key, value in config.objective.options.items()}
-        objective = OBJECTIVES[name](**(given | options))
+        objective: Objective = component(**_given(config, inspect.signature(component).parameters), **options)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"objective: {error}") from None
+        raise ConfigError(f"objective: {error}") from None
     return objective, temperatures
+
+
+def check_objective(objective: Objective, temperatures: Sequence[Temperature]) -> None:
+    """Call an objective on one impression, so that it refuses options that do not fit each other before training."""
+    for temperature in temperatures:
+        temperature.set(0.0)
+    scores = [torch.tensor([[0.0, 1.0, 2.0]])] * objective.stages
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            objective(scores, torch.tensor([[2.0, 1.0, 0.0]]), depth=torch.tensor([[2, 1, 0]]))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"objective: {error}") from None
 
 
 def with_depths(config: CascadeConfig, stages: Sequence[str]) -> CascadeConfig:
@@ -195,19 +171,10 @@ def _with_depths(config: CascadeConfig, number: Callable[[str, str], int]) -> Ca
     return config.model_copy(update={"stages": stages, "objective": objective})
 
 
-def _make_option(objective: str, name: str, value: Any, made: Callable[[str, Any], Any]) -> Any:
-    return _make_loss(value) if (objective, name) == ("per_stage", "loss") else make_option(name, value, made)
-
-
-def _make_loss(value: Any) -> nn.Module:
-    """A loss by its name, or by name and options."""
-    try:
-        config = LossConfig.model_validate({"name": value} if isinstance(value, str) else value)
-    except ValidationError as error:
-        raise ValueError(explain(error, "loss")) from None
-    if classifies(config):
-        raise ValueError(f"loss: {config.name} takes an output for each grade, but a stage gives one score")
-    return make_loss(config)
+def _make_option(objective: str, name: str, value: Any, convert: Callable[[str, Any], Any]) -> Any:
+    if (objective, name) == ("per_stage", "loss"):
+        return make_loss(LossConfig.model_validate({"name": value} if isinstance(value, str) else value))
+    return make_option(name, value, convert)
 
 
 def _given(config: CascadeConfig, allowed: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,28 +187,15 @@ def _given(config: CascadeConfig, allowed: Mapping[str, Any]) -> dict[str, Any]:
     if any(depth is not None for depth in depths):
         defaults = objectives.BCE(relevant=1, stages=len(depths)).min_depth
         known["min_depth"] = [a if b is None else b for a, b in zip(defaults, depths, strict=True)]
-    return {key: value for key, value in known.items() if key in allowed}
+    return {key: value for key, value in known.items() if key in allowed and key not in config.objective.options}
 
 
 def _temperature(temperatures: list[Temperature], name: str, value: Any) -> Any:
-    """The value of an option; a temperature with a schedule becomes a tensor, and joins the list."""
-    if name not in _TEMPERATURES or not isinstance(value, dict):
+    """Return the value of an option. A temperature with a schedule becomes a tensor, and joins the list."""
+    if name not in TEMPERATURES or not isinstance(value, dict):
         return value
-    schedule = value.get("schedule", "exponential")
-    if schedule not in _SCHEDULES:
-        raise ValueError(f"{name}.schedule: found {schedule!r}, expected constant, linear or exponential")
-    if schedule == "constant":
-        value = {"end": value.get("start")} | value
-    unknown = [key for key in value if key not in ("start", "end", "schedule")]
-    if unknown or "start" not in value or "end" not in value:
-        raise ValueError(f"{name}: found {value!r}, expected a number or start, end and schedule")
-    start, end = value["start"], value["end"]
-    for key, number in (("start", start), ("end", end)):
-        if not isinstance(number, int | float) or not 0 < number < math.inf:
-            raise ValueError(f"{name}.{key}: found {number!r}, expected a positive number")
-    if schedule == "constant" and start != end:
-        raise ValueError(f"{name}.end: found {end!r}, but the schedule is constant and it starts at {start!r}")
-    temperature = Temperature(torch.tensor(float(start)), float(start), float(end), schedule)
+    schedule = read_schedule(name, value)
+    temperature = Temperature(torch.tensor(schedule.start), *schedule)
     temperatures.append(temperature)
     return temperature.value
 

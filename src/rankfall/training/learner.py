@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
+from torch import nn
 
-from rankfall.training.build import clip_gradients
 from rankfall.training.distributed.group import ALONE, Group
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from rankfall.training.checkpoint import State
     from rankfall.training.run_directory import TrainingError
@@ -192,3 +192,21 @@ class Learner(ABC, Generic[Batch]):
         self.optimizer.load_state_dict(state["optimizer"])
         self.loader.load_state_dict(state["loader"])
         torch.set_rng_state(state["random"])
+
+
+def clip_gradients(parameters: Iterable[Tensor], most: float | None) -> Tensor:
+    """The norm of the gradients of all parameters together, which are then scaled to have at most this one.
+
+    Of a sparse gradient only what it holds is looked at.
+    """
+    found = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        if parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()  # or a row that was met twice would count as two
+        found.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
+    norm = nn.utils.get_total_norm(found)
+    if most is not None:
+        torch._foreach_mul_(found, (most / (norm + 1e-6)).clamp(max=1.0))
+    return norm

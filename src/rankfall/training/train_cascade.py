@@ -20,6 +20,7 @@ from rankfall.objectives import BCE, Objective
 from rankfall.training.build_cascade import (
     Optimizers,
     check_kept,
+    check_objective,
     check_quotas,
     make_cascade,
     make_objective,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from rankfall.data.impressions.loader import FirstDays, Impressions
     from rankfall.data.impressions.spec import Features
+    from rankfall.training.build_cascade import BuiltObjective
     from rankfall.training.config.cascade_config import LogConfig
     from rankfall.training.distributed.group import Group
     from rankfall.training.learner import Position
@@ -88,7 +90,7 @@ def train(
         log = load_log(config.data)
         config = with_depths(config, log.spec.stage_names)
         check_days(log, config.data)
-        check_depths(log, config)
+        built = build_objective(log, config)
         data = checksums(log, config.data)
     result = finished(out, config, data, force=force, resume=resume, on_notice=on_notice, group=group)
     if result is not None:
@@ -96,7 +98,7 @@ def train(
     with repeatable(config.training.seed, config.training.threads):
         with group.together():
             try:
-                learner = LogLearner(config, out, log, group)
+                learner = LogLearner(config, out, log, group, built)
             except ValueError as error:
                 raise ConfigError(str(error)) from None
             loop = Loop(learner, config, out, data=data, progress=progress, stop=stop)
@@ -140,12 +142,12 @@ class CascadeLearner(Learner["Impressions"]):
     loader: DayLoader
     batches: int  # of the whole training, over which temperatures change
 
-    def __init__(self, config: CascadeConfig, out: Path, features: Features) -> None:
+    def __init__(self, config: CascadeConfig, out: Path, features: Features, built: BuiltObjective) -> None:
         self.config = config
         self.out = out
         self.metric = config.training.metric
         self.cascade = make_cascade(config, features)
-        self.objective, self.temperatures = make_objective(config)
+        self.objective, self.temperatures = built
         self.modules = {"cascade": self.cascade, "objective": self.objective}
         self.network = _Network(self.cascade, self.objective).to(self.group.device)
         self.optimizer = Optimizers(config.optimizer, self.cascade, self.objective)
@@ -196,9 +198,11 @@ class CascadeLearner(Learner["Impressions"]):
 class LogLearner(CascadeLearner):
     """Learns from the days for training, and is measured on those for validation."""
 
-    def __init__(self, config: CascadeConfig, out: Path, log: ImpressionLog, group: Group) -> None:
+    def __init__(
+        self, config: CascadeConfig, out: Path, log: ImpressionLog, group: Group, built: BuiltObjective | None = None
+    ) -> None:
         self.group = group
-        super().__init__(config, out, log.features)
+        super().__init__(config, out, log.features, built or build_objective(log, config))
         self.loader = make_loader(log, config, "train", group)
         check_kept(self.objective, self.loader)
         self.valid = make_loader(log, config, "valid")
@@ -333,9 +337,24 @@ def check_days(log: ImpressionLog, config: LogConfig) -> None:
                 raise ConfigError(f"data: {day.name} stands in {used[day.name]} and in {role}; a day has one use")
 
 
-def check_depths(log: ImpressionLog, config: CascadeConfig) -> None:
-    """Refuse a stage that would never see an item."""
-    objective, _ = make_objective(config)
+def build_objective(log: ImpressionLog, config: CascadeConfig) -> BuiltObjective:
+    """Build the objective of a run, once, and check it before anything is written.
+
+    Args:
+        log: The log to train on.
+        config: Configuration with depths as numbers; see :func:`~rankfall.training.build_cascade.with_depths`.
+
+    Raises:
+        ConfigError: If the objective refuses its options, or would train a stage on no item of the log.
+    """
+    built = make_objective(config)
+    check_objective(*built)
+    _check_depths(log, config, built[0])
+    return built
+
+
+def _check_depths(log: ImpressionLog, config: CascadeConfig, objective: Objective) -> None:
+    """Refuse a stage that would be trained on no item."""
     deepest = len(log.spec.stages) - 1
     if isinstance(objective, BCE):
         for stage, least in zip(config.stages, objective.min_depth, strict=True):

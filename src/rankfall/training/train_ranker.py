@@ -20,7 +20,7 @@ from rankfall.data.lists.list_loader import Batch, ListLoader, Lists
 from rankfall.data.lists.ranking_data import Moments, RankingData
 from rankfall.metrics.named import parse
 from rankfall.models import FeatureScaling
-from rankfall.training.build import Ranker, classifies, make_loss, make_optimizer, make_ranker
+from rankfall.training.build import Ranker, check_loss, classifies, make_loss, make_optimizer, make_ranker
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.ranker_config import RankerConfig
 from rankfall.training.config.sections import Role
@@ -85,6 +85,8 @@ def train(
         data = load_data(config.data)
         lists = {role: load_lists(data, config.data, role) for role in get_args(Role) if config.data.splits(role)}
         _check_apart(data, config.data)
+        loss = make_loss(config.loss)
+        check_loss(loss, config.loss)
         checksums = data.manifest["files"]
     result = finished(out, config, checksums, force=force, resume=resume, on_notice=on_notice, group=group)
     if result is not None:
@@ -94,7 +96,7 @@ def train(
             grades = _grades(lists["train"]) if classifies(config.loss) else None
             model = make_ranker(config.model, _fit_scaling(data, config.data), grades)
             loop = Loop(
-                _Learner(config, out, model, lists["train"], lists["valid"], group),
+                _Learner(config, out, model, loss, lists["train"], lists["valid"], group),
                 config,
                 out,
                 data=checksums,
@@ -125,7 +127,14 @@ class _Learner(Learner[Batch]):
     """A ranker and its loss."""
 
     def __init__(
-        self, config: RankerConfig, out: Path, model: Ranker, lists: Lists, valid: Lists, group: Group
+        self,
+        config: RankerConfig,
+        out: Path,
+        model: Ranker,
+        loss: nn.Module,
+        lists: Lists,
+        valid: Lists,
+        group: Group,
     ) -> None:
         self.group = group
         self.config = config
@@ -135,7 +144,7 @@ class _Learner(Learner[Batch]):
         self.valid = valid
         self.measured = parse(config.training.metric)
         self.metric = self.measured.name
-        self.loss = make_loss(config.loss)
+        self.loss = loss
         self.modules = {"model": model, "loss": self.loss}
         self.network = _Network(model, self.loss)
         self.clip = config.optimizer.clip

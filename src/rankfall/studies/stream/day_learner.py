@@ -30,7 +30,8 @@ from rankfall._settings import ConfigError
 from rankfall.data.impressions.compatibility import check_meaning, meaning_of
 from rankfall.data.impressions.loader import FirstDays
 from rankfall.data.impressions.log import open_day
-from rankfall.training.build_cascade import check_kept, check_quotas, has_schedule, make_objective, with_depths
+from rankfall.training.build_cascade import check_kept, check_quotas, with_depths
+from rankfall.training.config.component_checks import has_schedule
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.sections import Role
 from rankfall.training.loop import Loop, train_in
@@ -50,7 +51,7 @@ from rankfall.training.run_directory import (
 from rankfall.training.train_cascade import (
     CascadeLearner,
     Epoch,
-    check_depths,
+    build_objective,
     means_of,
     measure,
     measuring_loader,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 
     from rankfall.data import ImpressionLoader, ImpressionLog
     from rankfall.data.impressions.loader import Impressions
+    from rankfall.training.build_cascade import BuiltObjective
     from rankfall.training.checkpoint import State
     from rankfall.training.config.cascade_config import CascadeConfig
     from rankfall.training.config.load_config import TrainConfig
@@ -111,17 +113,17 @@ def stream(
     # negatives are drawn from what the stream has seen, whatever else the log has
     log = replace(log, days={day: log.days[day] for day in days if day in log.days})
     _check_pool(config, log, days)
-    check_depths(log, config)
+    built = build_objective(log, config)
     check_free(out, force=False, resume=resume)
     if resume and (out / CONFIG).is_file():
         check_begun(config, out, log)
     else:
         there = [day for day in days if day in log.days]
         check_quotas(config, measuring_loader(log, config, there[1:] or there, first_days))
-        check_kept(make_objective(config)[0], training_loader(log, config, there, first_days=first_days))
+        check_kept(built[0], training_loader(log, config, there, first_days=first_days))
     with repeatable(config.training.seed, config.training.threads):
         try:
-            learner = _DayLearner(config, out, log, days, first_days)
+            learner = _DayLearner(config, out, log, days, first_days, built)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         loop = _DayLoop(learner, config, out, days=days, weights=weights, on_day=on_day, progress=progress, stop=stop)
@@ -243,12 +245,18 @@ class _DayLearner(CascadeLearner):
     loader: _OneDay
 
     def __init__(
-        self, config: CascadeConfig, out: Path, log: ImpressionLog, days: Mapping[str, str], first_days: FirstDays
+        self,
+        config: CascadeConfig,
+        out: Path,
+        log: ImpressionLog,
+        days: Mapping[str, str],
+        first_days: FirstDays,
+        built: BuiltObjective,
     ) -> None:
-        super().__init__(config, out, log.features)
+        super().__init__(config, out, log.features, built)
         self.log, self._first_days = log, first_days
         self.loader = _OneDay(log, config, days, first_days)
-        self.batches = _batches(log, config, days) if has_schedule(self.temperatures) else 0
+        self.batches = _batches(log, config, days) if has_schedule(config.objective.options) else 0
         self.measured: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
 
     def validate(self, on_batch: Callable[[int], None] = lambda count: None) -> dict[str, float]:
@@ -367,7 +375,7 @@ class _DayLoop(Loop["Impressions"]):
                 raise ConfigError(f"data.days: {self.out} learned from {before} where the stream now has {day}")
         names = [f"day {day}" for day in begun]
         check_same_data(self.out, *({name: data[name] for name in names} for data in (state["data"], self._data)))
-        if has_schedule(self.learner.temperatures) and len(state["data"]) != len(self._data):
+        if has_schedule(self.learner.config.objective.options) and len(state["data"]) != len(self._data):
             raise ConfigError(
                 f"objective: a temperature follows a schedule over the {len(state['data'])} days with which {self.out} "
                 f"was begun, now there are {len(self._data)}. Give it one value, or begin another stream"

@@ -25,9 +25,10 @@ from pydantic import Field, ValidationError, model_validator
 
 from rankfall._settings import ConfigError, Section, explain, read_yaml
 from rankfall._suggest import did_you_mean
-from rankfall.training.build_cascade import has_schedule, make_objective, try_depths
 from rankfall.training.config.cascade_config import LogConfig, validate_cascade
+from rankfall.training.config.component_checks import has_schedule
 from rankfall.training.config.overrides import apply_overrides, merge, set_option
+from rankfall.training.methods import method_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,8 +120,7 @@ def make_runs(config: StreamConfig, out: Path) -> list[StreamRun]:
 
 def scheduled(run: StreamRun) -> bool:
     """Whether a temperature changes over the stream, whose length must then be known."""
-    _, temperatures = make_objective(try_depths(run.config))
-    return has_schedule(temperatures)
+    return has_schedule(run.config.objective.options)
 
 
 def _resolve(config: StreamConfig, method: str, changes: dict[str, Any], seed: int) -> CascadeConfig:
@@ -133,6 +133,7 @@ def _resolve(config: StreamConfig, method: str, changes: dict[str, Any], seed: i
     given = {name: value for name in _SECTIONS if (value := getattr(config, name)) is not None}
     content = set_option(merge(given, changes), "training.seed", seed)
     resolved = validate_cascade({"data": data, **content}, where=where)
+    method_of(resolved).check_components(where)
     if resolved.training.epochs != 1 or resolved.training.patience is not None:
         raise ConfigError(f"{where}: training.epochs and training.patience: a stream goes over each day once")
     return resolved

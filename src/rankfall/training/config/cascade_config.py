@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
-from rankfall._settings import ConfigError, Section, explain
+from rankfall._settings import ConfigError, OptionError, Section, explain
 from rankfall.training.config.cascade_metric_names import measures
+from rankfall.training.config.component_checks import check_model, check_objective
 from rankfall.training.config.sections import (
     Count,
     Kept,
@@ -76,10 +77,11 @@ class StageConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _model_can_be_made(self) -> Self:
-        from rankfall.training.build_cascade import try_model
-
-        try_model(self.model)
+    def _check_model(self) -> Self:
+        try:
+            check_model(self.model)
+        except OptionError as error:
+            raise error.inside("model") from None
         return self
 
 
@@ -97,6 +99,11 @@ class ObjectiveConfig(Section):
     def options(self) -> dict[str, Any]:
         """The options of the objective, without its name."""
         return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        check_objective(self.name, self.options)
+        return self
 
 
 def _is_cascade_metric(name: str) -> str:
@@ -154,9 +161,6 @@ class CascadeConfig(Section):
         metric = self.training.metric
         if metric != "joint_recall" and metric.rpartition("/")[0] not in names:
             raise ValueError(f"training.metric: found {metric!r}, the stages are {', '.join(names)}")
-        from rankfall.training.build_cascade import check_objective
-
-        check_objective(self)
         return self
 
     @property

@@ -19,7 +19,9 @@ from pydantic import (
 )
 
 from rankfall._settings import KIND, ConfigError, Section, explain
+from rankfall.training.config.component_checks import check_loss
 from rankfall.training.config.sections import (
+    Activation,
     Count,
     Kept,
     MLflowConfig,
@@ -58,7 +60,6 @@ LossName = Literal[
     "arf",
     "arf_v2",
 ]
-Activation = Literal["relu", "leaky_relu", "elu", "selu", "gelu", "silu", "tanh", "sigmoid"]
 
 
 class DataConfig(Section):
@@ -147,10 +148,8 @@ class LossConfig(Section):
         return dict(self.model_extra or {})
 
     @model_validator(mode="after")
-    def _can_be_made(self) -> Self:
-        from rankfall.training.build import check_loss
-
-        check_loss(self)
+    def _check_options(self) -> Self:
+        check_loss(self.name, self.options)
         return self
 
 

@@ -10,6 +10,7 @@ from rankfall._settings import Section
 
 Role = Literal["train", "valid", "test"]
 TrackerName = Literal["tensorboard", "mlflow"]
+Activation = Literal["relu", "leaky_relu", "elu", "selu", "gelu", "silu", "tanh", "sigmoid"]
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast, get_args
 
 import pyarrow as pa
 
-from rankfall._settings import ConfigError
 from rankfall.data.impressions.compatibility import check_meaning
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.models import Scorer
 from rankfall.models.embedding import UnknownIdError, address
 from rankfall.training import train_cascade
-from rankfall.training.build_cascade import check_objective, try_depths, with_depths
+from rankfall.training.build_cascade import check_objective, make_objective, try_depths, with_depths
 from rankfall.training.cascade_metrics import JOINT, higher_is_better
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.sections import Role
@@ -84,12 +83,8 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         data = self.config.data
         return [data.path, data.valid, data.length, self.funnel, self.metric]
 
-    def check_components(self) -> None:
-        """Build the objective and call it on one impression."""
-        try:
-            check_objective(try_depths(self.config))
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+    def _build_loss(self) -> None:
+        check_objective(*make_objective(try_depths(self.config)))
 
     # --- data ---------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from rankfall._settings import Section
+from rankfall._settings import ConfigError, Section
 from rankfall.training.checkpoint import DamagedError
 from rankfall.training.distributed.group import ALONE
 
@@ -87,6 +87,25 @@ class Method(ABC, Generic[Config, Data]):
     def higher_is_better(self, metric: str) -> bool:
         """Return whether higher values of a metric are better."""
 
+    def check_components(self, where: str = "config") -> None:
+        """Build the loss or objective and call it on one list, to find options that do not fit each other.
+
+        Validation of a configuration checks each option by itself and builds nothing. A training run does both.
+
+        Args:
+            where: Prefix of error messages, such as the path of the file.
+
+        Raises:
+            ConfigError: If the loss or objective refuses its options.
+        """
+        try:
+            self._build_loss()
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+
+    def _build_loss(self) -> None:
+        """Build and check the loss or objective, if there is one."""
+
     # --- data ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -149,14 +168,6 @@ class TrainingMethod(Method[Config, Data]):
     """
 
     trains_on_gpu: ClassVar[bool]
-
-    @abstractmethod
-    def check_components(self) -> None:
-        """Build the loss or objective and call it on one list, to find values that only itself refuses.
-
-        Raises:
-            ConfigError: If it refuses its options.
-        """
 
     @abstractmethod
     def checksums(self, data: Data) -> dict[str, str]:

@@ -13,7 +13,7 @@ from rankfall.data.lists.list_loader import Lists
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.metrics.named import parse
 from rankfall.training import train_ranker
-from rankfall.training.build import check_loss
+from rankfall.training.build import check_loss, make_loss
 from rankfall.training.config.ranker_config import RankerConfig
 from rankfall.training.config.sections import Role
 from rankfall.training.distributed.group import ALONE
@@ -115,12 +115,8 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
         """Return the values of the configuration that decide what validation measures."""
         return [self.config.data.path, self.config.data.valid, self.metric]
 
-    def check_components(self) -> None:
-        """Build the loss and call it on one list."""
-        try:
-            check_loss(self.config.loss)
-        except ValueError as error:
-            raise ConfigError(f"loss: {error}") from None
+    def _build_loss(self) -> None:
+        check_loss(make_loss(self.config.loss), self.config.loss)
 
     def checksums(self, data: RankingData) -> dict[str, str]:
         """Check the splits, and return the checksums of all files."""
