@@ -342,7 +342,7 @@ def test_jobs_change_nothing(write: Callable[..., Path], tmp_path: Path, capsys:
         (run.directory / "result.json").unlink()
         assert run_command("compare", str(path), "--out", str(out), "--jobs", str(jobs)) == 0
         notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
-        assert notes == [f"note: softmax, two seed 0: {run.directory} has no checkpoint yet: training begins again"]
+        assert notes == [f"note: softmax, two seed 0: {run.directory} has no checkpoint yet: training starts again"]
         results.append(json.loads((out / "comparison.json").read_text()))
     assert results[0] == results[1]
 

@@ -24,7 +24,7 @@ from rankfall.studies.trials import DEATHS
 from rankfall.studies.tune import tune
 from rankfall.studies.workers import Failure
 from rankfall.training import trackers as track
-from rankfall.training.run_directory import Step, Stopped, SurroundingsError, TrainingError, TrainResult
+from rankfall.training.run_directory import EnvironmentFailure, Step, Stopped, TrainingError, TrainResult
 from support.command_line import run as command
 from support.interrupted import cascade_content, train
 from support.logs import DAYS
@@ -307,7 +307,7 @@ def test_a_trial_that_fails_is_recorded_and_the_search_goes_on(
     assert {"failed", "complete"} == set(states(result))
 
 
-@pytest.mark.parametrize("error", [OSError(28, "no space left"), SurroundingsError("no server")])
+@pytest.mark.parametrize("error", [OSError(28, "no space left"), EnvironmentFailure("no server")])
 def test_what_is_around_a_training_uses_up_no_trial(
     write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path, error: Exception
 ) -> None:
@@ -324,7 +324,7 @@ def test_what_is_around_a_training_uses_up_no_trial(
     whole = tune(search, tmp_path / "whole")
     fake(disturbed)
     for _ in range(2 + DEATHS):
-        with pytest.raises(SurroundingsError, match=r"trial 1 was left, .* goes on with it: .*no (space|server)"):
+        with pytest.raises(EnvironmentFailure, match=r"trial 1 was left, .* goes on with it: .*no (space|server)"):
             tune(search, tmp_path / "out")
     assert drawn(tune(search, tmp_path / "out")) == drawn(whole)
 
@@ -336,7 +336,7 @@ def test_data_that_are_gone_use_up_no_trial(data: Path, tmp_path: Path) -> None:
     content = config_for(here, training={"epochs": 1}, model={"kind": "mlp", "hidden": [4]})
     (tmp_path / "search.yaml").write_text(yaml.safe_dump(content | {"search": LR, "trials": 2}))
     search, out = load_search(tmp_path / "search.yaml"), tmp_path / "out"
-    with pytest.raises(SurroundingsError, match=r"trial 1 was left.*data\.path"):
+    with pytest.raises(EnvironmentFailure, match=r"trial 1 was left.*data\.path"):
         tune(search, out, on_trial=lambda trial: os.rename(here, gone))
     gone.rename(here)
     assert states(tune(search, out)) == ["complete"] * 2
@@ -351,7 +351,7 @@ def test_a_tracker_that_cannot_be_reached_uses_up_no_trial(
     monkeypatch.setattr(track, "_TensorBoard", unreachable)
     path = write(trials=2, training={"epochs": 1})
     assert command("tune", str(path), "--out", str(tmp_path / "out"), "training.track=tensorboard") == 1
-    said = "trial 0 was left, and the same command goes on with it: training.track: tensorboard cannot be told"
+    said = "trial 0 was left, and the same command goes on with it: training.track: tensorboard cannot be reached"
     assert said in capsys.readouterr().err
     assert command("tune", str(path), "--out", str(tmp_path / "out"), "--json") == 0
     assert states(json.loads(capsys.readouterr().out)) == ["complete"] * 2
@@ -600,7 +600,7 @@ def test_what_is_around_a_training_ends_all_processes(
     trained = fake(full)
     search, out = load_search(write(trials=4)), tmp_path / "out"
     with pytest.raises(
-        SurroundingsError, match=r"trial 1 was left, and the same command .* \[Errno 28\] no space left"
+        EnvironmentFailure, match=r"trial 1 was left, and the same command .* \[Errno 28\] no space left"
     ):
         tune(search, out, jobs=2)
     assert len(trained) == 2

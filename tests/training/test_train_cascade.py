@@ -201,7 +201,7 @@ def test_train_and_evaluate_commands(log: Path, tmp_path: Path, capsys: pytest.C
     ("key", "value", "message"),
     [
         ("data.train", "2024-01-12", r"data.train: .* has no day '2024-01-12'"),
-        ("data.valid", DAYS[0], f"data: {DAYS[0]} stands in train and in valid; a day has one use"),
+        ("data.valid", DAYS[0], f"data: {DAYS[0]} is in train and in valid; a day has one use"),
         ("data.path", "nowhere", "data.path: nowhere is not an impression log"),
         ("data.trian", "x", "data: unknown key 'trian', did you mean 'train'"),
         ("stages.1.quota", 9, "stages: ranking keeps 9 items, but retrieval before it keeps 5"),
@@ -236,7 +236,11 @@ def test_train_and_evaluate_commands(log: Path, tmp_path: Path, capsys: pytest.C
         ("stages.1.min_depth", "rankd", "stages.1.min_depth: found 'rankd', did you mean 'ranked'; the log's stages"),
         ("stages.0.quota", 11, "stages: retrieval has the quota 11, but the longest list of .* has 11 items"),
         ("objective", {"name": "bce", "min_depth": [0, "shwn"]}, "objective.min_depth.1: found 'shwn', did you mean"),
-        ("objective", {"name": "bce", "min_depth": [0, 3]}, "with bce ranking would see items from depth 3 on, but"),
+        (
+            "objective",
+            {"name": "bce", "min_depth": [0, 3]},
+            "bce ranking would train on items from depth 3 on",
+        ),
         ("training.metric", "ranker/recall", "training.metric: found 'ranker/recall', the stages are"),
         ("training.metric", "ndcg@10", "found 'ndcg@10', expected joint_recall, STAGE/recall or STAGE/ndcg"),
         ("objective", {"name": "per_stage"}, "per_stage needs the option 'loss'"),

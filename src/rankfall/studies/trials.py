@@ -14,7 +14,7 @@ from rankfall._settings import ConfigError, leaves, shown, to_yaml
 from rankfall.studies.compare import higher_is_better
 from rankfall.studies.optuna_journal import load_optuna, open_journal
 from rankfall.training.config.overrides import dump_absolute
-from rankfall.training.run_directory import CHECKPOINTS, HARMLESS
+from rankfall.training.run_directory import CHECKPOINTS, RESUME_MUTABLE_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -76,7 +76,7 @@ class Study:
         return self._study.user_attrs.get("begun")
 
     def _check_same(self, before: dict[str, Any], now: dict[str, Any]) -> None:
-        ignored = {f"config.{key}" for key in (*HARMLESS, *self.search.space)}
+        ignored = {f"config.{key}" for key in (*RESUME_MUTABLE_KEYS, *self.search.space)}
         differences = [
             f"{key.removeprefix('config.')} was {shown(before.get(key))} and is {shown(now.get(key))}"
             for key in before | now

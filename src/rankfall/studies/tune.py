@@ -28,7 +28,7 @@ from rankfall.studies.optuna_journal import load_optuna
 from rankfall.studies.trials import JOURNAL, TRIALS, Study
 from rankfall.studies.workers import Failure, run_tasks
 from rankfall.training.methods import method_of
-from rankfall.training.run_directory import Stopped, SurroundingsError
+from rankfall.training.run_directory import EnvironmentFailure, Stopped
 from rankfall.training.train import continue_run
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def tune(
     try:
         while _pass(task, study, jobs, engine, _Listeners(on_trial, on_step, on_notice, stop)):
             pass
-    except (KeyboardInterrupt, SurroundingsError):
+    except (KeyboardInterrupt, EnvironmentFailure):
         with study.alone():
             study.take_back(died=False)
         raise
@@ -132,7 +132,7 @@ def _pass(task: Task, study: Study, jobs: int | None, engine: Engine, listeners:
             for notice in report.notices:
                 listeners.on_notice(*notice)
             if report.trouble:
-                raise SurroundingsError(report.trouble)
+                raise EnvironmentFailure(report.trouble)
             if report.trial is not None:
                 done += 1
                 listeners.on_trial(report.trial)
@@ -202,7 +202,9 @@ def _do(study: Study, trial: Trial, listeners: _Listeners) -> None:
     except Exception as error:
         if _is_from_outside(error, study):
             study.postpone(trial)
-            raise SurroundingsError(f"trial {number} was left, and the same command goes on with it: {error}") from None
+            raise EnvironmentFailure(
+                f"trial {number} was left, and the same command goes on with it: {error}"
+            ) from None
         study.fail(trial, _message(error, study.directory(number)))
     else:
         study.complete(trial, result.best_metric, asdict(result))
@@ -231,7 +233,7 @@ def _without_test(config: TrainConfig) -> TrainConfig:
 
 def _is_from_outside(error: Exception, study: Study) -> bool:
     """Whether it is not the settings of a trial that are to blame: a disk, a server, data that are gone."""
-    if isinstance(error, OSError | SurroundingsError | LockedError):
+    if isinstance(error, OSError | EnvironmentFailure | LockedError):
         return True
     try:
         return _checksums(study.search.first()) != (study.begun() or {}).get("data")

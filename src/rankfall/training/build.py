@@ -1,4 +1,4 @@
-"""From a configuration's words to the model, the loss and the optimizer they mean."""
+"""Build the model, the loss and the optimizer of a ranker from its configuration."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 
 
 class Ranker(nn.Module):
-    """Raw features of documents ``(rows, features)`` to scores ``(rows,)``, or logits ``(rows, grades)``."""
+    """Map features of documents ``(rows, features)`` to scores ``(rows,)``, or to logits ``(rows, grades)``."""
 
     def __init__(self, scaling: FeatureScaling, network: nn.Module, grades: int | None) -> None:
         super().__init__()
@@ -46,7 +46,11 @@ class Ranker(nn.Module):
         return output
 
     def score(self, features: Tensor | NDArray[Any]) -> Tensor:
-        """Scores ``(rows,)`` to rank by: of logits, the expected grade. Features ``(rows, features)`` as prepared."""
+        """Return scores ``(rows,)`` to rank by; with logits, the expected grade.
+
+        Args:
+            features: Features as prepared, ``(rows, features)``.
+        """
         if not isinstance(features, Tensor):
             features = torch.tensor(features)
         expected = len(self.scaling.mean)
@@ -57,7 +61,7 @@ class Ranker(nn.Module):
 
 
 def make_ranker(config: MLPConfig | LinearConfig, scaling: FeatureScaling, grades: int | None) -> Ranker:
-    """The model of a configuration, its weights drawn from torch's global generator."""
+    """Build the model of a configuration, with weights from torch's global generator."""
     features = len(scaling.mean)
     if isinstance(config, LinearConfig):
         return Ranker(scaling, Linear(features, grades=grades), grades)
@@ -75,12 +79,16 @@ def make_ranker(config: MLPConfig | LinearConfig, scaling: FeatureScaling, grade
 
 
 def classifies(config: LossConfig) -> bool:
-    """Whether the loss takes logits of the label grades instead of scores."""
+    """Return whether the loss takes logits of the label grades instead of scores."""
     return config.name == "grade_softmax_loss"
 
 
 def make_loss(config: LossConfig) -> nn.Module:
-    """The loss module of a configuration, to be called with scores, labels and mask."""
+    """Build the loss of a configuration: a module called with scores, labels and mask.
+
+    Raises:
+        ConfigError: If the loss refuses its options.
+    """
     component = registry.get("loss", config.name)
     try:
         options = {name: make_option(name, value) for name, value in config.options.items()}
@@ -92,7 +100,7 @@ def make_loss(config: LossConfig) -> nn.Module:
 
 
 class _LossFunction(nn.Module):
-    """A loss function as a module, which those that hold a trained weight are already."""
+    """A loss function as a module. Losses with trained weights are modules already."""
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -115,13 +123,13 @@ def check_loss(loss: nn.Module, config: LossConfig) -> None:
 def make_optimizer(
     config: OptimizerConfig, model: Iterable[nn.Parameter], loss: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """The optimizer of a configuration. What a loss trains is a balance, which must not decay to 0."""
+    """Build the optimizer of a configuration. Weights of a loss are balances, which must not decay to 0."""
     groups: list[dict[str, Any]] = [
         {"params": list(model), "weight_decay": config.weight_decay},
         {"params": list(loss), "weight_decay": 0.0},
     ]
     make: Any = _OPTIMIZERS[config.name]
-    # in one pass over the weights: a fifth of the time on a CPU
+    # fused: one pass over the weights, a fifth of the time on a CPU
     options = {"fused": True} if config.name in ("adam", "adamw") else {}
     optimizer: torch.optim.Optimizer = make([group for group in groups if group["params"]], lr=config.lr, **options)
     return optimizer

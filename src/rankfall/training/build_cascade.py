@@ -1,4 +1,4 @@
-"""From a configuration's words to the cascade, the objective and the optimizers they mean."""
+"""Build the cascade, the objective and the optimizers of a cascade from its configuration."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GIVEN = ("relevant", "stages")
 
 
 def make_cascade(config: CascadeConfig, features: Features) -> Cascade:
-    """The cascade of a configuration, its weights drawn from torch's global generator."""
+    """Build the cascade of a configuration, with weights from torch's global generator."""
     for name in config.share:
         if name not in features.tables:
             raise ValueError(
@@ -54,7 +54,7 @@ def make_cascade(config: CascadeConfig, features: Features) -> Cascade:
 
 
 def check_quotas(config: CascadeConfig, loader: ImpressionLoader) -> None:
-    """Refuse a stage that would drop nothing of any list that is measured; of some lists is well possible."""
+    """Refuse a stage whose quota is not smaller than the longest list of the loader: it would drop no item."""
     for stage in config.stages:
         if stage.quota >= loader.width:
             raise ConfigError(
@@ -68,7 +68,7 @@ def check_quotas(config: CascadeConfig, loader: ImpressionLoader) -> None:
 
 
 def check_kept(objective: Objective, loader: ImpressionLoader) -> None:
-    """Refuse an objective of which some term keeps all items of every list: it would learn nothing of what to drop."""
+    """Refuse an objective with a term that keeps all items of every list: it would not learn which items to drop."""
     most = max(objective.kept, default=0)
     if most >= loader.width:
         raise ConfigError(
@@ -80,7 +80,7 @@ def check_kept(objective: Objective, loader: ImpressionLoader) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Temperature:
-    """A temperature that changes over a training; operators hold its tensor."""
+    """A temperature that changes over a training run. Operators hold its tensor `value`."""
 
     value: Tensor
     start: float
@@ -88,7 +88,7 @@ class Temperature:
     schedule: str
 
     def set(self, share: float) -> None:
-        """Set it to where it belongs after a share of the training, from 0 to 1."""
+        """Set the temperature for a share of the training run, from 0 to 1."""
         if self.schedule == "linear":
             now = self.start + (self.end - self.start) * share
         else:
@@ -116,9 +116,9 @@ def make_objective(config: CascadeConfig) -> BuiltObjective:
     component: Any = registry.get("objective", name)
     temperatures: list[Temperature] = []
     try:
-        made = partial(_temperature, temperatures)
-        options = {key: _make_option(name, key, value, made) for key, value in config.objective.options.items()}
-        objective: Objective = component(**_given(config, inspect.signature(component).parameters), **options)
+        convert = partial(_temperature, temperatures)
+        options = {key: _make_option(name, key, value, convert) for key, value in config.objective.options.items()}
+        objective: Objective = component(**_supplied(config, inspect.signature(component).parameters), **options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"objective: {error}") from None
     return objective, temperatures
@@ -137,7 +137,7 @@ def check_objective(objective: Objective, temperatures: Sequence[Temperature]) -
 
 
 def with_depths(config: CascadeConfig, stages: Sequence[str]) -> CascadeConfig:
-    """The configuration with numbers in place of names of the log's `stages`, wherever it says `min_depth`."""
+    """Return the configuration with numbers instead of names of the log's `stages` in `min_depth`."""
 
     def number(where: str, name: str) -> int:
         if name not in stages:
@@ -150,7 +150,7 @@ def with_depths(config: CascadeConfig, stages: Sequence[str]) -> CascadeConfig:
 
 
 def try_depths(config: CascadeConfig) -> CascadeConfig:
-    """The same while there is no log to look at: any name will do."""
+    """Return the configuration with 0 for every name in `min_depth`, for checks without a log."""
     return _with_depths(config, lambda where, name: 0)
 
 
@@ -177,17 +177,17 @@ def _make_option(objective: str, name: str, value: Any, convert: Callable[[str, 
     return make_option(name, value, convert)
 
 
-def _given(config: CascadeConfig, allowed: Mapping[str, Any]) -> dict[str, Any]:
-    """What the rest of the configuration says already."""
+def _supplied(config: CascadeConfig, allowed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an objective that other sections of the configuration supply."""
     quotas = [stage.quota for stage in config.stages]
     depths = [stage.min_depth for stage in config.stages]
-    known: dict[str, Any] = {"relevant": config.relevant, "stages": len(quotas)}
-    if config.objective.name != "lcron":  # whose training quotas are a choice of their own (LCR 5.1)
-        known["quotas"] = quotas
+    supplied: dict[str, Any] = {"relevant": config.relevant, "stages": len(quotas)}
+    if config.objective.name != "lcron":  # its training quotas are options of their own (LCR 5.1)
+        supplied["quotas"] = quotas
     if any(depth is not None for depth in depths):
         defaults = objectives.BCE(relevant=1, stages=len(depths)).min_depth
-        known["min_depth"] = [a if b is None else b for a, b in zip(defaults, depths, strict=True)]
-    return {key: value for key, value in known.items() if key in allowed and key not in config.objective.options}
+        supplied["min_depth"] = [a if b is None else b for a, b in zip(defaults, depths, strict=True)]
+    return {key: value for key, value in supplied.items() if key in allowed and key not in config.objective.options}
 
 
 def _temperature(temperatures: list[Temperature], name: str, value: Any) -> Any:
@@ -204,7 +204,7 @@ def _temperature(temperatures: list[Temperature], name: str, value: Any) -> Any:
 
 
 class Optimizers:
-    """One optimizer for tables with sparse gradients, one for everything else, as if they were one."""
+    """An optimizer for tables with sparse gradients and one for all other weights, with the interface of one."""
 
     def __init__(self, config: OptimizerConfig, cascade: Cascade, objective: nn.Module) -> None:
         sparse = [table.weight for table in _tables(cascade) if table.sparse]
@@ -220,21 +220,21 @@ class Optimizers:
             self.parts["sparse"] = torch.optim.SparseAdam(sparse, lr=config.lr)
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Reset all gradients."""
         for part in self.parts.values():
             part.zero_grad()
 
     def step(self) -> None:
-        """Change all weights."""
+        """Update all weights."""
         for part in self.parts.values():
             part.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of each by name."""
+        """Return the state of each optimizer by name."""
         return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The state of each by name."""
+        """Restore the state of each optimizer."""
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
 

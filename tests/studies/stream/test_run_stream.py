@@ -24,7 +24,7 @@ from rankfall.reporting.stream_table import markdown_tables, terminal_stream
 from rankfall.simulation.simulate import Simulation, append_days, simulate_log
 from rankfall.studies.evaluate import evaluate_run
 from rankfall.training.config.overrides import merge
-from rankfall.training.run_directory import Stopped, SurroundingsError
+from rankfall.training.run_directory import EnvironmentFailure, Stopped
 from reporting.test_report import Page, check_pictures
 from support.command_line import run as command
 from support.forks import DEADLINE
@@ -297,7 +297,7 @@ def test_a_run_says_where_it_is_when_the_disk_is_full(
         raise OSError("no space left")
 
     monkeypatch.setattr("rankfall.training.loop.write_file", full)
-    with pytest.raises(SurroundingsError, match=f"Training ended, after batch 3 of {WEEK[0]}"):
+    with pytest.raises(EnvironmentFailure, match=f"Training ended after batch 3 of {WEEK[0]}"):
         streamed(content, tmp_path / "out", resume=True)
 
 
@@ -593,7 +593,7 @@ def test_a_stream_is_not_lost_by_accident(
     assert f"{out} holds a stream already" in capsys.readouterr().err
     assert command("stream", config, "--out", str(out), "--force", "--resume") == 2
     assert command("stream", config, "--out", str(out), "--resume", "optimizer.lr=0.7") == 1
-    assert "was begun with another configuration: optimizer.lr was 0.05 and is 0.7" in capsys.readouterr().err
+    assert "was started with another configuration: optimizer.lr was 0.05 and is 0.7" in capsys.readouterr().err
     assert stream_outcome(out) == before
     (tmp_path / "thesis.txt").write_text("years of work")
     assert command("stream", config, "--out", str(tmp_path), "--force") == 1

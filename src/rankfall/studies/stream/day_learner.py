@@ -283,7 +283,7 @@ def _batches(log: ImpressionLog, config: CascadeConfig, days: Iterable[str]) -> 
 class _DayLoop(Loop["Impressions"]):
     """A loop whose epochs are days, and which can go on when there are more of them."""
 
-    goes_on = True
+    open_ended = True
     learner: _DayLearner
 
     def __init__(

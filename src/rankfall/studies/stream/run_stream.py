@@ -40,8 +40,8 @@ from rankfall.studies.workers import Failure, run_tasks
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.run_directory import (
     REPORT,
+    EnvironmentFailure,
     Stopped,
-    SurroundingsError,
     is_finished,
     read_json,
     read_lines,
@@ -303,7 +303,7 @@ class _Stream:
                 progress=lambda step: self.on_step(run, step),
                 stop=self.stop,
             )
-        except SurroundingsError:
+        except EnvironmentFailure:
             raise
         except (ValueError, OSError) as error:
             return Failure(str(error))
