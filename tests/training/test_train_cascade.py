@@ -15,8 +15,9 @@ import rankfall as rf
 from rankfall._settings import ConfigError
 from rankfall.cli import main
 from rankfall.data.impressions.log import ImpressionLog
+from rankfall.registry import names
 from rankfall.studies.evaluate import evaluate_run
-from rankfall.training.build_cascade import OBJECTIVES, make_objective
+from rankfall.training.build_cascade import make_objective
 from rankfall.training.cascade_metrics import ground_truth, measure_funnel
 from rankfall.training.config.cascade_config import CascadeConfig, validate_cascade
 from rankfall.training.config.overrides import set_option
@@ -84,7 +85,7 @@ def test_the_ground_truth_is_relevant(log: Path) -> None:
 # --- training ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", names("objective"))
 def test_every_objective_learns(log: Path, tmp_path: Path, name: str) -> None:
     options: dict[str, dict[str, Any]] = {
         "arf": {"tau": 10.0},

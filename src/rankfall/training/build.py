@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rankfall.training.config.ranker_config import LossConfig, MLPConfig
     from rankfall.training.config.sections import OptimizerConfig
 
-GIVEN_BY_THE_LOOP = {"mask", "weight", "reduction", "generator"}
-TRAINED: dict[str, Callable[..., nn.Module]] = {"arf": losses.ARFLoss, "arf_v2": losses.ARFv2Loss}
 _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from rankfall.training.config.cascade_config import CascadeConfig
     from rankfall.training.config.sections import OptimizerConfig
 
-OBJECTIVES: dict[str, Any] = {name: registry.get("objective", name) for name in registry.names("objective")}
-GIVEN = ("relevant", "stages")
 
 # --- models -----------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from rankfall.data.lists.list_loader import Lists
 from rankfall.data.lists.ranking_data import RankingData
-from rankfall.training.build_cascade import OBJECTIVES
+from rankfall.registry import names
 from rankfall.training.checkpoint import Checkpoints
 from rankfall.training.config.overrides import set_option
 from rankfall.training.config.ranker_config import LossName
@@ -54,7 +54,7 @@ TOPK = ("dftopk", "lapsum_topk", "sparse_topk", "sigmoid_topk", "hard_topk", "so
 def objectives() -> list[dict[str, Any]]:
     """Every objective, LCRON with every operator and weight, and every loss of a stage."""
     return [
-        *({"name": name} for name in OBJECTIVES if name != "per_stage"),
+        *({"name": name} for name in names("objective") if name != "per_stage"),
         *({"name": "lcron", "topk": name, "e2e_weight": "learned", "quotas": [4, 2]} for name in TOPK),
         {"name": "lcron", "e2e_weight": 0},
         {"name": "lcron", "single_weight": 0},
