@@ -54,7 +54,6 @@ def _content(path: Path, overrides: list[str]) -> dict[str, Any]:
     from rankfall.studies.comparison_plan import check_comparison, load_comparison
     from rankfall.studies.search_space import load_search
     from rankfall.studies.stream.stream_config import load_stream, make_runs
-    from rankfall.training.config.defaults import with_defaults
     from rankfall.training.config.load_config import load_config
     from rankfall.training.config.overrides import apply_overrides
     from rankfall.training.methods import method_of
@@ -63,9 +62,9 @@ def _content(path: Path, overrides: list[str]) -> dict[str, Any]:
     if "search" in given:
         return load_search(path, overrides).written()
     if "methods" not in given:
-        config = load_config(path, overrides)
-        method_of(config).check_components(str(path))
-        return with_defaults(config)
+        method = method_of(load_config(path, overrides))
+        method.check_components(str(path))
+        return method.with_defaults()
     if "train" in (given.get("data") or {}) or "folds" in given:
         comparison = load_comparison(path, overrides)
         check_comparison(comparison)

@@ -15,6 +15,7 @@ from rankfall.training import train_cascade
 from rankfall.training.build_cascade import check_objective, make_objective, try_depths, with_depths
 from rankfall.training.cascade_metrics import JOINT, higher_is_better
 from rankfall.training.config.cascade_config import CascadeConfig
+from rankfall.training.config.defaults import cascade_with_defaults
 from rankfall.training.config.sections import Role
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.evaluation import Evaluation
@@ -82,6 +83,10 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         """Return the values of the configuration that decide what validation measures."""
         data = self.config.data
         return [data.path, data.valid, data.length, self.funnel, self.metric]
+
+    def with_defaults(self) -> dict[str, Any]:
+        """Return the content of the configuration with every option of models and objective written out."""
+        return cascade_with_defaults(self.config)
 
     def _build_loss(self) -> None:
         check_objective(*make_objective(try_depths(self.config)))

@@ -186,6 +186,13 @@ class TrainingMethod(Method[Config, Data]):
         """Return a text and the options of each part that is trained: loss and model, or objective and stages."""
 
     @abstractmethod
+    def with_defaults(self) -> dict[str, Any]:
+        """Return the content of the configuration with every option of its components written out.
+
+        The result validates to an equivalent configuration.
+        """
+
+    @abstractmethod
     def train(
         self,
         out: Path,

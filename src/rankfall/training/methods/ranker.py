@@ -14,6 +14,7 @@ from rankfall.data.lists.ranking_data import RankingData
 from rankfall.metrics.named import parse
 from rankfall.training import train_ranker
 from rankfall.training.build import check_loss, make_loss
+from rankfall.training.config.defaults import ranker_with_defaults
 from rankfall.training.config.ranker_config import RankerConfig
 from rankfall.training.config.sections import Role
 from rankfall.training.distributed.group import ALONE
@@ -114,6 +115,10 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
     def measured(self) -> list[Any]:
         """Return the values of the configuration that decide what validation measures."""
         return [self.config.data.path, self.config.data.valid, self.metric]
+
+    def with_defaults(self) -> dict[str, Any]:
+        """Return the content of the configuration with every option of the loss written out."""
+        return ranker_with_defaults(self.config)
 
     def _build_loss(self) -> None:
         check_loss(make_loss(self.config.loss), self.config.loss)
