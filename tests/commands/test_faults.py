@@ -138,7 +138,7 @@ def test_a_directory_that_cannot_be_written_any_more(log: Path, tmp_path: Path) 
             (run / "checkpoints").rename(run / "kept")
             (run / "checkpoints").touch()
 
-    with pytest.raises(ValueError, match=r"cannot be written to: .* Training ended, after batch 3 of 8 in epoch 1\."):
+    with pytest.raises(ValueError, match=r"cannot be written to: .* Training ended after batch 3 of 8 in epoch 1\."):
         train(content, run, progress=take_away)
     for path in Checkpoints(run / "kept", 9).paths():
         read_checkpoint(path)
