@@ -414,7 +414,7 @@ def test_a_comparison_goes_on(
     arguments = ("compare", str(tmp_path / "comparison.yaml"), "--out", str(tmp_path / "out"))
     assert run(*arguments) == 130
     err = message(capsys)
-    assert f"interrupted: 1 finished run kept in {tmp_path / 'out'}/runs; the same command goes on from there" in err
+    assert f"interrupted: 1 finished run kept in {tmp_path / 'out'}/runs; the same command continues" in err
     result = (done[0] / "result.json").read_bytes()
     monkeypatch.undo()
     assert run(*arguments) == 0

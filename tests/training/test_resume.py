@@ -288,7 +288,7 @@ def test_comparisons_go_on_inside_a_run(damaged: bool, tmp_path: Path, monkeypat
         return step(self, batch, position)
 
     monkeypatch.setattr(ranker.RankerLearner, "step", count)
-    perform(compare.Step(Run(validate(contents()["ranker"]), run), "train", "arf", "seed 0"))
+    perform(compare.Step(Run("arf", "all", {}, 0, validate(contents()["ranker"]), run), "train"))
     assert steps[0] == (0 if damaged else 7)
     assert outcome(run) == outcome(whole_runs()["ranker"])
 

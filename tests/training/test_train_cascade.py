@@ -352,7 +352,7 @@ def test_cascades_are_compared(log: Path, tmp_path: Path, capsys: pytest.Capture
     assert len(joint["values"]) == 2
     run = found["methods"][1]["runs"][0]
     again = evaluate_run(tmp_path / "out" / run["directory"]).summary()
-    assert again["metrics"]["joint_recall"] == pytest.approx(joint["values"][0])
+    assert again.metrics["joint_recall"] == pytest.approx(joint["values"][0])
     assert found["failed"] == []
     assert found["unit"] == "impressions"  # on which methods are compared
 

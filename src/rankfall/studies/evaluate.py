@@ -1,15 +1,14 @@
-"""All metrics of a run, list by list, beside what a random scorer gets."""
+"""Evaluate a run and write the result into its directory."""
 
 from __future__ import annotations
 
-import json
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankfall._files import write_file
+from rankfall.studies.results import SplitEvaluation
 from rankfall.training.evaluation import Evaluation, evaluate
 from rankfall.training.methods import method_of
 from rankfall.training.per_list_table import values_table
@@ -47,17 +46,11 @@ def evaluate_run(
 
 
 def write_evaluation(run_dir: Path, evaluation: Evaluation, split: str = "test") -> None:
-    """Write ``evaluation.json`` and ``values.parquet``; those of another split than test have its name in theirs."""
+    """Write ``evaluation.json`` and ``values.parquet``; the file names of splits other than test contain the split."""
     suffix = "" if split == "test" else f"-{split.replace('/', '_').replace(':', '_')}"
     table = values_table(pa.array(evaluation.qids, pa.string()), evaluation.values, evaluation.chance)
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     write_file(run_dir / f"values{suffix}.parquet", sink.getvalue().to_pybytes())
-    summary = {"split": split, **evaluation.summary()}
-    write_file(run_dir / f"evaluation{suffix}.json", json.dumps(_null_for_nan(summary), indent=2) + "\n")
-
-
-def _null_for_nan(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {key: _null_for_nan(value) for key, value in content.items()}
-    return None if isinstance(content, float) and math.isnan(content) else content
+    summary = SplitEvaluation(**vars(evaluation.summary()), split=split)
+    summary.save(run_dir / f"evaluation{suffix}.json")

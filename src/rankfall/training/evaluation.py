@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from rankfall._results import Number, Result
 from rankfall.metrics.named import parse
 from rankfall.training.scoring import measure
 
@@ -16,6 +17,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.data.lists.list_loader import Lists
+
+
+@dataclass(frozen=True)
+class EvaluationSummary(Result):
+    """Means over the lists on which a metric is defined, as ``rankfall evaluate --json`` prints them."""
+
+    metrics: dict[str, Number]
+    chance: dict[str, Number]
+    impressions: int
+    undefined: dict[str, int]
+    """Number of lists on which a metric is undefined."""
+    kept_whole: dict[str, int] | None = None
+    """Cascades only: by stage, the number of impressions with no more items than the stage keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +48,21 @@ class Evaluation:
     chance: dict[str, Tensor]
     notes: list[str] = field(default_factory=list)
 
-    def summary(self) -> dict[str, Any]:
-        """Return means over the lists on which a metric is defined, as ``rankfall evaluate --json`` prints them.
-
-        For a cascade, `kept_whole` counts the impressions that are not longer than the quota of a stage. The stage
-        drops none of their items.
-        """
+    def summary(self) -> EvaluationSummary:
+        """Return means over the lists on which a metric is defined."""
         # a random scorer keeps every item of such an impression
         whole = {
             name.removesuffix("/recall"): int((values == 1).sum())
             for name, values in self.chance.items()
             if name.endswith("/recall")
         }
-        return {
-            "metrics": {name: _mean(values) for name, values in self.values.items()},
-            "chance": {name: _mean(values) for name, values in self.chance.items()},
-            "impressions": len(self.qids),
-            "undefined": {name: int(values.isnan().sum()) for name, values in self.values.items()},
-            **({"kept_whole": whole} if whole else {}),
-        }
+        return EvaluationSummary(
+            metrics={name: _mean(values) for name, values in self.values.items()},
+            chance={name: _mean(values) for name, values in self.chance.items()},
+            impressions=len(self.qids),
+            undefined={name: int(values.isnan().sum()) for name, values in self.values.items()},
+            kept_whole=whole or None,
+        )
 
 
 def evaluate(scores: Tensor, lists: Lists, metrics: Sequence[str]) -> Evaluation:

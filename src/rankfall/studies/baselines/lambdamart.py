@@ -1,4 +1,4 @@
-"""LambdaMART by LightGBM, as a method of a comparison (Burges 2010; Ke et al. 2017)."""
+"""LambdaMART of LightGBM as a method of a comparison (Burges 2010; Ke et al. 2017)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rankfall.data.lists.list_loader import Lists
 
 MODEL_FILE = "model.txt"
-MAX_LABEL = 30  # of LightGBM's gains
+MAX_LABEL = 30  # limit of LightGBM
 
 
 class TreesConfig(BaselineConfig):
@@ -60,7 +60,7 @@ class LambdaMART(Baseline[TreesConfig]):
 
 
 def fit(config: TreesConfig, directory: Path) -> float:
-    """Grow trees until validation stops to get better, judged by the metric that judges every method."""
+    """Fit trees with early stopping by the validation metric of the comparison, and return its best value."""
     lightgbm = import_lightgbm()
     data = RankingData.load(config.data.path)
     train, valid = load_lists(data, config.data, "train"), load_lists(data, config.data, "valid")
@@ -84,18 +84,18 @@ def fit(config: TreesConfig, directory: Path) -> float:
 
 
 def score(config: TreesConfig, directory: Path, lists: Lists) -> Tensor:
-    """The scores of a fitted model ``(rows,)``."""
+    """Return the scores ``(rows,)`` of a fitted model."""
     booster = import_lightgbm().Booster(model_file=directory / MODEL_FILE)
     return torch.from_numpy(_predict(booster, lists))
 
 
 def parameters(config: TreesConfig) -> dict[str, Any]:
-    """What LightGBM is told: the options of the method, and that its result shall repeat."""
+    """Return the parameters of LightGBM: the options of the method, and those that make results repeatable."""
     names = {"num_leaves", "learning_rate", "min_data_in_leaf", "lambda_l2", "feature_fraction", "bagging_fraction"}
     return {
         **config.model_dump(include=names | {"lambdarank_truncation_level", "seed"}),
         "objective": "lambdarank",
-        "metric": "None",  # it gets ours, as a function
+        "metric": "None",  # our own is passed as a function
         "bagging_freq": 1 if config.bagging_fraction < 1 else 0,
         "num_threads": 1,
         "deterministic": True,
@@ -105,7 +105,7 @@ def parameters(config: TreesConfig) -> dict[str, Any]:
 
 
 def import_lightgbm() -> Any:
-    """LightGBM, which only this method needs."""
+    """Import LightGBM, which only this method needs."""
     try:
         import lightgbm
     except ImportError:
@@ -129,5 +129,5 @@ def _predict(booster: Any, lists: Lists) -> NDArray[np.float64]:
 
 
 def _features(lists: Lists) -> NDArray[np.float32]:
-    """Features as prepared: to a tree, a monotone change of one is no change."""
+    """Return the features unscaled: trees do not depend on monotone transformations."""
     return np.concatenate([split.features for split in lists.splits])

@@ -1,4 +1,4 @@
-"""Ridge regression of the labels: the figure that every method must beat."""
+"""Ridge regression of the labels, the simplest baseline of a comparison."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rankfall.data.lists.list_loader import Lists
 
 MODEL_FILE = "ridge.json"
-CHUNK_ROWS = 1 << 16  # documents that are in memory at once
+CHUNK_ROWS = 1 << 16  # documents in memory at the same time
 
 
 class RidgeConfig(BaselineConfig):
@@ -58,7 +58,7 @@ class Ridge(Baseline[RidgeConfig]):
 
 
 def fit(config: RidgeConfig, directory: Path) -> float:
-    """Fit standardised features to the labels, for every penalty, and keep what is best on validation."""
+    """Fit a model for every penalty, keep the best on validation data, and return its validation metric."""
     data = RankingData.load(config.data.path)
     train, valid = load_lists(data, config.data, "train"), load_lists(data, config.data, "valid")
     metric = parse(config.metric)
@@ -72,12 +72,12 @@ def fit(config: RidgeConfig, directory: Path) -> float:
 
 
 def score(config: RidgeConfig, directory: Path, lists: Lists) -> Tensor:
-    """The scores of a fitted model ``(rows,)``."""
+    """Return the scores ``(rows,)`` of a fitted model."""
     return _predict(config, json.loads((directory / MODEL_FILE).read_text()), lists)
 
 
 def _models(config: RidgeConfig, train: Lists) -> list[dict[str, Any]]:
-    """The regression for each penalty alpha: the weights w that minimise |y - X w|^2 + alpha |w|^2."""
+    """Return a model for each penalty alpha: the weights w that minimise |y - X w|^2 + alpha |w|^2."""
     parts = [Moments.of(chunk) for chunk in _chunks(config, train)]
     scaling = sum(parts[1:], start=parts[0]).scaling()
     labels = train.labels - train.labels.mean(dtype=np.float64)
