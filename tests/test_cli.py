@@ -17,7 +17,7 @@ from rich.table import Table
 import rankfall
 from rankfall import ops
 from rankfall.cli import app
-from rankfall.commands.terminal import Folded
+from rankfall.reporting.folding import FoldedTable
 from support.command_line import run
 from support.paths import ROOT
 
@@ -217,7 +217,7 @@ def test_a_wide_table_is_folded(capsys: pytest.CaptureFixture[str]) -> None:
     for row in ("a", "b"):
         table.add_row(row, *(f"{row}{i}" for i in range(7)))
     for width, parts in ((80, 3), (100, 2), (300, 1)):
-        Console(width=width).print(Folded(table))
+        Console(width=width).print(FoldedTable(table))
         lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
         assert max(map(len, lines)) <= width
         assert (lines[0].strip(), lines[-1].strip()) == ("title", "caption")
@@ -226,5 +226,5 @@ def test_a_wide_table_is_folded(capsys: pytest.CaptureFixture[str]) -> None:
         assert [word for word in words if word.startswith("a") and word != "a"] == [f"a{i}" for i in range(7)]
         text = "\n".join(lines)
         assert all(text.count(column) == 1 for column in columns)
-    Console(width=20).print(Folded(table))  # narrower than a column
+    Console(width=20).print(FoldedTable(table))  # narrower than a column
     assert "a6" in capsys.readouterr().out

@@ -19,6 +19,7 @@ from rankfall.data.impressions.spec import Spec, validate_spec
 from rankfall.data.sources.recflow import prepare_recflow
 from rankfall.data.sources.rows import raw_log as raw
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
+from rankfall.reporting.files import write_comparison
 from rankfall.simulation.simulate import Simulation, simulate_recflow
 from rankfall.studies.compare import compare_methods
 from rankfall.studies.comparison_plan import load_comparison
@@ -294,10 +295,12 @@ def test_a_comparison_has_the_same_results(engine: _ray.Ray, lists: Path, tmp_pa
     local, spread = (
         compare_methods(config, tmp_path / name, engine=one) for name, one in (("local", LOCAL), ("ray", engine))
     )
-    local["failed"].sort(key=lambda failed: failed["run"])
-    spread["failed"].sort(key=lambda failed: failed["run"])
-    assert len(local["failed"]) == 2
+    local.failed.sort(key=lambda failed: failed.run)
+    spread.failed.sort(key=lambda failed: failed.run)
+    assert len(local.failed) == 2
     assert spread == local
+    for name, result in (("local", local), ("ray", spread)):
+        write_comparison(result, tmp_path / name)
     for file in ("comparison.csv", "values.parquet"):
         assert (tmp_path / "ray" / file).read_bytes() == (tmp_path / "local" / file).read_bytes()
     finished = [path.parent.name for path in (tmp_path / "local" / "runs").glob("*/result.json")]
@@ -319,13 +322,13 @@ def test_a_search_does_its_trials(engine: _ray.Ray, lists: Path, tmp_path: Path)
         load_search(tmp_path / "search.yaml"),
         tmp_path / "out",
         engine=engine,
-        on_trial=lambda trial: ended.append(trial["trial"]),
+        on_trial=lambda trial: ended.append(trial.trial),
     )
-    assert sorted(ended) == [trial["trial"] for trial in result["trials"]] == [0, 1, 2, 3]
+    assert sorted(ended) == [trial.trial for trial in result.trials] == [0, 1, 2, 3]
     alone = tune(load_search(tmp_path / "search.yaml"), tmp_path / "alone", trials=1)
     # the first draw does not depend on others
-    assert {key: alone["trials"][0][key] for key in ("settings", "value")} == {
-        key: result["trials"][0][key] for key in ("settings", "value")
+    assert {key: getattr(alone.trials[0], key) for key in ("settings", "value")} == {
+        key: getattr(result.trials[0], key) for key in ("settings", "value")
     }
 
 

@@ -23,6 +23,18 @@ class ConfigError(ValueError):
     """An invalid configuration. The message names every wrong key."""
 
 
+class OptionError(ValueError):
+    """A wrong option inside a section; `path` is its key, part by part."""
+
+    def __init__(self, message: str, *path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+    def inside(self, key: str) -> OptionError:
+        """Return the same error for a section that is itself under a key."""
+        return OptionError(str(self), key, *self.path)
+
+
 class Section(BaseModel):
     """Base class of the sections of a configuration: only known keys, with exactly the declared types."""
 
@@ -130,7 +142,9 @@ def _error_line(details: ErrorDetails) -> str:
         case "missing":
             return f"{key} is missing"
         case "value_error":
-            return f"{key}: {details['ctx']['error']}".removeprefix(": ")
+            error = details["ctx"]["error"]
+            path = ".".join(filter(None, (key, *getattr(error, "path", ()))))
+            return f"{path}: {error}".removeprefix(": ")
         case "literal_error":
             choices = re.findall(r"'([^']*)'", details["ctx"]["expected"])
             hint = did_you_mean(details["input"], choices)

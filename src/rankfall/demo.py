@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall._files import write_file
 from rankfall._settings import dump
-from rankfall.reporting.comparison_page import comparison_report
+from rankfall.reporting.comparison_page import comparison_page
 from rankfall.simulation.simulate import Simulation, simulate_log
 from rankfall.studies.comparison_summary import Outcome, summarise
 from rankfall.studies.evaluate import Evaluation, evaluate_run
+from rankfall.studies.results import ComparisonResult
 from rankfall.training.cascade_metrics import higher_is_better
 from rankfall.training.config.cascade_config import validate_cascade
 from rankfall.training.train_cascade import train
@@ -56,7 +57,7 @@ FULL = Size(days=7, requests_per_day=1000, epochs=3, batch=128)
 QUICK = Size(days=3, requests_per_day=100, epochs=1, batch=32)
 
 
-def run(out: Path, *, size: Size, seed: int, progress: Progress = lambda *step: None) -> dict[str, Any]:
+def run(out: Path, *, size: Size, seed: int, progress: Progress = lambda *step: None) -> ComparisonResult:
     """Simulate a log, train both methods, compare them and write the report.
 
     Args:
@@ -66,7 +67,7 @@ def run(out: Path, *, size: Size, seed: int, progress: Progress = lambda *step: 
         progress: Receives the current step, the amount done and the total.
 
     Returns:
-        The content of ``comparison.json``.
+        The result of the comparison, ``comparison.json``.
     """
     log = _simulate(out / "log", size, seed, progress)
     evaluations: dict[str, Evaluation] = {}
@@ -75,12 +76,12 @@ def run(out: Path, *, size: Size, seed: int, progress: Progress = lambda *step: 
         on_step = _progress_of(progress, f"training with {name}")
         train(config, out / "runs" / name, force=True, progress=on_step)
         evaluations[name] = evaluate_run(out / "runs" / name)
-    result = _summary(evaluations, log, seed)
+    result = _summary(evaluations, seed)
     config = _config(log, OBJECTIVES["lcron"], size, seed)
     text = dump(config)
     write_file(out / "config.yaml", text)
     title = "Cascades trained stage by stage and as one"
-    write_file(out / "report.html", comparison_report(result, title=title, about=ABOUT, config=text))
+    write_file(out / "report.html", comparison_page(result, title=title, about=ABOUT, config=text))
     return result
 
 
@@ -119,8 +120,8 @@ def _config(log: ImpressionLog, objective: Mapping[str, Any], size: Size, seed: 
     )
 
 
-def _summary(evaluations: Mapping[str, Evaluation], log: ImpressionLog, seed: int) -> dict[str, Any]:
-    """Return the content of ``comparison.json``: one seed, one fold."""
+def _summary(evaluations: Mapping[str, Evaluation], seed: int) -> ComparisonResult:
+    """Return the result of a comparison with one seed and one fold."""
     first = next(iter(evaluations.values()))
     outcome = Outcome(
         values={
@@ -131,5 +132,12 @@ def _summary(evaluations: Mapping[str, Evaluation], log: ImpressionLog, seed: in
         higher_is_better={name: higher_is_better(name) for name in first.values},
         folds=[len(first.qids)],
     )
-    setup = {"metrics": list(first.values), "seeds": [seed], "folds": {"all": {}}}
-    return {**setup, "unit": "impressions", **summarise(outcome), "incomplete": [], "failed": []}
+    summary = summarise(outcome)
+    return ComparisonResult(
+        metrics=list(first.values),
+        seeds=[seed],
+        folds={"all": {}},
+        unit="impressions",
+        methods=summary.methods,
+        tests=summary.tests,
+    )

@@ -16,7 +16,7 @@ import yaml
 import rankfall.studies.compare as comparisons
 from rankfall._tensor_file import read_checkpoint
 from rankfall.commands.train import _status
-from rankfall.training.config.ranker_config import set_option
+from rankfall.training.config.overrides import set_option
 from rankfall.training.run_directory import Step
 from support.cascades import content, liked_log
 from support.command_line import run
@@ -308,7 +308,7 @@ def test_added_ids_are_a_warning_and_an_error_where_they_occur(
         f"error: test of {newer}: item.video: found ids from 2 to 44, expected 0 to 41, the rows of the table 'video'"
         in err
     )
-    assert "These ids came after the training: train again on this log, or choose days of before by --split" in err
+    assert "These ids are newer than the training run: train again on this log, or choose earlier days with" in err
 
 
 def test_a_log_that_was_prepared_again_is_noticed(
@@ -327,7 +327,7 @@ def test_a_run_that_forgot_its_log_says_so(
     copy = shutil.copytree(trained, tmp_path / "run")
     (copy / "log.json").unlink()
     assert run("evaluate", str(copy)) == 0
-    assert "has no log.json, so nobody knows whether the ids of" in capsys.readouterr().err
+    assert "has no log.json, so it is unknown whether the ids of" in capsys.readouterr().err
     (copy / "log.json").write_text("{")
     assert run("evaluate", str(copy)) == 1
     assert "log.json is damaged" in capsys.readouterr().err
@@ -336,9 +336,9 @@ def test_a_run_that_forgot_its_log_says_so(
 @pytest.mark.parametrize(
     ("name", "command", "said"),
     [
-        ("result.json", "evaluate", "result.json is damaged: it is no JSON"),
-        ("result.json", "report", "result.json is damaged: it is no JSON"),
-        ("metrics.jsonl", "report", "metrics.jsonl line 1 is damaged: it is no JSON"),
+        ("result.json", "evaluate", "result.json is damaged: it is not JSON"),
+        ("result.json", "report", "result.json is damaged: it is not JSON"),
+        ("metrics.jsonl", "report", "metrics.jsonl line 1 is damaged: it is not JSON"),
     ],
 )
 def test_files_that_are_cut_off_are_named(
@@ -414,7 +414,7 @@ def test_a_comparison_goes_on(
     arguments = ("compare", str(tmp_path / "comparison.yaml"), "--out", str(tmp_path / "out"))
     assert run(*arguments) == 130
     err = message(capsys)
-    assert f"interrupted: 1 finished run kept in {tmp_path / 'out'}/runs; the same command goes on from there" in err
+    assert f"interrupted: 1 finished run kept in {tmp_path / 'out'}/runs; the same command continues" in err
     result = (done[0] / "result.json").read_bytes()
     monkeypatch.undo()
     assert run(*arguments) == 0

@@ -89,7 +89,7 @@ def test_the_command_survives_a_bad_day(forks: Forks, log: Path, tmp_path: Path)
     assert full.returncode == 1
     assert f"error: {run} cannot be written to: " in said
     assert "File too large" in said
-    assert f"There are {len(kept)} older checkpoints, as good as before; when the cause is gone, the same" in said
+    assert f"{len(kept)} older checkpoints are intact; once the cause is fixed, the same" in said
     assert "Traceback" not in said
     assert {path: path.read_bytes() for path in Checkpoints(run / "checkpoints", 9).paths()} == kept
 
@@ -125,7 +125,7 @@ def test_the_command_says_what_cannot_be_done(log: Path, tmp_path: Path, capsys:
     assert "--force, --resume" in said(2, "--out", run, "--force", "--resume")
     said(0, "--out", run, "--resume")
     assert f"{run} is finished already" in said(0, "--out", run, "--resume")
-    message = f"error: {run} was begun with another configuration: optimizer.lr was 0.05 and is 0.2."
+    message = f"error: {run} was started with another configuration: optimizer.lr was 0.05 and is 0.2."
     assert message in said(1, "optimizer.lr=0.2", "--out", run, "--resume")
 
 
@@ -138,7 +138,7 @@ def test_a_directory_that_cannot_be_written_any_more(log: Path, tmp_path: Path) 
             (run / "checkpoints").rename(run / "kept")
             (run / "checkpoints").touch()
 
-    with pytest.raises(ValueError, match=r"cannot be written to: .* Training ended, after batch 3 of 8 in epoch 1\."):
+    with pytest.raises(ValueError, match=r"cannot be written to: .* Training ended after batch 3 of 8 in epoch 1\."):
         train(content, run, progress=take_away)
     for path in Checkpoints(run / "kept", 9).paths():
         read_checkpoint(path)

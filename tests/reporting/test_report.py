@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import pyarrow as pa
@@ -14,9 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from rankfall.reporting import html as page
-from rankfall.reporting.comparison_page import comparison_report, report
-from rankfall.reporting.stream_figure import stream_plot
+from rankfall.reporting import svg
+from rankfall.reporting.comparison_page import comparison_page
+from rankfall.reporting.files import page_of
+from rankfall.reporting.stream_page import stream_figure
+from rankfall.studies.results import ComparisonResult, RunFailure, StreamResult
 from support.cascades import content, liked_log
 from support.command_line import run
 from support.planted import config_for, plant
@@ -178,7 +181,7 @@ def test_a_run_that_was_not_evaluated(ranker: Path, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "page.html"
     assert run("report", str(ranker), "--out", str(out)) == 0
     found = Page(out)
-    assert "It has not been evaluated yet." in found.words
+    assert "This run has not been evaluated yet." in found.words
     assert "Metrics" not in found.headings
     check_pictures(found, 2)
     assert not (ranker / "report.html").exists()
@@ -265,26 +268,19 @@ def test_a_comparison_repeats_from_what_it_left(comparison: Path, monkeypatch: p
 
 
 def test_what_failed_is_said() -> None:
-    result: dict[str, Any] = {
-        "metrics": ["joint_recall"],
-        "seeds": [0],
-        "folds": {"all": {}},
-        "methods": [],
-        "tests": [],
-        "incomplete": ["ICC"],
-        "failed": [{"method": "ICC", "run": "all seed 0", "message": "the loss became <NaN>"}],
-    }
-    text = comparison_report(result, title="Nothing")
+    failure = RunFailure("ICC", "all seed 0", "the loss became <NaN>")
+    result = ComparisonResult(["joint_recall"], [0], {"all": {}}, incomplete=["ICC"], failed=[failure])
+    text = comparison_page(result, title="Nothing")
     assert "No method finished." in text
     assert "all seed 0: the loss became &lt;NaN&gt;" in text
     ElementTree.fromstring(text.removeprefix("<!doctype html>\n"))
 
 
-def read(result: dict[str, Any], directory: Path) -> Page:
+def read(result: ComparisonResult | StreamResult, directory: Path) -> Page:
     """The page of a result that was made up."""
-    kind = "stream" if "learned" in result else "comparison"
-    (directory / f"{kind}.json").write_text(json.dumps(result))
-    (directory / "report.html").write_text(report(directory))
+    kind = "stream" if isinstance(result, StreamResult) else "comparison"
+    result.save(directory / f"{kind}.json")
+    (directory / "report.html").write_text(page_of(directory))
     return Page(directory / "report.html")
 
 
@@ -302,7 +298,7 @@ def widths(page: Page) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("make", [compared, streamed, lambda: compared(stages=[])])
-def test_rows_have_no_gaps(make: Callable[[], dict[str, Any]], tmp_path: Path) -> None:
+def test_rows_have_no_gaps(make: Callable[[], ComparisonResult | StreamResult], tmp_path: Path) -> None:
     found = read(make(), tmp_path)
     assert all(len(row) for row in found.tree.iter("tr"))
     assert all(len(set(wide)) == 1 for wide in widths(found))
@@ -311,13 +307,14 @@ def test_rows_have_no_gaps(make: Callable[[], dict[str, Any]], tmp_path: Path) -
 
 
 def test_settings_are_told_if_there_was_a_choice(comparison: Path, tmp_path: Path) -> None:
-    heading = "Settings that validation chose"
+    heading = "Settings chosen on validation data"
     assert heading in Page(comparison / "report.html").headings
     result = compared()
-    assert all(method["settings"] == {"all": {}} for method in result["methods"])
+    assert all(method.settings == {"all": {}} for method in result.methods)
     assert heading not in read(result, tmp_path).headings
-    result["methods"][0]["settings"] = {"all": {"optimizer.lr": 0.125}}
-    found = read(result, tmp_path)
+    first, *others = result.methods
+    tuned = replace(first, settings={"all": {"optimizer.lr": 0.125}})
+    found = read(replace(result, methods=[tuned, *others]), tmp_path)
     assert heading in found.headings
     assert "optimizer.lr: 0.125" in found.words
 
@@ -331,24 +328,23 @@ def test_a_spread_is_told_if_there_is_one(seeds: int, tmp_path: Path) -> None:
 
 def test_days_without_a_method_and_days_of_long_streams(tmp_path: Path) -> None:
     result = streamed(days=200)
-    for entry in result["days"][-3:]:
-        entry["methods"].pop(1)
+    for entry in result.days[-3:]:
+        entry.methods.pop(1)
     found = read(result, tmp_path)
-    last = result["learned"][-14:]
+    last = result.learned[-14:]
     assert [row[0] for row in found.table("day")[1:]] == last
-    name = result["methods"][1]["name"]
+    name = result.methods[1].name
     column = [row[found.table("day")[0].index(name)] for row in found.table("day")[1:]]
     assert [cell == "none" for cell in column] == [False] * 11 + [True] * 3
-    assert all(day in found.words for day in result["learned"][1:])  # those before them are folded
+    assert all(day in found.words for day in result.learned[1:])  # those before them are folded
     ticks = [one.text for one in found.pictures[0].iter() if one.get("text-anchor") == "middle"]
-    assert ticks == [str(day) for day in stream_plot(result).ticks or []] == ["50", "100", "150", "200"]
+    assert ticks == [str(day) for day in stream_figure(result).ticks or []] == ["50", "100", "150", "200"]
 
 
 def test_no_p_value_is_nothing(comparison: Path) -> None:
-    result = json.loads((comparison / "comparison.json").read_text())
-    for test in result["tests"]:
-        test["adjusted_p_value"] = 0.0
-    assert "&lt;1e-99" in comparison_report(result, title="Clear")
+    result = ComparisonResult.load(comparison / "comparison.json")
+    tests = [replace(test, adjusted_p_value=0.0) for test in result.tests]
+    assert "&lt;1e-99" in comparison_page(replace(result, tests=tests), title="Clear")
 
 
 # --- the command --------------------------------------------------------------------------------------------------
@@ -363,7 +359,7 @@ def test_a_report_replaces_a_report_and_nothing_else(
     out.write_text("<html>years of work</html>")
     capsys.readouterr()
     assert run("report", str(cascade), "--out", str(out)) == 1
-    assert f"out: {out} exists and is no report" in capsys.readouterr().err
+    assert f"out: {out} exists and is not a report" in capsys.readouterr().err
     assert out.read_text() == "<html>years of work</html>"
 
 
@@ -390,7 +386,7 @@ def test_training_again_takes_the_report_away(log: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("values", [[0.1, 0.9], [3.0, 3.0], [0.0, 0.0], [-2.0, 1e4], [0.70001, 0.70002]])
 def test_a_scale_has_all_values_and_round_ticks(values: list[float]) -> None:
-    scale = page.Scale.around(values)
+    scale = svg.Scale.around(values)
     assert all(0 < scale(value) < 100 for value in values)
     ticks = scale.ticks()
     assert 2 <= len(ticks) <= 10
@@ -402,7 +398,7 @@ def test_a_scale_has_all_values_and_round_ticks(values: list[float]) -> None:
 @pytest.mark.parametrize("first", [1, 2])
 def test_days_and_epochs_are_whole_and_begin_where_they_do(first: int) -> None:
     for last in range(first, 500):
-        ticks = page.whole_ticks(range(first, last + 1))
+        ticks = svg.whole_ticks(range(first, last + 1))
         assert 1 <= len(ticks) <= 10
         assert first <= ticks[0] <= ticks[-1] <= last
         assert len({b - a for a, b in pairwise(ticks)}) <= 1

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankfall.reporting.comparison_page import comparison_report
-from rankfall.reporting.stream_page import stream_sections
+from rankfall.reporting.comparison_page import comparison_page
+from rankfall.reporting.stream_page import stream_page
 from support import chromium
 from support.results import METHODS, compared, streamed
 
@@ -50,12 +50,11 @@ def show(page: Page, html: str, wide: int) -> None:
 
 
 def comparison(methods: list[str]) -> str:
-    return comparison_report(compared(methods=methods), title="Three stages", config="a: b\n", command="rankfall " * 30)
+    return comparison_page(compared(methods=methods), title="Three stages", config="a: b\n", command="rankfall " * 30)
 
 
 def stream(methods: list[str]) -> str:
-    result = streamed(methods=methods)
-    return comparison_report(result, title="A stream", sections=stream_sections(result))
+    return stream_page(streamed(methods=methods), title="A stream")
 
 
 @pytest.mark.parametrize("make", [comparison, stream])

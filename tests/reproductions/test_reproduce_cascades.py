@@ -43,7 +43,7 @@ from rankfall.reproductions.schema import (
 from rankfall.reproductions.task import Report, Size, Task
 from rankfall.simulation.simulate import Simulation, simulate_log, simulate_recflow
 from rankfall.studies.comparison_plan import load_comparison
-from rankfall.training.config.ranker_config import set_option
+from rankfall.training.config.overrides import set_option
 from rankfall.training.train_cascade import load_run, make_loader
 from support.command_line import run as cli
 from support.logs import random_log

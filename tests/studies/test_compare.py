@@ -24,11 +24,14 @@ from scipy import stats
 from rankfall._settings import ConfigError
 from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.reporting.comparison_table import csv_table, markdown_table
+from rankfall.reporting.files import write_comparison
 from rankfall.studies import compare as comparing
 from rankfall.studies.baselines import lambdamart
+from rankfall.studies.baselines.lambdamart import TreesConfig
 from rankfall.studies.compare import Step, compare_methods, perform, validation
-from rankfall.studies.comparison_plan import TreesConfig, load_comparison, make_plan
+from rankfall.studies.comparison_plan import load_comparison, make_plan
 from rankfall.studies.comparison_summary import Outcome, summarise
+from rankfall.studies.results import ComparisonResult
 from rankfall.studies.workers import Failure, run_tasks
 from rankfall.training.config.ranker_config import DataConfig
 from rankfall.training.train_ranker import load_lists
@@ -107,11 +110,13 @@ def write(data: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def compare(write: Callable[..., Path], tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def compare(write: Callable[..., Path], tmp_path: Path) -> Callable[..., ComparisonResult]:
     """Run a comparison with changes to the configuration's top level."""
 
-    def run(out: str = "out", **changes: Any) -> dict[str, Any]:
-        return compare_methods(load_comparison(write(**changes)), tmp_path / out)
+    def run(out: str = "out", **changes: Any) -> ComparisonResult:
+        result = compare_methods(load_comparison(write(**changes)), tmp_path / out)
+        write_comparison(result, tmp_path / out)
+        return result
 
     return run
 
@@ -136,22 +141,23 @@ def outcome_of(values: dict[str, Tensor], folds: list[int], higher: bool = True)
 
 def test_figures_of_a_method_by_hand() -> None:
     values = torch.tensor([[0.0, 1.0, 0.5, 0.5, 1.0], [1.0, 1.0, 0.5, 1.5, 2.0]])  # folds of 2 and 3 queries
-    figures = summarise(outcome_of({"a": values}, [2, 3]))["methods"][0]["metrics"]["m"]
-    assert figures["values"] == pytest.approx([0.5, 2 / 3, 1.0, 4 / 3])
-    assert figures["std"] == pytest.approx(np.std([0.5, 2 / 3, 1.0, 4 / 3], ddof=1))
+    figures = summarise(outcome_of({"a": values}, [2, 3])).methods[0].metrics["m"]
+    assert figures.values == pytest.approx([0.5, 2 / 3, 1.0, 4 / 3])
+    assert figures.std == pytest.approx(np.std([0.5, 2 / 3, 1.0, 4 / 3], ddof=1))
     by_query = [0.5, 1.0, 0.5, 1.0, 1.5]
-    assert figures["mean"] == pytest.approx(0.9)
+    assert figures.mean == pytest.approx(0.9)
     margin = stats.t.ppf(0.975, 4) * np.std(by_query, ddof=1) / math.sqrt(5)
-    assert (figures["low"], figures["high"]) == pytest.approx((0.9 - margin, 0.9 + margin))
-    assert (figures["chance"], figures["queries"]) == (0.25, 5)
+    assert (figures.low, figures.high) == pytest.approx((0.9 - margin, 0.9 + margin))
+    assert (figures.chance, figures.queries) == (0.25, 5)
 
 
 def test_undefined_queries_count_nowhere() -> None:
     nan = math.nan
     values = torch.tensor([[0.2, nan, 0.4, nan]])
-    figures = summarise(outcome_of({"a": values}, [2, 1, 1]))["methods"][0]["metrics"]["m"]
-    assert (figures["mean"], figures["queries"]) == (pytest.approx(0.3), 2)
-    assert figures["values"] == [pytest.approx(0.2), pytest.approx(0.4), None]
+    figures = summarise(outcome_of({"a": values}, [2, 1, 1])).methods[0].metrics["m"]
+    assert figures.mean == pytest.approx(0.3)
+    assert figures.queries == 2
+    assert figures.values == pytest.approx([0.2, 0.4, nan], nan_ok=True)
 
 
 @pytest.mark.parametrize("higher", [True, False])
@@ -177,17 +183,19 @@ def test_marks_are_those_of_one_sided_tests_with_holm(higher: bool) -> None:
         largest = max(largest, min(1.0, p_values[name] * (len(p_values) - position)))
         adjusted[name] = largest
     assert len({value < 0.05 for value in adjusted.values()}) == 2  # some are marked, some are not
-    for test in result["tests"]:
-        assert test["best"] == best
-        if test["method"] != best:
-            assert test["adjusted_p_value"] == pytest.approx(adjusted[test["method"]])
-            assert test["significantly_worse"] == (adjusted[test["method"]] < 0.05)
+    for test in result.tests:
+        assert test.best == best
+        if test.method != best:
+            assert test.adjusted_p_value == pytest.approx(adjusted[test.method])
+            assert test.significantly_worse == (adjusted[test.method] < 0.05)
 
 
-def table_of(values: dict[str, Tensor]) -> dict[str, Any]:
+def table_of(values: dict[str, Tensor]) -> ComparisonResult:
     queries = next(iter(values.values())).shape[-1]
     summary = summarise(outcome_of(values, [queries]))
-    return {"metrics": ["m"], "seeds": [0], "folds": {"all": {}}, "incomplete": ["broken"], "failed": [], **summary}
+    return ComparisonResult(
+        ["m"], [0], {"all": {}}, methods=summary.methods, tests=summary.tests, incomplete=["broken"]
+    )
 
 
 def test_table_marks_the_best_and_the_close() -> None:
@@ -211,36 +219,36 @@ def test_few_queries_get_intervals() -> None:
 # --- a comparison -------------------------------------------------------------------------------------------------
 
 
-def test_table_follows_from_the_values_of_queries(compare: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+def test_table_follows_from_the_values_of_queries(compare: Callable[..., ComparisonResult], tmp_path: Path) -> None:
     result = compare()
     rows = rows_of(tmp_path / "out" / "values.parquet")
     assert len(rows) == 2 * 2 * (22 + 20)  # methods, seeds, queries of the test splits C and A
-    for method in result["methods"]:
-        for metric, figures in method["metrics"].items():
-            of = [row for row in rows if row["method"] == method["name"] and not math.isnan(row[metric])]
+    for method in result.methods:
+        for metric, figures in method.metrics.items():
+            of = [row for row in rows if row["method"] == method.name and not math.isnan(row[metric])]
             queries: dict[str, list[float]] = {}
             runs: dict[tuple[int, str], list[float]] = {}
             for row in of:
                 queries.setdefault(row["qid"], []).append(row[metric])
                 runs.setdefault((row["seed"], row["fold"]), []).append(row[metric])
             means = [sum(values) / len(values) for values in queries.values()]
-            assert figures["mean"] == pytest.approx(sum(means) / len(means))
-            assert figures["values"] == pytest.approx([sum(values) / len(values) for values in runs.values()])
-            assert figures["std"] == pytest.approx(np.std(figures["values"], ddof=1))
-    assert [(run["seed"], run["fold"]) for run in result["methods"][0]["runs"]] == [
+            assert figures.mean == pytest.approx(sum(means) / len(means))
+            assert figures.values == pytest.approx([sum(values) / len(values) for values in runs.values()])
+            assert figures.std == pytest.approx(np.std(figures.values, ddof=1))
+    assert [(run.seed, run.fold) for run in result.methods[0].runs or []] == [
         (0, "one"),
         (0, "two"),
         (1, "one"),
         (1, "two"),
     ]
-    assert json.loads((tmp_path / "out" / "comparison.json").read_text()) == result
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text()) == result.to_json()
     lines = list(csv.DictReader((tmp_path / "out" / "comparison.csv").read_text().splitlines()))
-    expected = {(m["name"], name): f["mean"] for m in result["methods"] for name, f in m["metrics"].items()}
+    expected = {(m.name, name): f.mean for m in result.methods for name, f in m.metrics.items()}
     assert {(line["method"], line["metric"]): float(line["mean"]) for line in lines} == expected
 
 
 def test_runs_are_not_repeated(
-    compare: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    compare: Callable[..., ComparisonResult], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     first = compare()
     done: list[str] = []
@@ -258,7 +266,7 @@ def test_runs_are_not_repeated(
     changed = compare(methods=methods, metrics=[*METRICS, "opa"])
     assert sorted(done) == ["mse"] * 4 + ["softmax"] * 4  # those of softmax were tested with one metric more
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
-    assert changed["methods"][0]["metrics"]["mrr"] == first["methods"][0]["metrics"]["mrr"]
+    assert changed.methods[0].metrics["mrr"] == first.methods[0].metrics["mrr"]
 
 
 def test_other_data_are_another_run(write: Callable[..., Path], tmp_path: Path) -> None:
@@ -274,7 +282,7 @@ def test_other_data_are_another_run(write: Callable[..., Path], tmp_path: Path) 
     assert len({*names, plan.run("softmax", "one", {}, 0).directory}) == 3
 
 
-def test_half_of_a_run_is_done_again(compare: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+def test_half_of_a_run_is_done_again(compare: Callable[..., ComparisonResult], tmp_path: Path) -> None:
     whole = compare()
     victims = sorted((tmp_path / "out" / "runs").glob("softmax*"))
     (victims[0] / "result.json").unlink()  # killed while it trained
@@ -288,7 +296,7 @@ def test_half_of_a_run_is_done_again(compare: Callable[..., dict[str, Any]], tmp
 def test_a_killed_comparison_goes_on(
     forks: Forks,
     write: Callable[..., Path],
-    compare: Callable[..., dict[str, Any]],
+    compare: Callable[..., ComparisonResult],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     jobs: int,
@@ -323,10 +331,10 @@ def test_a_killed_comparison_goes_on(
 
 
 def test_only_one_comparison_works_in_a_directory(
-    compare: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compare: Callable[..., ComparisonResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(comparing, "perform", lambda step: compare())
-    assert {failure["message"] for failure in compare()["failed"]} == {
+    assert {failure.message for failure in compare().failed} == {
         f"out: another comparison is working in {tmp_path / 'out'}"
     }
 
@@ -337,11 +345,11 @@ def test_jobs_change_nothing(write: Callable[..., Path], tmp_path: Path, capsys:
     for jobs in (1, 2):
         out = tmp_path / str(jobs)
         run = make_plan(load_comparison(path), out).run("softmax", "two", {}, 0)
-        perform(Step(run, "train", "softmax", ""))
+        perform(Step(run, "train"))
         (run.directory / "result.json").unlink()
         assert run_command("compare", str(path), "--out", str(out), "--jobs", str(jobs)) == 0
         notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
-        assert notes == [f"note: softmax, two seed 0: {run.directory} has no checkpoint yet: training begins again"]
+        assert notes == [f"note: softmax, two seed 0: {run.directory} has no checkpoint yet: training starts again"]
         results.append(json.loads((out / "comparison.json").read_text()))
     assert results[0] == results[1]
 
@@ -379,15 +387,15 @@ TUNED = {
 
 
 def test_settings_are_those_best_on_validation(
-    compare: Callable[..., dict[str, Any]], write: Callable[..., Path], tmp_path: Path
+    compare: Callable[..., ComparisonResult], write: Callable[..., Path], tmp_path: Path
 ) -> None:
     result = compare(**TUNED)
     plan = make_plan(load_comparison(write(**TUNED)), tmp_path / "out")
-    for method in result["methods"]:
-        for fold, chosen in method["settings"].items():
-            reached = [validation(plan.run(method["name"], fold, one, 0)) for one in plan.candidates[method["name"]]]
+    for method in result.methods:
+        for fold, chosen in (method.settings or {}).items():
+            reached = [validation(plan.run(method.name, fold, one, 0)) for one in plan.candidates[method.name]]
             best = max(value for value in reached if value is not None)
-            assert reached[plan.candidates[method["name"]].index(chosen)] == best
+            assert reached[plan.candidates[method.name].index(chosen)] == best
     assert [len(settings) for settings in plan.candidates.values()] == [2, 2, 1]
     # trials with the first seed are runs as well: 2 folds x (2 + 2 trials, 1 + 1 second seeds, 1 ridge)
     assert len(list((tmp_path / "out" / "runs").iterdir())) == 14
@@ -409,7 +417,7 @@ def test_tuning_never_sees_test(write: Callable[..., Path], monkeypatch: pytest.
         return RankingData(whole.path, whole.manifest, splits)
 
     steps = [
-        Step(plan.run(method, "one", settings, 0), "train", method, "")
+        Step(plan.run(method, "one", settings, 0), "train")
         for method, candidates in plan.candidates.items()
         for settings in candidates
     ]
@@ -440,11 +448,11 @@ def test_test_labels_do_not_change_the_choice(write: Callable[..., Path], tmp_pa
         changes = {**TUNED, "data": {"path": str(prepared)}, "folds": {"one": FOLDS["one"]}, "seeds": [0]}
         out = tmp_path / f"out{seed}"
         result = compare_methods(load_comparison(write(**changes)), out)
-        runs = {method["name"]: out / method["runs"][0]["directory"] for method in result["methods"]}
+        runs = {method.name: out / (method.runs or [])[0].directory for method in result.methods}
         files = ("softmax", "checkpoints/best.safetensors"), ("trees", "model.txt"), ("ridge", "ridge.json")
         weights.append(
             [
-                [method["settings"] for method in result["methods"]],
+                [method.settings for method in result.methods],
                 *((runs[name] / file).read_bytes() for name, file in files),
             ]
         )
@@ -501,13 +509,13 @@ def test_lambdamart_stops_at_the_best_validation(data: Path, tmp_path: Path) -> 
     assert len(lists) == 21
 
 
-def test_ridge_minimises_its_objective(data: Path, compare: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+def test_ridge_minimises_its_objective(data: Path, compare: Callable[..., ComparisonResult], tmp_path: Path) -> None:
     from sklearn.linear_model import Ridge
     from sklearn.preprocessing import StandardScaler
 
     methods = {"ridge": {"kind": "ridge", "alphas": [3.0]}}
     result = compare(methods=methods, folds={"one": FOLDS["one"]}, seeds=[0])
-    model = json.loads((tmp_path / "out" / result["methods"][0]["runs"][0]["directory"] / "ridge.json").read_text())
+    model = json.loads((tmp_path / "out" / (result.methods[0].runs or [])[0].directory / "ridge.json").read_text())
     train = RankingData.load(data)["A"]
     scaler = StandardScaler().fit(np.array(train.features, np.float64))
     expected = Ridge(alpha=3.0).fit(scaler.transform(np.array(train.features, np.float64)), train.labels)
@@ -556,20 +564,20 @@ def test_a_failing_method_does_not_lose_the_others(
     assert "Traceback" not in err
 
 
-def test_a_run_that_two_methods_share_fails_for_both(compare: Callable[..., dict[str, Any]]) -> None:
+def test_a_run_that_two_methods_share_fails_for_both(compare: Callable[..., ComparisonResult]) -> None:
     bad = {"loss": {"name": "mse_loss"}, "optimizer": {"name": "sgd", "lr": 1e30}}
     result = compare(methods={"one": bad, "two": bad, "ridge": {"kind": "ridge"}}, seeds=[0, 1])
-    failed = [(failure["method"], failure["run"]) for failure in result["failed"]]
+    failed = [(failure.method, failure.run) for failure in result.failed]
     runs = [f"{fold} seed {seed}" for seed in (0, 1) for fold in FOLDS]
     assert failed == [(method, run) for run in runs for method in ("one", "two")]
-    assert result["incomplete"] == ["one", "two"]
+    assert result.incomplete == ["one", "two"]
 
 
 def test_a_traceback_goes_with_its_cause(
     write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(load_comparison(write()), tmp_path)
-    step = Step(plan.run("softmax", "one", {}, 0), "test", "softmax", "")
+    step = Step(plan.run("softmax", "one", {}, 0), "test")
     with monkeypatch.context() as patch:
         patch.setattr(comparing, "_test", lambda run: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -579,14 +587,14 @@ def test_a_traceback_goes_with_its_cause(
     assert not (step.run.directory / "error.txt").exists()
 
 
-def test_a_trial_that_fails_is_not_chosen(compare: Callable[..., dict[str, Any]]) -> None:
+def test_a_trial_that_fails_is_not_chosen(compare: Callable[..., ComparisonResult]) -> None:
     methods = {"mse": {"loss": {"name": "mse_loss"}, "optimizer": {"name": "sgd"}}}
     result = compare(methods=methods, tune={"optimizer.lr": [1e30, 0.01]})
-    assert {failure["run"] for failure in result["failed"]} == {
+    assert {failure.run for failure in result.failed} == {
         "one optimizer.lr=1e+30",
         "two optimizer.lr=1e+30",
     }
-    assert result["methods"][0]["settings"] == {"one": {"optimizer.lr": 0.01}, "two": {"optimizer.lr": 0.01}}
+    assert result.methods[0].settings == {"one": {"optimizer.lr": 0.01}, "two": {"optimizer.lr": 0.01}}
 
 
 @pytest.mark.parametrize(
@@ -604,7 +612,7 @@ def test_a_trial_that_fails_is_not_chosen(compare: Callable[..., dict[str, Any]]
             "that of all methods, ndcg@3",
         ),
         ({"metrics": ["ndgc"]}, "ndcg"),
-        ({"seeds": [1, 1]}, "one seed twice"),
+        ({"seeds": [1, 1]}, "contain a seed twice"),
         ({"data": {}}, "data.path"),
         ({"folds": None}, "train is missing"),
         ({"folds": {"one": {"train": ["A"], "valid": ["B"], "test": ["Z"]}}}, "no split 'Z'"),

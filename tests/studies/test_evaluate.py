@@ -109,7 +109,7 @@ def test_chance_is_what_random_scores_get(data: Path) -> None:
 def test_what_is_written_is_what_is_returned(run_dir: Path) -> None:
     evaluation = evaluate_run(run_dir)
     summary = json.loads((run_dir / "evaluation.json").read_text())
-    assert summary == {"split": "test", **evaluation.summary()}
+    assert summary == {"split": "test", **evaluation.summary().to_json()}
     assert summary["impressions"] == 40
     table = pq.read_table(run_dir / "values.parquet")
     assert table["qid"].to_pylist() == evaluation.qids
@@ -131,7 +131,7 @@ def test_another_split_gets_files_of_its_own(run_dir: Path) -> None:
 
 def test_validation_during_training_is_the_evaluation(run_dir: Path) -> None:
     best = json.loads((run_dir / "result.json").read_text())["best_metric"]
-    assert evaluate_run(run_dir, "valid").summary()["metrics"]["ndcg@10"] == pytest.approx(best, abs=1e-6)
+    assert evaluate_run(run_dir, "valid").summary().metrics["ndcg@10"] == pytest.approx(best, abs=1e-6)
 
 
 def test_a_run_can_be_evaluated_from_anywhere_and_with_moved_data(

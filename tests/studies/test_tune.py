@@ -16,15 +16,15 @@ import pytest
 import yaml
 
 from rankfall._settings import ConfigError, read_yaml
-from rankfall.reporting import figures as plots
-from rankfall.reporting.figures import SearchHistory
+from rankfall.reporting.figures import SearchHistory, save
 from rankfall.studies import tune as tuning
+from rankfall.studies.results import SearchResult
 from rankfall.studies.search_space import load_search
 from rankfall.studies.trials import DEATHS
 from rankfall.studies.tune import tune
 from rankfall.studies.workers import Failure
 from rankfall.training import trackers as track
-from rankfall.training.run_directory import Step, Stopped, SurroundingsError, TrainingError, TrainResult
+from rankfall.training.run_directory import EnvironmentFailure, Step, Stopped, TrainingError, TrainResult
 from support.command_line import run as command
 from support.interrupted import cascade_content, train
 from support.logs import DAYS
@@ -33,10 +33,10 @@ from support.planted import config_for, plant
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rankfall.studies.search_space import TrainingSettings
+    from rankfall.training.config.load_config import TrainConfig
     from support.forks import Forks
 
-    Fake = Callable[[TrainingSettings], list[float]]  # the validations of a training, an epoch each
+    Fake = Callable[[TrainConfig], list[float]]  # the validations of a training, an epoch each
 
 LR = {"optimizer.lr": {"low": 1e-4, "high": 1.0, "log": True}}
 
@@ -55,14 +55,14 @@ def write(data: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fake], list[TrainingSettings]]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fake], list[TrainConfig]]:
     """Trainings that take no time: the loop's steps with given validations. Returns what was trained."""
 
-    def install(validations: Fake) -> list[TrainingSettings]:
-        trained: list[TrainingSettings] = []
+    def install(validations: Fake) -> list[TrainConfig]:
+        trained: list[TrainConfig] = []
 
         def run(
-            config: TrainingSettings,
+            config: TrainConfig,
             directory: Path,
             *,
             progress: Callable[[Step], None],
@@ -87,24 +87,24 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fake], list[TrainingSetti
     return install
 
 
-def peak(config: TrainingSettings) -> list[float]:
+def peak(config: TrainConfig) -> list[float]:
     """Best at a learning rate of 0.01."""
     return [-abs(float(np.log10(config.optimizer.lr)) + 2)]
 
 
-def states(result: dict[str, Any]) -> list[str]:
-    return [trial["state"] for trial in result["trials"]]
+def states(result: SearchResult) -> list[str]:
+    return [trial.state for trial in result.trials]
 
 
-def drawn(result: dict[str, Any]) -> list[Any]:
-    return [(trial["settings"], trial["state"], trial["value"]) for trial in result["trials"]]
+def drawn(result: SearchResult) -> list[Any]:
+    return [(trial.settings, trial.state, trial.value) for trial in result.trials]
 
 
 # --- what is searched ---------------------------------------------------------------------------------------------
 
 
 def test_settings_come_from_their_ranges(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     space = {
         "optimizer.lr": {"low": 1e-4, "high": 1.0, "log": True},
@@ -118,7 +118,7 @@ def test_settings_come_from_their_ranges(
     path = write(space, trials=25, model={"kind": "mlp", "hidden": [4, 4]})
     trained = fake(lambda config: [0.5])
     result = tune(load_search(path), tmp_path / "out")
-    settings = [trial["settings"] for trial in result["trials"]]
+    settings = [trial.settings for trial in result.trials]
     rates = [one["optimizer.lr"] for one in settings]
     assert 1e-4 <= min(rates) < 1e-3 < 0.1 < max(rates) <= 1
     assert 4 < sum(rate < 1e-2 for rate in rates) < 21  # half of the orders of magnitude, 1 % of the numbers
@@ -160,7 +160,7 @@ def test_a_section_is_set_before_its_parts(write: Callable[..., Path]) -> None:
         ({"optimizer.lr": {"low": 2.0, "high": 1.0}}, "expected a low below high"),
         ({"optimizer.lr": {"low": 0.0, "high": 1.0, "log": True}}, "log: true takes a low above 0"),
         ({"optimizer.lr": {"low": 0.1, "high": 1.0, "log": True, "step": 0.1}}, "and no step"),
-        ({"optimizer.lr": {"low": 0.1, "high": 1.0, "step": 0.4}}, "expected one of which a whole number leads from"),
+        ({"optimizer.lr": {"low": 0.1, "high": 1.0, "step": 0.4}}, "expected a step that divides the range from"),
         ({"optimizer.lr": {"low": 0.1, "high": 1.0, "step": -0.1}}, "found step -0.1"),
         ({"optimizer.rate": [0.1, 0.2]}, "optimizer: unknown key 'rate'"),
         ({"optimizer.lr": [0.1, -0.1]}, "search.optimizer.lr: -0.1: optimizer.lr: found -0.1"),
@@ -181,7 +181,7 @@ def test_a_search_that_cannot_be_meant_says_why(
 def test_quotas_are_no_settings(log: Path, tmp_path: Path) -> None:
     path = tmp_path / "search.yaml"
     path.write_text(yaml.safe_dump(cascade_content(log) | {"search": {"stages.0.quota": [6, 7]}}))
-    with pytest.raises(ConfigError, match="names and quotas of stages as they are"):
+    with pytest.raises(ConfigError, match=r"must not change .*names and quotas of stages"):
         load_search(path)
 
 
@@ -209,27 +209,29 @@ def test_values_that_go_with_some_others_only_are_allowed(write: Callable[..., P
 
 
 def test_draws_learn_from_trials(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     fake(peak)
     result = tune(load_search(write(trials=40)), tmp_path / "out")
-    distances = [-trial["value"] for trial in result["trials"]]
+    distances = [-(trial.value or 0.0) for trial in result.trials]
     assert np.median(distances[20:]) < 0.6  # by chance they are uniform from 0 to 2
-    assert result["best"]["value"] == -min(distances)
-    assert result["best"]["value"] > -0.05
+    assert result.best is not None
+    assert result.best.value == -min(distances)
+    assert min(distances) < 0.05
 
 
 def test_a_metric_for_which_lower_is_better(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     fake(lambda config: [-value for value in peak(config)])
     result = tune(load_search(write(trials=12, training={"metric": "arp"})), tmp_path / "out")
-    assert result["higher_is_better"] is False
-    assert result["best"]["value"] == min(trial["value"] for trial in result["trials"])
+    assert result.higher_is_better is False
+    assert result.best is not None
+    assert result.best.value == min(trial.value for trial in result.trials if trial.value is not None)
 
 
 def test_the_seed_decides_the_draws(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     fake(peak)
     search = load_search(write(trials=4))
@@ -239,9 +241,9 @@ def test_the_seed_decides_the_draws(
 
 
 def test_a_search_in_parts_is_a_search_in_one_go(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
-    def learning(config: TrainingSettings) -> list[float]:
+    def learning(config: TrainConfig) -> list[float]:
         return [value * epoch / 3 for epoch in (1, 2, 3) for value in [10 + peak(config)[0]]]
 
     fake(learning)
@@ -249,46 +251,47 @@ def test_a_search_in_parts_is_a_search_in_one_go(
     whole = tune(search, tmp_path / "whole", trials=16)
     for trials in (3, 11, 11, 16):
         parts = tune(search, tmp_path / "parts", trials=trials)
-        assert len(parts["trials"]) == trials
+        assert len(parts.trials) == trials
     assert drawn(parts) == drawn(whole)
     assert "pruned" in states(whole)
 
 
 def test_trials_that_are_worse_than_half_are_ended_early(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     curves: list[list[float]] = []
 
-    def noisy(config: TrainingSettings) -> list[float]:
+    def noisy(config: TrainConfig) -> list[float]:
         curves.append(np.random.default_rng(len(curves)).random(4).tolist())
         return curves[-1]
 
     fake(noisy)
     result = tune(load_search(write(trials=20)), tmp_path / "out")
     complete: list[list[float]] = []
-    for curve, trial in zip(curves, result["trials"], strict=True):
+    for curve, trial in zip(curves, result.trials, strict=True):
         ends = None
         for epoch in (1, 2, 3):  # after the last there is nothing to save
             others = [one[epoch - 1] for one in complete]
             if len(complete) >= 5 and max(curve[:epoch]) < np.median(others):
                 ends = epoch
                 break
-        assert trial["state"] == ("pruned" if ends else "complete")
-        assert trial["value"] == (curve[ends - 1] if ends else max(curve))
-        assert trial["best_epoch"] == (None if ends else curve.index(max(curve)) + 1)
+        assert trial.state == ("pruned" if ends else "complete")
+        assert trial.value == (curve[ends - 1] if ends else max(curve))
+        assert trial.best_epoch == (None if ends else curve.index(max(curve)) + 1)
         if not ends:
             complete.append(curve)
     assert states(result).count("pruned") > 3
-    assert result["best"]["value"] == max(max(curve) for curve in complete)
+    assert result.best is not None
+    assert result.best.value == max(max(curve) for curve in complete)
 
 
 # --- what goes wrong ----------------------------------------------------------------------------------------------
 
 
 def test_a_trial_that_fails_is_recorded_and_the_search_goes_on(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
-    def fragile(config: TrainingSettings) -> list[float]:
+    def fragile(config: TrainConfig) -> list[float]:
         if config.optimizer.lr > 0.1:
             raise TrainingError("the loss became NaN")
         if config.optimizer.lr > 0.01:
@@ -297,23 +300,23 @@ def test_a_trial_that_fails_is_recorded_and_the_search_goes_on(
 
     fake(fragile)
     result = tune(load_search(write(trials=12)), tmp_path / "out")
-    for trial in result["trials"]:
-        rate = trial["settings"]["optimizer.lr"]
+    for trial in result.trials:
+        rate = trial.settings["optimizer.lr"]
         error = "the loss became NaN" if rate > 0.1 else "RuntimeError: not enough memory" if rate > 0.01 else None
-        assert (trial["state"], trial["error"]) == ("failed" if error else "complete", error)
-        assert (trial["value"] is None) == bool(error)
-        traceback = tmp_path / "out" / trial["directory"] / "error.txt"
+        assert (trial.state, trial.error) == ("failed" if error else "complete", error)
+        assert (trial.value is None) == bool(error)
+        traceback = tmp_path / "out" / trial.directory / "error.txt"
         assert traceback.is_file() == (error == "RuntimeError: not enough memory")
     assert {"failed", "complete"} == set(states(result))
 
 
-@pytest.mark.parametrize("error", [OSError(28, "no space left"), SurroundingsError("no server")])
+@pytest.mark.parametrize("error", [OSError(28, "no space left"), EnvironmentFailure("no server")])
 def test_what_is_around_a_training_uses_up_no_trial(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path, error: Exception
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path, error: Exception
 ) -> None:
     search, attempts = load_search(write(trials=4)), 0
 
-    def disturbed(config: TrainingSettings) -> list[float]:
+    def disturbed(config: TrainConfig) -> list[float]:
         nonlocal attempts
         attempts += 1
         if 2 <= attempts <= 3 + DEATHS:
@@ -324,7 +327,9 @@ def test_what_is_around_a_training_uses_up_no_trial(
     whole = tune(search, tmp_path / "whole")
     fake(disturbed)
     for _ in range(2 + DEATHS):
-        with pytest.raises(SurroundingsError, match=r"trial 1 was left, .* goes on with it: .*no (space|server)"):
+        with pytest.raises(
+            EnvironmentFailure, match=r"trial 1 was interrupted; run the command again: .*no (space|server)"
+        ):
             tune(search, tmp_path / "out")
     assert drawn(tune(search, tmp_path / "out")) == drawn(whole)
 
@@ -336,7 +341,7 @@ def test_data_that_are_gone_use_up_no_trial(data: Path, tmp_path: Path) -> None:
     content = config_for(here, training={"epochs": 1}, model={"kind": "mlp", "hidden": [4]})
     (tmp_path / "search.yaml").write_text(yaml.safe_dump(content | {"search": LR, "trials": 2}))
     search, out = load_search(tmp_path / "search.yaml"), tmp_path / "out"
-    with pytest.raises(SurroundingsError, match=r"trial 1 was left.*data\.path"):
+    with pytest.raises(EnvironmentFailure, match=r"trial 1 was interrupted.*data\.path"):
         tune(search, out, on_trial=lambda trial: os.rename(here, gone))
     gone.rename(here)
     assert states(tune(search, out)) == ["complete"] * 2
@@ -351,10 +356,10 @@ def test_a_tracker_that_cannot_be_reached_uses_up_no_trial(
     monkeypatch.setattr(track, "_TensorBoard", unreachable)
     path = write(trials=2, training={"epochs": 1})
     assert command("tune", str(path), "--out", str(tmp_path / "out"), "training.track=tensorboard") == 1
-    said = "trial 0 was left, and the same command goes on with it: training.track: tensorboard cannot be told"
+    said = "trial 0 was interrupted; run the command again: training.track: tensorboard cannot be reached"
     assert said in capsys.readouterr().err
     assert command("tune", str(path), "--out", str(tmp_path / "out"), "--json") == 0
-    assert states(json.loads(capsys.readouterr().out)) == ["complete"] * 2
+    assert states(SearchResult.from_json(json.loads(capsys.readouterr().out))) == ["complete"] * 2
 
 
 def test_what_a_training_has_to_say_is_shown_with_its_trial(
@@ -368,7 +373,7 @@ def test_what_a_training_has_to_say_is_shown_with_its_trial(
         weights.write_bytes(b"half")
     assert command("tune", str(path), "--out", str(out)) == 0
     err = capsys.readouterr().err
-    assert f"note: trial 0: the checkpoints in {out}/trials/0000 are damaged: training begins again" in err
+    assert f"note: trial 0: the checkpoints in {out}/trials/0000 are damaged: training starts again" in err
     assert "note: trial 1" not in err
 
 
@@ -378,24 +383,24 @@ def test_if_all_trials_fail_so_does_the_command(
     path = write({"optimizer.lr": [1e30, 1e35]}, trials=2, training={"epochs": 1}, model={"kind": "mlp", "hidden": [4]})
     assert command("tune", str(path), "--out", str(tmp_path / "out"), "--json") == 1
     out, err = capsys.readouterr()
-    result = json.loads(out)
+    result = SearchResult.from_json(json.loads(out))
     assert states(result) == ["failed", "failed"]
-    assert result["best"] is None
-    assert all("Try a smaller optimizer.lr" in trial["error"] for trial in result["trials"])
-    assert "no trial came to an end, all 2 failed" in " ".join(err.split())
+    assert result.best is None
+    assert all("Try a smaller optimizer.lr" in (trial.error or "") for trial in result.trials)
+    assert "no trial was completed, all 2 failed" in " ".join(err.split())
     assert not (tmp_path / "out" / "best.yaml").exists()
 
 
 def test_a_combination_that_cannot_be_trained_is_a_failed_trial(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     space = {"model.hidden": [[8, 8], [8, 8, 8]], "model.dropout": [[0.1, 0.1], [0.1, 0.1, 0.1]]}
     fake(lambda config: [0.5])
     result = tune(load_search(write(space, trials=12, model={"kind": "mlp"})), tmp_path / "out")
-    for trial in result["trials"]:
-        fits = len(trial["settings"]["model.hidden"]) == len(trial["settings"]["model.dropout"])
-        assert trial["state"] == ("complete" if fits else "failed")
-        assert fits or "give one number, or one for each layer" in trial["error"]
+    for trial in result.trials:
+        fits = len(trial.settings["model.hidden"]) == len(trial.settings["model.dropout"])
+        assert trial.state == ("complete" if fits else "failed")
+        assert fits or "give one number, or one for each layer" in (trial.error or "")
     assert set(states(result)) == {"complete", "failed"}
 
 
@@ -417,14 +422,14 @@ def test_optuna_is_not_imported_unless_it_is_needed() -> None:
 
 
 def test_a_directory_that_holds_something_else_is_refused(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     fake(peak)
     out = tmp_path / "out"
     tune(load_search(write(trials=1)), out)
     with pytest.raises(ConfigError, match=r"search\.optimizer\.lr\.low was 0\.0001 and is 0\.001"):
         tune(load_search(write({"optimizer.lr": {"low": 1e-3, "high": 1.0, "log": True}})), out)
-    with pytest.raises(ConfigError, match=r"training\.epochs was 3 and is 4\. Go on with that, or name another"):
+    with pytest.raises(ConfigError, match=r"training\.epochs was 3 and is 4\. Continue it, or name another"):
         tune(load_search(write(training={"epochs": 4})), out)
     tune(load_search(write(trials=2, training={"checkpoint_every": 1.0})), out)  # which changes no trial
     other = plant(tmp_path / "other", log1p=True)
@@ -440,7 +445,7 @@ def test_a_directory_that_holds_something_else_is_refused(
 
 
 def test_what_is_half_written_is_taken_away(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     fake(peak)
     search, out = load_search(write()), tmp_path / "out"
@@ -460,7 +465,7 @@ def test_what_is_half_written_is_taken_away(
 
 
 def test_a_trial_that_was_stopped_goes_on_as_it_was(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     fake(peak)
     search = load_search(write())
@@ -477,11 +482,11 @@ def test_a_trial_that_was_stopped_goes_on_as_it_was(
 
 
 def test_a_trial_whose_process_died_goes_on_and_is_given_up_in_the_end(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     deadly: list[float] = []
 
-    def dying(config: TrainingSettings) -> list[float]:
+    def dying(config: TrainConfig) -> list[float]:
         if len(deadly) < deaths:
             deadly.append(config.optimizer.lr)
             raise Killed
@@ -495,31 +500,32 @@ def test_a_trial_whose_process_died_goes_on_and_is_given_up_in_the_end(
             with pytest.raises(Killed):
                 tune(search, tmp_path / name, trials=2)
         result = tune(search, tmp_path / name, trials=2)
-        assert len(result["trials"]) == 2
-        first = result["trials"][0]
-        assert set(deadly) == {first["settings"]["optimizer.lr"]}
-        assert first["state"] == ("complete" if deaths == 2 else "failed")
-        assert deaths == 2 or "ended 3 times" in first["error"]
+        assert len(result.trials) == 2
+        first = result.trials[0]
+        assert set(deadly) == {first.settings["optimizer.lr"]}
+        assert first.state == ("complete" if deaths == 2 else "failed")
+        assert deaths == 2 or "ended 3 times" in (first.error or "")
 
 
 def test_a_trial_of_a_living_process_is_left_to_it(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     """Inside of a trial another one works on the same search."""
     search = load_search(write())
-    inner: list[dict[str, Any]] = []
+    inner: list[SearchResult | None] = []
 
-    def busy(config: TrainingSettings) -> list[float]:
+    def busy(config: TrainConfig) -> list[float]:
         if not inner:
-            inner.append({})
+            inner.append(None)
             inner[0] = tune(search, tmp_path / "out", trials=3)
         return peak(config)
 
     fake(busy)
     result = tune(search, tmp_path / "out", trials=3)
+    assert inner[0] is not None
     assert states(inner[0]) == ["running", "complete", "complete"]
     assert states(result) == ["complete"] * 3
-    assert len({trial["settings"]["optimizer.lr"] for trial in result["trials"]}) == 3
+    assert len({trial.settings["optimizer.lr"] for trial in result.trials}) == 3
 
 
 def test_no_trial_begins_when_time_is_up(
@@ -532,10 +538,10 @@ def test_no_trial_begins_when_time_is_up(
 def test_jobs_share_the_trials(write: Callable[..., Path], tmp_path: Path) -> None:
     search = load_search(write(trials=5, training={"epochs": 1}))
     ended: list[int] = []
-    result = tune(search, tmp_path / "out", jobs=2, on_trial=lambda trial: ended.append(trial["trial"]))
+    result = tune(search, tmp_path / "out", jobs=2, on_trial=lambda trial: ended.append(trial.trial))
     assert states(result) == ["complete"] * 5
     assert sorted(ended) == [0, 1, 2, 3, 4]
-    assert len({trial["settings"]["optimizer.lr"] for trial in result["trials"]}) == 5
+    assert len({trial.settings["optimizer.lr"] for trial in result.trials}) == 5
 
 
 class Killed(BaseException):
@@ -559,11 +565,11 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("deadly", [0, 2])
 def test_a_trial_that_kills_its_processes_is_given_up_and_the_others_end(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path, deadly: int
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path, deadly: int
 ) -> None:
     rates: list[float] = []
 
-    def dying(config: TrainingSettings) -> list[float]:
+    def dying(config: TrainConfig) -> list[float]:
         if config.optimizer.lr not in rates:
             rates.append(config.optimizer.lr)
         if rates.index(config.optimizer.lr) == deadly:
@@ -573,7 +579,7 @@ def test_a_trial_that_kills_its_processes_is_given_up_and_the_others_end(
     trained = fake(dying)
     result = tune(load_search(write(trials=3)), tmp_path / "out", jobs=2)
     assert states(result) == ["failed" if number == deadly else "complete" for number in range(3)]
-    assert "ended 3 times" in result["trials"][deadly]["error"]
+    assert "ended 3 times" in (result.trials[deadly].error or "")
     assert len(trained) == 2 + DEATHS
 
 
@@ -584,15 +590,17 @@ def test_processes_that_do_not_even_begin_are_an_error(write: Callable[..., Path
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning, "report_trial", cannot)
-        with pytest.raises(ValueError, match="no trial comes to an end: its process ended with exit code -9; the same"):
+        with pytest.raises(
+            ValueError, match="no trial could be finished: its process ended with exit code -9; run the same"
+        ):
             tune(load_search(write()), tmp_path / "out", jobs=2)
 
 
 @pytest.mark.usefixtures("processes")
 def test_what_is_around_a_training_ends_all_processes(
-    write: Callable[..., Path], fake: Callable[[Fake], list[TrainingSettings]], tmp_path: Path
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
-    def full(config: TrainingSettings) -> list[float]:
+    def full(config: TrainConfig) -> list[float]:
         if len(trained) == 2:
             raise OSError(28, "no space left")
         return peak(config)
@@ -600,7 +608,7 @@ def test_what_is_around_a_training_ends_all_processes(
     trained = fake(full)
     search, out = load_search(write(trials=4)), tmp_path / "out"
     with pytest.raises(
-        SurroundingsError, match=r"trial 1 was left, and the same command .* \[Errno 28\] no space left"
+        EnvironmentFailure, match=r"trial 1 was interrupted; run the command .* \[Errno 28\] no space left"
     ):
         tune(search, out, jobs=2)
     assert len(trained) == 2
@@ -639,25 +647,26 @@ def test_a_cascade_is_tuned_without_its_test_days(log: Path, tmp_path: Path) -> 
     finally:
         test_day.write_bytes(content_of_day)
     assert states(result) == ["complete"] * 3
-    for trial in result["trials"]:
-        run = out / trial["directory"]
+    assert result.best is not None
+    for trial in result.trials:
+        run = out / trial.directory
         assert read_yaml(run / "config.yaml")["data"]["test"] == []
         line = json.loads((run / "metrics.jsonl").read_text())
-        assert line["validation"]["joint_recall"] == trial["value"]
-        assert (run / "checkpoints").exists() == (trial["trial"] == result["best"]["trial"])
+        assert line["validation"]["joint_recall"] == trial.value
+        assert (run / "checkpoints").exists() == (trial.trial == result.best.trial)
     best = read_yaml(out / "best.yaml")
     assert best["data"]["test"] == [DAYS[2]]
-    assert best["optimizer"]["lr"] == result["best"]["settings"]["optimizer.lr"]
-    assert best["objective"]["topk"]["tau"] == result["best"]["settings"]["objective.topk.tau"]
+    assert best["optimizer"]["lr"] == result.best.settings["optimizer.lr"]
+    assert best["objective"]["topk"]["tau"] == result.best.settings["objective.topk.tau"]
     # It trains as it stands, to the same weights.
     assert command("train", str(out / "best.yaml"), "--out", str(tmp_path / "run")) == 0
     weights = "checkpoints/best.safetensors"
-    assert (tmp_path / "run" / weights).read_bytes() == (out / result["best"]["directory"] / weights).read_bytes()
+    assert (tmp_path / "run" / weights).read_bytes() == (out / result.best.directory / weights).read_bytes()
 
 
 def test_the_search_can_be_repeated_from_what_it_wrote(
     write: Callable[..., Path],
-    fake: Callable[[Fake], list[TrainingSettings]],
+    fake: Callable[[Fake], list[TrainConfig]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     data: Path,
@@ -672,7 +681,7 @@ def test_the_search_can_be_repeated_from_what_it_wrote(
 
 def test_the_command_reports_in_a_table_a_picture_and_json(
     write: Callable[..., Path],
-    fake: Callable[[Fake], list[TrainingSettings]],
+    fake: Callable[[Fake], list[TrainConfig]],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -709,16 +718,15 @@ def test_the_picture_shows_the_best_so_far() -> None:
 
 
 def test_a_picture_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Half:
-        """A picture for which the disk has not enough room."""
-
-        def save(self, file: str, **options: object) -> None:
-            Path(file).write_bytes(b"half")
-            raise OSError(28, "no space left")
+    def half(file: Path, content: bytes) -> None:
+        """A disk without enough room."""
+        with file.open("wb") as written:
+            written.write(content[:4])
+        raise OSError(28, "no space left")
 
     (tmp_path / "search.png").write_bytes(b"whole")
-    monkeypatch.setattr(plots, "_styled", lambda chart: Half())
+    monkeypatch.setattr(Path, "write_bytes", half)
     rows = [{"trial": 0, "state": "complete", "value": 0.5, "settings": {}}]
     with pytest.raises(OSError, match="no space left"):
-        plots.save({"search": SearchHistory(rows, "", "m", higher_is_better=True)}, tmp_path)
+        save({"search": SearchHistory(rows, "", "m", higher_is_better=True)}, tmp_path)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"search.png": b"whole"}

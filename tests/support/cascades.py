@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankfall.training.config.ranker_config import merge
+from rankfall.training.config.overrides import merge
 from support.logs import DAYS, ITEMS, item_columns, random_day, write_log
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from rankfall.data.impressions.loader import Impressions
-    from rankfall.training.learner import Learner, Position, Taken
+    from rankfall.training.learner import Learner, Position, StepResult
 
     Report = Callable[[int], None]
     Task = dict[str, Any]
@@ -104,7 +104,7 @@ def until_the_second_raises(notes: Path, error: Exception) -> Callable[[Task], N
             with notes.open("a") as file:
                 file.write(f"{text}\n")
 
-        def slow(self: Learner[Impressions], batch: Impressions, position: Position) -> Taken:
+        def slow(self: Learner[Impressions], batch: Impressions, position: Position) -> StepResult:
             time.sleep(0.2)
             if position.epoch == 3 and os.environ["RANK"] == "1":
                 note("raised")

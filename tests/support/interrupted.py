@@ -6,7 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from rankfall.training import train as training
-from rankfall.training.config.ranker_config import merge, validate_any
+from rankfall.training.config.load_config import validate_any
+from rankfall.training.config.overrides import merge
 from support.logs import DAYS
 from support.planted import config_for
 

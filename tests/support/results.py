@@ -1,14 +1,22 @@
-"""Results of comparisons and streams that nobody trained for, as large as one likes, to look at their pages."""
+"""Made-up results of comparisons and streams of any size, to look at their pages."""
 
 from __future__ import annotations
 
-from copy import deepcopy
 from datetime import date, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from rankfall.studies.comparison_summary import Outcome, summarise
+from rankfall.studies.comparison_summary import Outcome, Summary, summarise
+from rankfall.studies.results import (
+    ComparisonResult,
+    DayResult,
+    MethodResult,
+    MethodRun,
+    RunFailure,
+    StreamResult,
+    StreamRunSummary,
+)
 from rankfall.training.cascade_metrics import JOINT, higher_is_better
 
 if TYPE_CHECKING:
@@ -16,31 +24,57 @@ if TYPE_CHECKING:
 
 STAGES = ("retrieval", "preranking", "ranking")
 METHODS = ("BCE", "LCRON, DFTopK", "LCRON, NeuralSort, tau 0.5, both terms", "FS-LambdaLoss w/o_weights_of_any_kind")
-FAILED = {"method": "wild", "run": "seed 0", "message": "the scores of retrieval became NaN in epoch 1"}
+FAILED = RunFailure("wild", "seed 0", "the scores of retrieval became NaN in epoch 1")
 
 
-def compared(*, stages: Sequence[str] = STAGES, methods: Sequence[str] = METHODS, seeds: int = 2) -> dict[str, Any]:
-    """A comparison without folds, nothing tuned, of which one more method failed."""
-    result = _measured(stages, methods, seeds, torch.Generator().manual_seed(0))
-    for method in result["methods"]:
-        method |= {"settings": {"all": {}}, "runs": [{"fold": "all", "seed": 0, "validation": 0.5}]}
-    about = {"seeds": list(range(seeds)), "folds": {"all": {}}, "unit": "impressions"}
-    return result | about | {"incomplete": ["wild"], "failed": [FAILED]}
+def compared(*, stages: Sequence[str] = STAGES, methods: Sequence[str] = METHODS, seeds: int = 2) -> ComparisonResult:
+    """A comparison without folds and without tuning, of which one more method failed."""
+    summary = _summary(stages, methods, seeds, torch.Generator().manual_seed(0))
+    return ComparisonResult(
+        metrics=list(summary.methods[0].metrics),
+        seeds=list(range(seeds)),
+        folds={"all": {}},
+        unit="impressions",
+        methods=[
+            MethodResult(one.name, one.metrics, {"all": {}}, [MethodRun("all", 0, "runs/one", 0.5)])
+            for one in summary.methods
+        ],
+        tests=summary.tests,
+        incomplete=["wild"],
+        failed=[FAILED],
+    )
 
 
-def streamed(*, days: int = 40, methods: Sequence[str] = METHODS, seeds: int = 2) -> dict[str, Any]:
-    """A stream of two stages over days of which few differ; one more method failed at once."""
+def streamed(*, days: int = 40, methods: Sequence[str] = METHODS, seeds: int = 2) -> StreamResult:
+    """A stream of two stages, whose days repeat three different summaries; one more method failed at once."""
     rng = torch.Generator().manual_seed(0)
     learned = [str(date(2024, 1, 13) + timedelta(number)) for number in range(days)]
-    result = _measured(STAGES[::2], methods, seeds, rng) | {"unit": "days", "seeds": list(range(seeds))}
-    result |= {"metric": JOINT, "learned": learned, "refused": [], "incomplete": ["wild"], "failed": [FAILED]}
-    found = [_measured(STAGES[::2], methods, seeds, rng) for _ in range(3)]
-    result["days"] = [{"day": day, **deepcopy(found[number % 3])} for number, day in enumerate(learned[1:])]
-    return result
+    summary = _summary(STAGES[::2], methods, seeds, rng)
+    found = [_summary(STAGES[::2], methods, seeds, rng) for _ in range(3)]
+    return StreamResult(
+        metric=JOINT,
+        metrics=list(summary.methods[0].metrics),
+        seeds=list(range(seeds)),
+        learned=learned,
+        unit="days",
+        methods=summary.methods,
+        tests=summary.tests,
+        days=[
+            DayResult(day, 20, list(found[number % 3].methods), list(found[number % 3].tests))
+            for number, day in enumerate(learned[1:])
+        ],
+        runs=[
+            StreamRunSummary(method, seed, f"runs/{number}-{seed}", days, 1.0)
+            for number, method in enumerate(methods)
+            for seed in range(seeds)
+        ],
+        incomplete=["wild"],
+        failed=[FAILED],
+    )
 
 
-def _measured(stages: Sequence[str], methods: Sequence[str], seeds: int, rng: torch.Generator) -> dict[str, Any]:
-    """Figures of which joint recall and what stages lose sum to 1, and tests."""
+def _summary(stages: Sequence[str], methods: Sequence[str], seeds: int, rng: torch.Generator) -> Summary:
+    """Metrics and tests; joint recall and the shares that stages lose sum to 1."""
     values = {}
     for method in methods:
         shares = torch.rand(1 + len(stages), seeds, 20, generator=rng, dtype=torch.float64)
@@ -51,5 +85,5 @@ def _measured(stages: Sequence[str], methods: Sequence[str], seeds: int, rng: to
         values[method] = metrics
     first = values[methods[0]]
     chance = {name: of.mean(0) for name, of in first.items()}
-    told = {name: higher_is_better(name) for name in first}
-    return {"metrics": list(first), **summarise(Outcome(values, chance, told, folds=[20]))}
+    directions = {name: higher_is_better(name) for name in first}
+    return summarise(Outcome(values, chance, directions, folds=[20]))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from rankfall.reporting.files import write_stream
 from rankfall.studies.stream.run_stream import stream_methods
 from rankfall.studies.stream.stream_config import StreamConfig
-from rankfall.training.config.ranker_config import merge
+from rankfall.training.config.overrides import merge
 from support.interrupted import TIMES, cascade_content
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from rankfall.studies.results import StreamResult
 
 
 def stream_content(log: Path, **changes: Any) -> dict[str, Any]:
@@ -24,9 +27,15 @@ def stream_content(log: Path, **changes: Any) -> dict[str, Any]:
     return merge(base, changes)
 
 
-def streamed(content: dict[str, Any], out: Path, **options: Any) -> dict[str, Any]:
-    """Stream what a configuration says."""
-    return stream_methods(StreamConfig.model_validate(content), out, **options)
+def streamed(content: dict[str, Any], out: Path, **options: Any) -> StreamResult:
+    """Run the stream of a configuration, and write its tables and page."""
+    also = options.pop("on_result", lambda result: None)
+
+    def on_result(result: StreamResult) -> None:
+        write_stream(result, out)
+        also(result)
+
+    return stream_methods(StreamConfig.model_validate(content), out, on_result=on_result, **options)
 
 
 def stream_outcome(out: Path) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from rankfall.studies.compare import perform
 from rankfall.studies.comparison_plan import Run
 from rankfall.training import train_ranker as ranker
 from rankfall.training.checkpoint import Checkpoints, DamagedError
-from rankfall.training.config.ranker_config import set_option, validate
+from rankfall.training.config.overrides import set_option
+from rankfall.training.config.ranker_config import validate
 from rankfall.training.distributed.group import Group
 from rankfall.training.run_directory import Step, Stopped, TrainingError
 from support.command_line import run as command
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     import torch
 
     from rankfall.data.lists.list_loader import ListBatch
-    from rankfall.training.learner import Position, Taken
+    from rankfall.training.learner import Position, StepResult
 
 
 KINDS = pytest.mark.parametrize("kind", ["cascade", "ranker", "adamw", "sgd"])
@@ -159,7 +160,7 @@ def test_without_a_whole_checkpoint_it_begins_again_only_if_told(tmp_path: Path)
     heard: list[str] = []
     for path in interrupt(contents()["ranker"], run, 8):
         alter(path)
-    message = r"all checkpoints are damaged \(step-000000007\S+, step-000000006\S+\), training cannot go on; --force"
+    message = r"all checkpoints are damaged \(step-000000007\S+, step-000000006\S+\); --force"
     with pytest.raises(DamagedError, match=message):
         train(contents()["ranker"], run, resume=True, on_notice=heard.append)
     assert [notice.split()[0] for notice in heard] == [str(path) for path in left(run)]
@@ -181,7 +182,7 @@ def test_the_best_weights_must_be_whole(tmp_path: Path) -> None:
     run = tmp_path / "run"
     interrupt(contents()["ranker"], run, 8)
     alter(run / "checkpoints" / "best.safetensors")
-    with pytest.raises(DamagedError, match=r"best\.safetensors is damaged: .* training cannot go on; --force starts"):
+    with pytest.raises(DamagedError, match=r"best\.safetensors is damaged: .* training cannot resume; --force starts"):
         train(contents()["ranker"], run, resume=True)
 
 
@@ -251,7 +252,7 @@ def test_the_best_weights_are_of_the_run_that_went_on(tmp_path: Path, monkeypatc
     run, content = tmp_path / "run", set_option(contents()["ranker"], "training.checkpoint_every", 1e9)
     content = set_option(content, "training.epochs", 3)
     worth = iter([0.5, 0.9])  # the second epoch is the best, but its checkpoint is not written any more
-    monkeypatch.setattr(ranker._Learner, "validate", lambda self: {self.metric: next(worth)})
+    monkeypatch.setattr(ranker.RankerLearner, "validate", lambda self: {self.metric: next(worth)})
     save = Checkpoints.save
 
     def die(self: Checkpoints, step: int, state: Any) -> None:
@@ -280,14 +281,14 @@ def test_comparisons_go_on_inside_a_run(damaged: bool, tmp_path: Path, monkeypat
     for path in left(run) if damaged else ():
         alter(path)
     steps: list[int] = []
-    step = ranker._Learner.step
+    step = ranker.RankerLearner.step
 
-    def count(self: Any, batch: ListBatch, position: Position) -> Taken:
+    def count(self: Any, batch: ListBatch, position: Position) -> StepResult:
         steps.append(position.step)
         return step(self, batch, position)
 
-    monkeypatch.setattr(ranker._Learner, "step", count)
-    perform(compare.Step(Run(validate(contents()["ranker"]), run), "train", "arf", "seed 0"))
+    monkeypatch.setattr(ranker.RankerLearner, "step", count)
+    perform(compare.Step(Run("arf", "all", {}, 0, validate(contents()["ranker"]), run), "train"))
     assert steps[0] == (0 if damaged else 7)
     assert outcome(run) == outcome(whole_runs()["ranker"])
 
@@ -308,7 +309,9 @@ def test_a_write_that_fails_leaves_the_older_checkpoints(tmp_path: Path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(_checkpoint, "_write", full)
-        message = r"cannot be written to: .*No space left.* after batch 1 of 5 in epoch 2. There are 2 older"
+        message = (
+            r"cannot be written to: .*No space left.* after batch 1 of 5 in epoch 2. 2 older checkpoints are intact"
+        )
         with pytest.raises(TrainingError, match=message):
             train(contents()["ranker"], run)
     assert [path.name for path in left(run)] == [
@@ -326,6 +329,6 @@ def test_where_nothing_was_kept_it_begins_again(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(_checkpoint, "_write", full)
     with pytest.raises(
-        TrainingError, match="There is no checkpoint yet: when the cause is gone, training begins again"
+        TrainingError, match="There is no checkpoint yet: once the cause is fixed, the same command starts again"
     ):
         train(contents()["ranker"], tmp_path / "run")

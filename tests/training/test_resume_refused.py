@@ -11,7 +11,7 @@ import pytest
 from rankfall._files import locked
 from rankfall._settings import ConfigError
 from rankfall.training.checkpoint import Checkpoints, DamagedError
-from rankfall.training.config.ranker_config import set_option
+from rankfall.training.config.overrides import set_option
 from support.interrupted import outcome, train
 from support.logs import DAYS, random_log
 from support.planted import plant
@@ -40,7 +40,7 @@ def test_before_the_first_checkpoint_training_begins_again(tmp_path: Path) -> No
     heard: list[str] = []
     interrupt(contents()["ranker"], run, 1)
     train(contents()["ranker"], run, resume=True, on_notice=heard.append)
-    assert heard == [f"{run} has no checkpoint yet: training begins again"]
+    assert heard == [f"{run} has no checkpoint yet: training starts again"]
     assert outcome(run) == outcome(whole_runs()["ranker"])
 
 
@@ -64,7 +64,7 @@ def test_a_run_is_continued_only_if_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "key", "value", "message"),
     [
-        ("cascade", "optimizer.lr", 0.1, r"another configuration: optimizer\.lr was 0\.05 and is 0\.1\. Continue it"),
+        ("cascade", "optimizer.lr", 0.1, r"another configuration: optimizer\.lr was 0\.05 and is 0\.1\. Resume with"),
         ("cascade", "training.threads", 2, r"training\.threads was 1 and is 2"),
         ("cascade", "training.epochs", 4, r"training\.epochs was 3 and is 4"),
         ("cascade", "stages.1.quota", 2, r"stages\.1\.quota was 3 and is 2"),
@@ -98,11 +98,11 @@ def test_what_changes_nothing_may_change(tmp_path: Path) -> None:
 def test_other_data_are_refused(tmp_path: Path) -> None:
     interrupt(contents()["cascade"], tmp_path / "cascade", 3)
     random_log(tmp_path / "log", impressions=50, seed=1)
-    with pytest.raises(ConfigError, match=rf"data\.path: .* other data, different are day {DAYS[0]}, day {DAYS[1]}"):
+    with pytest.raises(ConfigError, match=rf"data\.path: .* other data; day {DAYS[0]}, day {DAYS[1]}, .* differ"):
         train(set_option(contents()["cascade"], "data.path", str(tmp_path / "log")), tmp_path / "cascade", resume=True)
     interrupt(contents()["ranker"], tmp_path / "ranker", 3)
     data = plant(tmp_path / "planted", log1p=True)
-    with pytest.raises(ConfigError, match=r"data\.path: .* other data, different are S1"):
+    with pytest.raises(ConfigError, match=r"data\.path: .* other data; S1"):
         train(set_option(contents()["ranker"], "data.path", str(data)), tmp_path / "ranker", resume=True)
 
 
@@ -110,7 +110,7 @@ def test_a_finished_run_is_of_its_data(tmp_path: Path) -> None:
     run, content = tmp_path / "run", contents()["ranker"]
     train(content, run)
     data = plant(tmp_path / "planted", log1p=True)
-    with pytest.raises(ConfigError, match=r"data\.path: .* other data, different are S1"):
+    with pytest.raises(ConfigError, match=r"data\.path: .* other data; S1"):
         train(set_option(content, "data.path", str(data)), run, resume=True)
 
 
@@ -142,11 +142,11 @@ def test_another_release_is_worth_a_word(tmp_path: Path, monkeypatch: pytest.Mon
             train(contents()["ranker"], run, progress=after(3))
     train(contents()["ranker"], run, resume=True, on_notice=heard.append)
     assert len(heard) == 1
-    assert f"{run} was begun with rankfall 0.0.1, now " in heard[0]
+    assert f"{run} was started with rankfall 0.0.1, now " in heard[0]
 
 
 def test_one_training_works_in_a_directory(tmp_path: Path) -> None:
     interrupt(contents()["ranker"], tmp_path, 3)
-    with locked(tmp_path), pytest.raises(ValueError, match="another training is working in"):
+    with locked(tmp_path), pytest.raises(ValueError, match="another training run is working in"):
         train(contents()["ranker"], tmp_path, resume=True)
     train(contents()["ranker"], tmp_path, resume=True)

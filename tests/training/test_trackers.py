@@ -13,8 +13,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rankfall._settings import ConfigError
 from rankfall.training import trackers as track
-from rankfall.training.config.ranker_config import merge, validate_any
-from rankfall.training.run_directory import Step, Stopped, SurroundingsError
+from rankfall.training.config.load_config import validate_any
+from rankfall.training.config.overrides import merge
+from rankfall.training.run_directory import EnvironmentFailure, Step, Stopped
 from rankfall.training.trackers import Trackers
 from support.command_line import run as command
 from support.interrupted import TIMES, cascade_content, ranker_content, train
@@ -248,7 +249,7 @@ def test_a_tracker_that_fails_does_not_end_a_training(
             told.log({"loss": float(number)}, number)
     assert deaf.heard == [1]
     assert notices == [
-        "mlflow could not be told: the server is gone. Training goes on without; all numbers are in "
+        "mlflow failed: the server is gone. Training continues without it; all numbers are in "
         f"{tmp_path / 'run'}/metrics.jsonl"
     ]
     assert tensorboard_curves(tmp_path / "run") == {"loss": [(1, 1.0), (2, 2.0), (3, 3.0)]}
@@ -262,7 +263,7 @@ def test_a_server_that_is_not_there_is_said_at_the_start(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     told = trackers(data, tmp_path / "run", track="mlflow", mlflow={"uri": f"http://127.0.0.1:{port}"})
-    with pytest.raises(SurroundingsError, match=f"training.track: mlflow cannot be told anything: .*{port}"):  # noqa: SIM117
+    with pytest.raises(EnvironmentFailure, match=f"training.track: mlflow cannot be reached: .*{port}"):  # noqa: SIM117
         with told.opened(0, pytest.fail):
             pytest.fail("opened")
 
@@ -272,7 +273,7 @@ def test_a_server_that_is_not_there_costs_no_older_run(data: Path, tmp_path: Pat
     train(ranker_content(data, training={"epochs": 1}), run)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     told = {"track": "mlflow", "mlflow": {"uri": "http://127.0.0.1:1"}}
-    with pytest.raises(SurroundingsError, match="mlflow cannot be told anything"):
+    with pytest.raises(EnvironmentFailure, match="mlflow cannot be reached"):
         train(ranker_content(data, training={"epochs": 1, **told}), run, force=True)
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
@@ -282,7 +283,7 @@ def test_what_is_not_installed_is_said_before_anything_is_written(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
 ) -> None:
     monkeypatch.setattr(track, "find_spec", lambda wanted: None if wanted == module else find_spec(wanted))
-    with pytest.raises(SurroundingsError, match=rf"{name} needs {module}; pip install 'rankfall\[track\]' brings that"):
+    with pytest.raises(EnvironmentFailure, match=rf"{name} needs {module}; pip install 'rankfall\[track\]'"):
         train(ranker_content(data, training={"track": name}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

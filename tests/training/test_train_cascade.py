@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,12 +15,13 @@ import rankfall as rf
 from rankfall._settings import ConfigError
 from rankfall.cli import main
 from rankfall.data.impressions.log import ImpressionLog
+from rankfall.registry import names
 from rankfall.studies.evaluate import evaluate_run
-from rankfall.training.build import clip_gradients
-from rankfall.training.build_cascade import OBJECTIVES, make_objective
+from rankfall.training.build_cascade import make_objective
 from rankfall.training.cascade_metrics import ground_truth, measure_funnel
 from rankfall.training.config.cascade_config import CascadeConfig, validate_cascade
-from rankfall.training.config.ranker_config import set_option
+from rankfall.training.config.overrides import set_option
+from rankfall.training.learner import clip_gradients
 from rankfall.training.run_directory import TrainingError
 from rankfall.training.train_cascade import load_run, make_loader, measure, train
 from support.cascades import content, liked_log
@@ -83,7 +85,7 @@ def test_the_ground_truth_is_relevant(log: Path) -> None:
 # --- training ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", names("objective"))
 def test_every_objective_learns(log: Path, tmp_path: Path, name: str) -> None:
     options: dict[str, dict[str, Any]] = {
         "arf": {"tau": 10.0},
@@ -200,33 +202,53 @@ def test_train_and_evaluate_commands(log: Path, tmp_path: Path, capsys: pytest.C
     ("key", "value", "message"),
     [
         ("data.train", "2024-01-12", r"data.train: .* has no day '2024-01-12'"),
-        ("data.valid", DAYS[0], f"data: {DAYS[0]} stands in train and in valid; a day has one use"),
+        ("data.valid", DAYS[0], f"data: {DAYS[0]} is in train and in valid; a day has one use"),
         ("data.path", "nowhere", "data.path: nowhere is not an impression log"),
         ("data.trian", "x", "data: unknown key 'trian', did you mean 'train'"),
-        ("stages.1.quota", 9, "stages: ranking keeps 9 items, but retrieval before it only 5"),
-        ("stages.1.name", "retrieval", "stages: 'retrieval' stands there twice"),
-        ("stages.0.model.kind", "twotower", "model.kind: found 'twotower', did you mean 'two_tower'"),
-        ("stages.0.model.hiden", [3], "model.hiden: two_tower has no such option, did you mean 'hidden'"),
+        ("stages.1.quota", 9, "stages: ranking keeps 9 items, but retrieval before it keeps 5"),
+        ("stages.1.name", "retrieval", "stages: two stages have the name 'retrieval'"),
+        ("stages.0.model.kind", "twotower", "stages.0.model.kind: found 'twotower', did you mean 'two_tower'"),
+        ("stages.0.model.hiden", [3], "stages.0.model: two_tower has no option 'hiden', did you mean 'hidden'"),
         ("stages.0.model.only", ["item.vidio"], "the model of retrieval: only: found 'item.vidio', did you mean"),
         ("share", ["vidio"], "share: found 'vidio', did you mean 'video'; the log has"),
         ("objective.name", "lcro", "objective.name: found 'lcro', did you mean 'lcron'"),
         ("objective.tpk", "dftopk", "objective: lcron has no option 'tpk', did you mean 'topk'"),
-        ("objective.topk", {"name": "dftop"}, "objective: name must be one of"),
-        ("objective.topk.tau", -1.0, "tau must be positive"),
+        ("objective.topk", {"name": "dftop"}, "objective.topk.name: found 'dftop', did you mean 'dftopk'; allowed are"),
+        ("objective.topk.tau", -1.0, "objective.topk.tau: found -1.0, expected greater than 0"),
         ("objective.topk.tau", {"start": 1}, r"expected a number or start, end and schedule"),
         ("objective.topk.tau", {"start": 1, "end": 2, "schedule": "cosine"}, "expected constant, linear or"),
-        ("objective.topk.tau", {"start": 1, "end": 2, "schedule": "constant"}, "tau.end: found 2, but the schedule is"),
+        (
+            "objective.topk.tau",
+            {"start": 1, "end": 2, "schedule": "constant"},
+            "topk.tau.end: found 2, but the schedule is",
+        ),
+        ("objective.quotas", [2, 3], "objective: quotas must not grow from stage to stage"),
+        ("objective.quotas", [2, 0], "objective.quotas.1: found 0, expected greater than or equal to 1"),
+        ("objective.e2e_weight", "fixt", "objective.e2e_weight: found 'fixt', did you mean 'fixed', expected"),
+        (
+            "objective",
+            {"name": "bce", "min_depth": [0, 1, 2]},
+            "objective: min_depth must be one number, or one",
+        ),
+        ("objective", {"name": "icc", "temperature": 0}, "objective.temperature: found 0, expected greater than 0"),
+        ("objective", {"name": "rankflow", "alpha": 2}, "objective.alpha: found 2, expected less than or equal to 1"),
+        ("stages.0.model.hidden", [8, 0], "stages.0.model.hidden.1: found 0, expected greater than or equal to 1"),
+        ("stages.0.model.activation", "rleu", "stages.0.model.activation: found 'rleu', did you mean 'relu'"),
         ("stages.1.min_depth", "rankd", "stages.1.min_depth: found 'rankd', did you mean 'ranked'; the log's stages"),
         ("stages.0.quota", 11, "stages: retrieval has the quota 11, but the longest list of .* has 11 items"),
         ("objective", {"name": "bce", "min_depth": [0, "shwn"]}, "objective.min_depth.1: found 'shwn', did you mean"),
-        ("objective", {"name": "bce", "min_depth": [0, 3]}, "with bce ranking would see items from depth 3 on, but"),
+        (
+            "objective",
+            {"name": "bce", "min_depth": [0, 3]},
+            "bce ranking would train on items from depth 3 on",
+        ),
         ("training.metric", "ranker/recall", "training.metric: found 'ranker/recall', the stages are"),
         ("training.metric", "ndcg@10", "found 'ndcg@10', expected joint_recall, STAGE/recall or STAGE/ndcg"),
         ("objective", {"name": "per_stage"}, "per_stage needs the option 'loss'"),
         (
             "objective",
             {"name": "per_stage", "loss": "ranknet"},
-            "loss: name: found 'ranknet', did you mean 'ranknet_loss'",
+            "objective.loss: found 'ranknet', did you mean 'ranknet_loss'",
         ),
         ("objective", {"name": "per_stage", "loss": {"name": "relax_loss", "m": 3}}, "relax_loss needs the option 'k'"),
         ("objective", {"name": "per_stage", "loss": "grade_softmax_loss"}, "but a stage gives one score"),
@@ -236,6 +258,23 @@ def test_wrong_configurations_are_explained(log: Path, tmp_path: Path, key: str,
     with pytest.raises(ConfigError, match=message):
         train(validate_cascade(set_option(content(log), key, value)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_objective_is_built_once_and_not_by_validation(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built, original = [], rf.objectives.LCRON.__init__
+
+    @wraps(original)
+    def counted(self: rf.objectives.LCRON, **options: Any) -> None:
+        built.append(options)
+        original(self, **options)
+
+    monkeypatch.setattr(rf.objectives.LCRON, "__init__", counted)
+    config = config_for(log, training={"epochs": 1})
+    assert built == []
+    train(config, tmp_path / "run")
+    assert len(built) == 1
 
 
 def test_the_learning_rate_of_cascades_stays_where_other_settings_are_given(log: Path) -> None:
@@ -313,7 +352,7 @@ def test_cascades_are_compared(log: Path, tmp_path: Path, capsys: pytest.Capture
     assert len(joint["values"]) == 2
     run = found["methods"][1]["runs"][0]
     again = evaluate_run(tmp_path / "out" / run["directory"]).summary()
-    assert again["metrics"]["joint_recall"] == pytest.approx(joint["values"][0])
+    assert again.metrics["joint_recall"] == pytest.approx(joint["values"][0])
     assert found["failed"] == []
     assert found["unit"] == "impressions"  # on which methods are compared
 

@@ -21,7 +21,8 @@ from rankfall.data.lists import list_loader as batches_module
 from rankfall.data.lists.list_loader import Lists
 from rankfall.studies.evaluate import evaluate_run
 from rankfall.training.build import Ranker, make_loss, make_optimizer, make_ranker
-from rankfall.training.config.ranker_config import LossConfig, LossName, OptimizerConfig, validate
+from rankfall.training.config.ranker_config import LossConfig, LossName, validate
+from rankfall.training.config.sections import OptimizerConfig
 from rankfall.training.run_directory import Step, TrainingError, is_finished, read_result
 from rankfall.training.scoring import score
 from rankfall.training.train_ranker import Epoch, load_run, train
@@ -29,6 +30,7 @@ from support.command_line import run
 from support.planted import config_for, plant
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -368,11 +370,17 @@ def test_a_loss_that_explodes_stops_with_advice(data: Path, tmp_path: Path) -> N
     assert not is_finished(tmp_path / "run")
 
 
+def replace_loss(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Tensor]) -> None:
+    module = make_loss(LossConfig(name="softmax_loss"))
+    monkeypatch.setattr(module, "function", function)
+    monkeypatch.setattr("rankfall.training.train_ranker.make_loss", lambda config: module)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_loss_that_is_not_a_number_is_named(
     value: float, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(losses, "softmax_loss", lambda scores, labels, *, mask: scores.abs().sum() * value)
+    replace_loss(monkeypatch, lambda scores, labels, *, mask: scores.abs().sum() * value)
     with pytest.raises(
         TrainingError, match=r"softmax_loss: the loss became NaN or infinite in epoch 1, batch 1 of 5 \(qid"
     ):
@@ -381,7 +389,7 @@ def test_a_loss_that_is_not_a_number_is_named(
 
 def test_a_gradient_that_is_not_a_number_is_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # the square root of 0: a finite value with an infinite slope
-    monkeypatch.setattr(losses, "softmax_loss", lambda scores, labels, *, mask: (scores * 0).sum().sqrt())
+    replace_loss(monkeypatch, lambda scores, labels, *, mask: (scores * 0).sum().sqrt())
     with pytest.raises(TrainingError, match="softmax_loss: the gradient became NaN or infinite in epoch 1, batch 1"):
         train(validate(config_for(data)), tmp_path / "run")
 

@@ -1,4 +1,4 @@
-"""``rankfall compare``: methods x seeds x folds in one table."""
+"""``rankfall compare``: compare methods over seeds and folds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def compare(
     jobs: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Runs at the same time.", show_default="the file's, or 1; with Ray as many as processors"
+            min=1, help="Runs at the same time.", show_default="that of the file, or 1; with Ray one per processor"
         ),
     ] = None,
     engine: EngineOption = EngineName.LOCAL,
@@ -43,10 +43,12 @@ def compare(
 ) -> None:
     """Train methods on the same folds with the same seeds, and test which are worse than the best.
 
-    Every method is tuned with the same number of trials, on validation data only. Runs that are in DIR are not
-    repeated, so an interrupted comparison goes on where it was. Exit code 1 if a run failed; the others are reported.
+    Every method is tuned with the same number of trials, on validation data only. Finished runs in DIR are not
+    repeated, so the same command continues an interrupted comparison. The exit code is 1 if a run failed; the other
+    runs are reported.
     """
     from rankfall.reporting.comparison_table import terminal_table
+    from rankfall.reporting.files import write_comparison
     from rankfall.studies.compare import compare_methods
     from rankfall.studies.comparison_plan import load_comparison
 
@@ -66,17 +68,18 @@ def compare(
             on_step=report,
             on_notice=lambda step, text: note(bar, f"{step.method}, {step.title}: {text}"),
         )
+    write_comparison(result, out)
     if as_json:
-        show_json(result)
-    elif result["methods"]:
+        show_json(result.to_json())
+    elif result.methods:
         show(terminal_table(result))
     say(f"wrote {out}/comparison.json, .csv, .md, .yaml, values.parquet and report.html")
-    fail_for(result["failed"])
+    fail_for(result.failed)
 
 
 def _kept(out: Path) -> str:
-    """What an interrupted comparison leaves."""
+    """Return what an interrupted comparison leaves."""
     from rankfall.training.run_directory import is_finished
 
     runs = [run for run in (out / "runs").glob("*") if is_finished(run)]
-    return f"{len(runs)} finished run{'s' * (len(runs) != 1)} kept in {out}/runs; the same command goes on from there"
+    return f"{len(runs)} finished run{'s' * (len(runs) != 1)} kept in {out}/runs; the same command continues"

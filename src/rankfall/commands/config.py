@@ -54,14 +54,17 @@ def _content(path: Path, overrides: list[str]) -> dict[str, Any]:
     from rankfall.studies.comparison_plan import check_comparison, load_comparison
     from rankfall.studies.search_space import load_search
     from rankfall.studies.stream.stream_config import load_stream, make_runs
-    from rankfall.training.config.defaults import with_defaults
-    from rankfall.training.config.ranker_config import apply_overrides, load_config
+    from rankfall.training.config.load_config import load_config
+    from rankfall.training.config.overrides import apply_overrides
+    from rankfall.training.methods import method_of
 
     given = apply_overrides(read_yaml(path), overrides)
     if "search" in given:
         return load_search(path, overrides).written()
     if "methods" not in given:
-        return with_defaults(load_config(path, overrides))
+        method = method_of(load_config(path, overrides))
+        method.check_components(str(path))
+        return method.with_defaults()
     if "train" in (given.get("data") or {}) or "folds" in given:
         comparison = load_comparison(path, overrides)
         check_comparison(comparison)
@@ -89,10 +92,11 @@ def schema(
 
     from rankfall.data.impressions.spec import Spec
     from rankfall.training.config.cascade_config import CascadeConfig
+    from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.config.ranker_config import RankerConfig
 
     described: dict[Kind, Any] = {
-        Kind.TRAINING: RankerConfig | CascadeConfig,
+        Kind.TRAINING: TrainConfig,
         Kind.RANKER: RankerConfig,
         Kind.CASCADE: CascadeConfig,
         Kind.SPEC: Spec,

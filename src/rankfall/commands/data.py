@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from rankfall.commands.terminal import Folded, examples, progress, show, show_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rich.console import RenderableType
-
-    from rankfall.data.inspect.figures import Bin, Inspection
+from rankfall.commands.terminal import examples, progress, show, show_json
 
 EXAMPLES = examples(
     "rankfall data log",
@@ -23,7 +15,6 @@ EXAMPLES = examples(
     "rankfall data log --verify --json",
     "rankfall data mslr",
 )
-BAR = 40  # characters
 
 
 def data(
@@ -91,174 +82,11 @@ def _log(path: Path, days: list[str] | None, *, verify: bool, as_json: bool) -> 
     chosen = log.choose(days) if days else list(log.days.values())
     with progress() as bar:
         task = bar.add_task("days", total=len(chosen))
-        figures = inspect(log, days=chosen, on_day=lambda _: bar.advance(task))
+        inspection = inspect(log, days=chosen, on_day=lambda _: bar.advance(task))
     if as_json:
-        show_json(figures.to_json())
-    else:
-        for part in _report(figures):
-            show(Folded(part) if isinstance(part, Table) else part)
+        show_json(inspection.to_json())
+        return
+    from rankfall.reporting.inspection_tables import terminal_inspection
 
-
-# --- tables -----------------------------------------------------------------------------------------------------
-
-
-def _report(figures: Inspection) -> Iterator[RenderableType]:
-    yield _headline(figures)
-    yield _days(figures)
-    yield _stages(figures)
-    yield from (_histogram(label, bins) for label, bins in figures.labels.items())
-    if any(day.feedback for day in figures.days):
-        yield _feedback(figures)
-    if figures.ids:
-        yield _ids(figures)
-    yield _numbers(figures)
-    if figures.sequences:
-        yield _sequences(figures)
-    yield _warnings(figures)
-
-
-def _table(title: str, left: list[str], right: list[str]) -> Table:
-    table = Table(title=title, title_justify="left", caption_justify="left")
-    for heading in left:
-        table.add_column(heading, style="cyan")
-    for heading in right:
-        table.add_column(heading, justify="right")
-    return table
-
-
-def _headline(figures: Inspection) -> RenderableType:
-    from rich.text import Text
-
-    items = sum(day.items for day in figures.days)
-    return Text.assemble(
-        (figures.path, "bold"),
-        f": {figures.impressions:,} impressions, {items:,} items "
-        f"({figures.items.seen:,} different, {figures.items.rows:,} in the item table)",
-    )
-
-
-def _days(figures: Inspection) -> Table:
-    headings = ["impressions", "items", "first", "last", "list length", "relevant", "without"]
-    table = _table(f"days, times in {figures.zone}", ["day"], headings)
-    for day in figures.days:
-        lengths = day.lengths
-        table.add_row(
-            day.name,
-            f"{day.impressions:,}",
-            f"{day.items:,}",
-            _time(day.first_time, figures),
-            _time(day.last_time, figures),
-            f"{lengths.min} to {lengths.max}, median {lengths.median:g}",
-            f"{day.relevant / max(day.impressions, 1):.2f}",
-            _share(day.without_relevant, day.impressions),
-        )
-    table.caption = "relevant: items per impression; without: impressions without a relevant item"
-    return table
-
-
-def _stages(figures: Inspection) -> Table:
-    table = _table(
-        "stages, first to last", ["stage"], ["items", "per impression", "sample", "fewer", "none", "relevant"]
-    )
-    for stage in figures.stages:
-        table.add_row(
-            stage.name,
-            f"{stage.items:,}",
-            f"{stage.items / max(figures.impressions, 1):.2f}",
-            "all" if stage.sample is None else f"{stage.sample}",
-            "-" if stage.sample is None else _share(stage.short, figures.impressions),
-            _share(stage.empty, figures.impressions),
-            _share(stage.relevant, stage.items),
-        )
-    table.caption = "fewer, none: impressions with fewer items than the sample size, or without items"
-    return table
-
-
-def _histogram(label: str, bins: list[Bin]) -> Table:
-    table = _table(label, ["value"], ["items", "share"])
-    table.add_column("")
-    total, most = sum(one.count for one in bins), max((one.count for one in bins), default=1)
-    for one in bins:
-        value = f"{one.low:g}" if one.low == one.high else f"{one.low:g} to {one.high:g}"
-        bar = "█" * round(BAR * one.count / most)
-        table.add_row(value, f"{one.count:,}", _share(one.count, total), bar)
-    return table
-
-
-def _feedback(figures: Inspection) -> Table:
-    table = _table("feedback", ["share of items"], list(figures.days[0].feedback))
-    for day in figures.days:
-        table.add_row(day.name, *(f"{share:.2%}" for share in day.feedback.values()))
-    return table
-
-
-def _ids(figures: Inspection) -> Table:
-    headings = ["values", "different", "of", "missing", "never seen"]
-    table = _table("ids", ["feature", "embedding"], headings)
-    for ids in figures.ids:
-        counts = ids.counts
-        table.add_row(
-            ids.column,
-            ids.table,
-            f"{counts.values:,}",
-            f"{ids.distinct:,}",
-            f"{ids.known:,}",
-            _share(counts.missing, counts.values),
-            _share(counts.unseen, counts.values),
-        )
-    return table
-
-
-def _numbers(figures: Inspection) -> Table:
-    table = _table("numbers", ["feature"], ["values", "min", "mean", "max", "deviation", "missing"])
-    for numbers in figures.numbers:
-        table.add_row(
-            numbers.column if numbers.size == 1 else f"{numbers.column} ({numbers.size} numbers)",
-            f"{numbers.counts.values:,}",
-            *(f"{value:.4g}" for value in (numbers.min, numbers.mean, numbers.max, numbers.deviation)),
-            _share(numbers.counts.missing, numbers.counts.values),
-        )
-    return table
-
-
-def _sequences(figures: Inspection) -> Table:
-    table = _table("sequences", ["sequence"], ["shortest", "mean", "longest", "maximum", "empty"])
-    for sequence in figures.sequences:
-        lengths = sequence.lengths
-        table.add_row(
-            sequence.name,
-            f"{lengths.min}",
-            f"{lengths.mean:.1f}",
-            f"{lengths.max}",
-            f"{sequence.max_length}",
-            _share(lengths.empty, lengths.count),
-        )
-    return table
-
-
-def _warnings(figures: Inspection) -> RenderableType:
-    from rich.text import Text
-
-    if not figures.warnings:
-        return Text("No warnings.", style="green")
-    lines = [
-        Text.assemble(("warning: ", "yellow"), warning.message, (f" [{warning.check}]", "dim"))
-        for warning in figures.warnings
-    ]
-    return Text("\n").join(lines)
-
-
-def _time(milliseconds: int | None, figures: Inspection) -> str:
-    from datetime import UTC, datetime
-    from zoneinfo import ZoneInfo
-
-    if milliseconds is None or not figures.timed:
-        return "-"
-    time = datetime.fromtimestamp(milliseconds / 1000, UTC).astimezone(ZoneInfo(figures.zone))
-    return f"{time:%Y-%m-%d %H:%M}"
-
-
-def _share(count: int, of: int) -> str:
-    """Format a percentage; it is 0 only for a count of 0."""
-    share = f"{count / max(of, 1):.1%}"
-    return "0" if not count else "<0.1%" if share == "0.0%" else share
+    for part in terminal_inspection(inspection):
+        show(part)

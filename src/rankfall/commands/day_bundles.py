@@ -1,4 +1,4 @@
-"""A bundle after each day of a stream, which a service that watches their directory takes up."""
+"""Write a bundle after each day of a stream, for a service that watches their directory."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 _OLD = ".old"  # at the end of the name of a bundle that is being deleted
 
 
-def _silent(*told: object) -> None:
-    """Nobody hears it."""
+def _ignore(*arguments: object) -> None:
+    """Do nothing: the default callback, which can be pickled."""
 
 
 @dataclass(frozen=True)
 class DayBundles:
-    """Writes the weights after a day as ``DIRECTORY/METHOD/DAY``, and keeps the last `keep` of a method.
+    """Exports the weights after a day to ``DIRECTORY/METHOD/DAY``, and keeps the last `keep` bundles of a method.
 
-    A day behind which so many others are known gets none, as it would be deleted again. It can be pickled unless
-    somebody listens: `on_step` hears what is being done, `on_note` what there is to know.
+    No bundle is written for a day with `keep` later days, because it would be deleted again. `on_step` receives the
+    progress of an export, `on_note` messages; an object with the default callbacks can be pickled.
     """
 
     directory: Path
     keep: int
-    on_step: Callable[[StreamRun, str, str], None] = _silent
-    on_note: Callable[[str], None] = _silent
+    on_step: Callable[[StreamRun, str, str], None] = _ignore
+    on_note: Callable[[str], None] = _ignore
 
     def __call__(self, run: StreamRun, log: ImpressionLog, days: Sequence[str], day: str) -> str | None:
-        """Write the bundle of a day, unless it is there; why that cannot be done, if so."""
+        """Write the bundle of a day unless it exists; return an error message or None."""
         if day not in days[-self.keep :]:
             return None
         try:
             self._write(run, log, days, day)
         except (ValueError, OSError) as error:
             return f"no bundle of {day}: {error}"
-        except Exception as error:  # whatever it is, learning goes on
+        except Exception as error:  # training continues in any case
             return f"no bundle of {day}: {type(error).__name__}: {error}"
         return None
 
@@ -58,15 +58,13 @@ class DayBundles:
 
         weights, place = weights_file(run.directory, day), self.directory / file_name(run.method)
         _clear(place)
-        there = [one for one in days if is_bundle(place / one)]
-        if there and days.index(there[-1]) > days.index(day):  # learned again; who serves has come further
+        existing = [one for one in days if is_bundle(place / one)]
+        if existing and days.index(existing[-1]) > days.index(day):  # a repeated day; the service has a later one
             return
-        if day in there and read_manifest(place / day)["source"]["checkpoint"] == checksum(weights):
+        if day in existing and read_manifest(place / day)["source"]["checkpoint"] == checksum(weights):
             return
         if day not in log.days:
-            raise ValueError(
-                f"{log.path} does not have the day any more, and its requests are what a bundle is tried on"
-            )
+            raise ValueError(f"{log.path} no longer has the day, whose requests are needed to check the bundle")
         exported = export_trained(
             Trained(run.directory, run.config, weights, log, [day], _measured(run.directory, day)),
             place / day,
@@ -77,26 +75,26 @@ class DayBundles:
         for note in exported.notes:
             self.on_note(f"{run.method}, bundle of {day}: {note}")
         self.on_note(f"wrote {place / day}")
-        others = [one for one in there if one != day]
+        others = [one for one in existing if one != day]
         for old in others[: max(0, len(others) + 1 - self.keep)]:
             _delete(place / old)
 
 
 def _clear(place: Path) -> None:
-    """Take away what a process left that was killed while it wrote or deleted a bundle."""
+    """Delete the temporary files of a process that was killed while it wrote or deleted a bundle."""
     for left in filter(Path.is_dir, place.glob(".*")):
         shutil.rmtree(left)
 
 
 def _delete(bundle: Path) -> None:
-    """Take a bundle away such that nobody finds half of it."""
+    """Delete a bundle such that no reader finds an incomplete one."""
     aside = bundle.with_name(f".{bundle.name}{_OLD}")
     bundle.rename(aside)
     shutil.rmtree(aside)
 
 
 def _measured(run: Path, day: str) -> dict[str, Any]:
-    """What the weights before a day got on it."""
+    """Return the metrics of a day with the weights before it."""
     from rankfall.training.run_directory import read_lines
 
     (line,) = (line for line in read_lines(run) if line["day"] == day)
@@ -105,7 +103,7 @@ def _measured(run: Path, day: str) -> dict[str, Any]:
 
 
 def _later(log: ImpressionLog, day: str) -> NDArray[np.int32] | None:
-    """The items that came up after a day for the first time."""
+    """Return the items whose first day is later than a day."""
     from rankfall.data.impressions.loader import ItemFirstSeen
 
     days = list(log.days)

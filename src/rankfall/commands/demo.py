@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankfall._files import write_file
 from rankfall._manifest import MANIFEST
-from rankfall.commands.terminal import examples, json_text, progress, say, show, show_json
+from rankfall.commands.terminal import examples, progress, say, show, show_json
+
+if TYPE_CHECKING:
+    from rankfall.studies.results import ComparisonResult
 
 EXAMPLES = examples("rankfall demo", "rankfall demo --out demo --seed 1", "rankfall demo --quick --json")
 
@@ -41,9 +43,9 @@ def demo(
         _check_demo(out)
         out.mkdir(parents=True, exist_ok=True)
         result = _run(out, seed, quick)
-        write_file(out / "comparison.json", json_text(result) + "\n")
+        result.save(out / "comparison.json")
     if as_json:
-        show_json(result)
+        show_json(result.to_json())
     else:
         from rankfall.reporting.comparison_table import terminal_table
 
@@ -61,7 +63,7 @@ def _check_demo(out: Path) -> None:
         )
 
 
-def _run(out: Path, seed: int, quick: bool) -> dict[str, Any]:
+def _run(out: Path, seed: int, quick: bool) -> ComparisonResult:
     say("loading torch")
     from rankfall import demo
 

@@ -1,4 +1,4 @@
-"""The pictures that verbs leave beside their tables."""
+"""Figures that commands write beside their results."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def draw(plots: Mapping[str, Plot], out: Path) -> list[Path]:
-    """Draw what can be drawn, and say what is missing if nothing can; tables are of use without pictures."""
-    from rankfall.reporting.figures import MissingExtraError, save
+    """Write figures as PNG and SVG; without the library for PNG, print how to install it and write SVG only."""
+    from rankfall.reporting.figures import SVG, MissingExtraError, save
 
     try:
         return save(plots, out)
     except MissingExtraError as error:
         say(str(error))
-        return []
+        return save(plots, out, formats=[SVG])

@@ -1,4 +1,4 @@
-"""``rankfall report``: one HTML file of a run, a comparison or a stream."""
+"""``rankfall report``: the HTML page of a run, a comparison or a stream."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def report(
     ],
     out: Annotated[Path | None, typer.Option(help="The file.", show_default="report.html in that directory")] = None,
 ) -> None:
-    """Write one HTML file that needs nothing else: metrics beside chance, pictures, settings, configuration.
+    """Write one self-contained HTML file: metrics beside chance levels, charts, settings, configuration.
 
-    Of a cascade it shows where the relevant items are lost, how training went, and the requests it does worst on; of a
-    comparison the table, confidence intervals, tests, and the settings that were chosen; of a stream the curves and
-    the table of every day.
+    The page of a cascade shows where relevant items are lost, the course of training, and the worst requests. That of a
+    comparison shows the table, confidence intervals, tests and chosen settings, that of a stream also the curves and
+    the table of all days.
     """
-    from rankfall.reporting.comparison_page import write_report
+    from rankfall.reporting.files import write_report
 
     say(f"wrote {write_report(path, out)}")

@@ -13,7 +13,6 @@ from rich.text import Text
 from rankfall._files import write_file
 from rankfall.commands.pictures import draw
 from rankfall.commands.terminal import (
-    Folded,
     examples,
     fail_for,
     interruptible,
@@ -138,10 +137,11 @@ def _run(reproduction: Reproduction, source: DataSource, *, quick: bool, out: Pa
 
 def _show(report: Report) -> None:
     from rankfall.reporting.comparison_table import terminal_table
+    from rankfall.studies.results import ComparisonResult
 
     for title, result in report.comparisons:
         _show_title(title)
-        show(terminal_table(result))
+        show(terminal_table(ComparisonResult.from_json(result)))
     for sheet in report.sheets:
         _show_sheet(sheet)
     for text in (*_data_descriptions(report), *report.notes):
@@ -164,6 +164,8 @@ def _show_title(title: str) -> None:
 
 def _show_sheet(sheet: Sheet, wrapped: str = "") -> None:
     """Print a table; the text of the column `wrapped` may have several lines."""
+    from rankfall.reporting.folding import FoldedTable
+
     _show_title(sheet.title)
     table = Table(box=box.SIMPLE_HEAD)
     table.show_edge, table.pad_edge, table.padding = False, False, (0, 2, 0, 0)
@@ -174,7 +176,7 @@ def _show_sheet(sheet: Sheet, wrapped: str = "") -> None:
             table.add_row(*row)
         else:
             table.add_section()
-    show(table if wrapped else Folded(table))
+    show(table if wrapped else FoldedTable(table))
 
 
 def _save_plots(report: Report, out: Path) -> None:
@@ -183,7 +185,10 @@ def _save_plots(report: Report, out: Path) -> None:
 
 
 def _fail_for_failed_runs(report: Report) -> None:
-    fail_for([failure for one in _results(report) for failure in one.get("comparison", {}).get("failed", [])])
+    from rankfall.studies.results import RunFailure
+
+    failed = [failure for one in _results(report) for failure in one.get("comparison", {}).get("failed", [])]
+    fail_for([RunFailure.from_json(failure) for failure in failed])
 
 
 def _list(as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""``rankfall stream``: learn from one day after the other, each measured before that."""
+"""``rankfall stream``: train on one day after the other, each measured before it is trained on."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress
 
+    from rankfall.studies.results import StreamResult
     from rankfall.studies.stream.stream_config import StreamConfig, StreamRun
     from rankfall.training.run_directory import Step
 
@@ -49,39 +50,40 @@ def stream(
     overrides: Overrides = None,
     *,
     out: Annotated[Path, typer.Option(help="Directory of the runs and results.", show_default=False)],
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a stream, also with days that are new.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a stream that exists.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a stream, also with new days.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing stream.")] = False,
     follow: Annotated[
         Path | None,
         typer.Option(
             metavar="LOG",
-            help="Learn from this log, wait for its new days, and keep the weights after each.",
+            help="Train on this log, wait for its new days, and keep the weights after each day.",
             show_default=False,
         ),
     ] = None,
-    poll: Annotated[float, typer.Option(min=0.1, help="Seconds between looks for new days, with --follow.")] = 10.0,
+    poll: Annotated[float, typer.Option(min=0.1, help="Seconds between checks for new days, with --follow.")] = 10.0,
     bundles: Annotated[
         int,
         typer.Option(
             min=0,
-            help="After each day write a bundle that can be served, DIR/bundles/METHOD/DAY, and keep so many of them.",
+            help="After each day write a servable bundle, DIR/bundles/METHOD/DAY, and keep this many of them.",
             show_default="none",
         ),
     ] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the content of stream.json.")] = False,
 ) -> None:
-    """Measure each day by what was learned from the days before it, then learn from it, once; for several methods.
+    """Measure several methods on each day with the weights of the days before it, then train on the day once.
 
-    The first day is learned from and not measured. A stream that was interrupted continues with --resume and ends as if
-    it had not been; it goes on with days that have come since. With --follow it waits for them, until SIGTERM or
-    Ctrl-C. Exit code 1 if a method failed, or a bundle was refused; the others are reported.
+    The first day is trained on and not measured. An interrupted stream continues with --resume, with the same result,
+    and with days that were added to the log since. With --follow it waits for new days until SIGTERM or Ctrl-C. The
+    exit code is 1 if a method failed, or a bundle could not be written; the others are reported.
     """
     if force and resume:
         raise typer.BadParameter("a stream is either replaced or continued", param_hint="--force, --resume")
     say("loading torch")
     if bundles:
         check_installed("--bundles")
+    from rankfall.reporting.stream_table import terminal_stream
     from rankfall.studies.stream.stream_config import load_stream
 
     followed = [] if follow is None else [f"data.path={json.dumps(str(follow))}"]
@@ -89,15 +91,18 @@ def stream(
     wait = None if follow is None else poll
     result = _stream(settings, out, bundles, resume=resume, force=force, follow=wait, jobs=jobs)
     if as_json:
-        show_json(result)
+        show_json(result.to_json())
     else:
-        _show(result)
+        show(terminal_stream(result))
     drawn = _draw(result, out)
     say(f"wrote {', '.join(['stream.json', 'stream.md', 'report.html', *drawn])} to {out}")
-    fail_for([*result["failed"], *result["refused"]])
+    fail_for([*result.failed, *result.refused])
 
 
-def _stream(settings: StreamConfig, out: Path, bundles: int, *, jobs: int, **options: Any) -> dict[str, Any]:
+def _stream(
+    settings: StreamConfig, out: Path, bundles: int, *, jobs: int, follow: float | None, **options: Any
+) -> StreamResult:
+    from rankfall.reporting.files import write_stream
     from rankfall.studies.stream.run_stream import BUNDLES, stream_methods
     from rankfall.training.run_directory import Stopped
 
@@ -105,15 +110,20 @@ def _stream(settings: StreamConfig, out: Path, bundles: int, *, jobs: int, **opt
     with interruptible(lambda: goes_on), progress() as bar:
         shown = _Shown(bar, out, runs=max(1, len(settings.methods)) * len(settings.seeds))
         exports = DayBundles(out / BUNDLES, bundles) if bundles else None
-        if exports and jobs == 1:  # what goes to other processes holds no progress bar
+        if exports and jobs == 1:  # a progress bar cannot be pickled
             exports = replace(exports, on_step=shown.export, on_note=shown.note)
 
-        def asked() -> None:
+        def on_result(result: StreamResult) -> None:
+            write_stream(result, out)
+            if follow is not None:
+                shown.wait(result)
+
+        def on_signal() -> None:
             if jobs > 1:
-                raise KeyboardInterrupt  # processes are ended, and their runs continued from their checkpoints
+                raise KeyboardInterrupt  # processes end, and their runs are continued from their checkpoints
             shown.note("stopping; Ctrl-C again does not wait")
 
-        with stoppable(asked) as stop:
+        with stoppable(on_signal) as stop:
             try:
                 return stream_methods(
                     settings,
@@ -123,7 +133,8 @@ def _stream(settings: StreamConfig, out: Path, bundles: int, *, jobs: int, **opt
                     on_step=shown.learn,
                     on_day=exports,
                     on_run=shown.end,
-                    on_result=shown.wait,
+                    on_result=on_result,
+                    follow=follow,
                     on_notice=shown.note,
                     stop=stop,
                     **options,
@@ -137,7 +148,7 @@ def _stream(settings: StreamConfig, out: Path, bundles: int, *, jobs: int, **opt
 
 
 class _Shown:
-    """What a stream does, on a progress bar."""
+    """The progress bar of a stream."""
 
     def __init__(self, bar: Progress, out: Path, runs: int) -> None:
         self._bar = bar
@@ -152,7 +163,7 @@ class _Shown:
 
     def plan(self, days: Sequence[str]) -> None:
         if self._known:
-            self.note(f"{', '.join(days[len(self._known) :])} came")
+            self.note(f"{', '.join(days[len(self._known) :])} arrived")
         self._known[:] = days
         self._bar.update(self._task, total=self._runs * len(days))
 
@@ -167,7 +178,7 @@ class _Shown:
         self._learned[run.directory] = len(self._known)
         self._advance(status="")
 
-    def wait(self, result: dict[str, Any]) -> None:
+    def wait(self, result: StreamResult) -> None:
         self.note(_last_day(result))
         _draw(result, self._out)
         self._bar.update(self._task, description="waiting for new days", status="")
@@ -177,12 +188,12 @@ class _Shown:
 
 
 def _doing(run: StreamRun, day: str) -> str:
-    """Which run is where; the line has room for no more in a terminal of 80 columns."""
+    """Return the run and its day; a terminal of 80 columns has no room for more."""
     return f"{run.method}, seed {run.seed}: {day}"
 
 
 def _status(step: Step) -> str:
-    """How the day goes, and what was measured of it."""
+    """Return the progress of the day, and its metrics."""
     if not step.batch:
         return f"day {step.epoch} of {step.epochs}: measuring"
     lines = [
@@ -193,26 +204,20 @@ def _status(step: Step) -> str:
     return "\n".join([*lines, *([f"before it: {', '.join(recalls)}"] if recalls else [])])
 
 
-def _last_day(result: dict[str, Any]) -> str:
-    """How the methods did on the last day."""
-    day, metric = result["learned"][-1], result["metric"]
-    entry = next((one for one in result["days"] if one["day"] == day), None)
-    if entry is None or not entry["methods"]:
-        return f"learned from {day}"
-    reached = ", ".join(f"{one['name']} {one['metrics'][metric]['mean']:.4f}" for one in entry["methods"])
-    return f"learned from {day}, whose {metric} before was: {reached}"
+def _last_day(result: StreamResult) -> str:
+    """Return the metric of all methods on the last day."""
+    day, metric = result.learned[-1], result.metric
+    entry = next((one for one in result.days if one.day == day), None)
+    if entry is None or not entry.methods:
+        return f"trained on {day}"
+    values = ", ".join(f"{method.name} {method.metrics[metric].mean:.4f}" for method in entry.methods)
+    return f"trained on {day}; {metric} before: {values}"
 
 
-def _show(result: dict[str, Any]) -> None:
-    from rankfall.reporting.stream_table import terminal_stream
+def _draw(result: StreamResult, out: Path) -> list[str]:
+    """Write the figure of the curves, if any day was measured."""
+    from rankfall.reporting.stream_page import stream_figure
 
-    show(terminal_stream(result))
-
-
-def _draw(result: dict[str, Any], out: Path) -> list[str]:
-    """Draw the curves, if there are any."""
-    from rankfall.reporting.stream_figure import stream_plot
-
-    if not any(entry["methods"] for entry in result["days"]):
+    if not any(entry.methods for entry in result.days):
         return []
-    return [file.name for file in draw({"stream": stream_plot(result)}, out)]
+    return [file.name for file in draw({"stream": stream_figure(result)}, out)]

@@ -6,24 +6,22 @@ import json
 import math
 import signal
 from contextlib import contextmanager
-from copy import copy
 from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from rich.console import ConsoleOptions, RenderableType
-    from rich.table import Column, Table
+    from rich.console import RenderableType
+
+    from rankfall.studies.results import RunFailure
 
 PIPE_WIDTH = 120  # columns of a table that goes into a file or a pipe, where nobody knows the width
 INTERRUPTED = 130  # the exit code, as shells have it
-ANY_WIDTH = 1 << 16  # more than a table wants
 
 
 def examples(*commands: str) -> str:
@@ -60,10 +58,10 @@ def fail(message: str) -> None:
     Console(stderr=True, soft_wrap=True).print(f"error: {message}", style="red", markup=False, highlight=False)
 
 
-def fail_for(failures: Sequence[Mapping[str, str]]) -> None:
-    """Say which runs of several failed, and end with exit code 1 if any did."""
+def fail_for(failures: Sequence[RunFailure]) -> None:
+    """Print which runs failed, and exit with code 1 if any did."""
     for failure in failures:
-        fail(f"{failure['method']}, {failure['run']}: {failure['message']}")
+        fail(f"{failure.method}, {failure.run}: {failure.message}")
     if failures:
         raise typer.Exit(1)
 
@@ -111,40 +109,6 @@ def stoppable(on_asked: Callable[[], None], *, patient: bool = False) -> Iterato
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class Folded:
-    """A table whose columns go on below where the line ends; the first stands in every part."""
-
-    def __init__(self, table: Table) -> None:
-        self.table = table
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """The parts, with the title above the first and the caption below the last."""
-        first, *others = self.table.columns
-        groups = [[first]]
-        for column in others:
-            wider = self._part([*groups[-1], column])
-            wanted = Measurement.get(console, options.update_width(ANY_WIDTH), wider).maximum
-            if len(groups[-1]) > 1 and wanted > options.max_width:
-                groups.append([first])
-            groups[-1].append(column)
-        for number, columns in enumerate(groups):
-            part = self._part(columns)
-            part.title = self.table.title if number == 0 else None
-            part.caption = self.table.caption if number == len(groups) - 1 else None
-            if number and not part.show_edge:
-                yield Text()
-            yield part
-
-    def _part(self, columns: list[Column]) -> Table:
-        part = copy(self.table)
-        part.columns, part.rows = [], []
-        for column in columns:
-            part.add_column(column.header, justify=column.justify, style=column.style, overflow="fold")
-        for row, cells in zip(self.table.rows, zip(*(column.cells for column in columns), strict=True), strict=True):
-            part.add_row(*cells, style=row.style, end_section=row.end_section)
-        return part
 
 
 class _Progress(Progress):

@@ -1,4 +1,4 @@
-"""``rankfall train``: train a cascade, or one ranker."""
+"""``rankfall train``: train a cascade or a ranker."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-    from rankfall.training.config.cascade_config import CascadeConfig
-    from rankfall.training.config.ranker_config import RankerConfig
+    from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.distributed.group import Group
     from rankfall.training.run_directory import Step, TrainResult
 
@@ -42,12 +41,12 @@ EXAMPLES = examples(
     "torchrun --nproc-per-node 2 -m rankfall train config.yaml --out runs/first",
     "rankfall train config.yaml --engine ray --workers 8 --out runs/first",
 )
-TIMEOUT = 600.0  # seconds; longer than the first process alone takes to write a checkpoint
+TIMEOUT = 600.0  # seconds; longer than the first process takes to write a checkpoint
 
-Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.", show_default=False)]
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="What replaces the file's: loss.tau=0.5", show_default=False),
+    typer.Argument(metavar="KEY=VALUE", help="Override a value of the file: loss.tau=0.5", show_default=False),
 ]
 
 
@@ -55,54 +54,54 @@ def train(
     config: Config,
     overrides: Overrides = None,
     *,
-    out: Annotated[Path, typer.Option(help="Directory of the run.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Run directory.", show_default=False)],
     seed: Annotated[
         int | None, typer.Option(min=0, help="Short for training.seed=N.", show_default="the file's")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a run that exists.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
     timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds that processes wait for each other, under torchrun or Ray.")
+        float, typer.Option(min=1, help="Seconds that processes wait for each other under torchrun or Ray.")
     ] = TIMEOUT,
     engine: EngineOption = EngineName.LOCAL,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that Ray starts.", show_default="as many as processors")
+        int | None, typer.Option(min=1, help="Number of processes that Ray starts.", show_default="one per processor")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
-    """Train a cascade on a log, or one ranker on prepared lists, and keep the best and the last weights.
+    """Train a cascade on a log, or a ranker on prepared lists, and keep the best and the last weights.
 
-    A configuration with stages is one of a cascade. After each epoch the validation data are ranked; training
-    stops when that has not become better for a while. The same configuration and data give the same weights, also
-    if training was interrupted and continued.
+    A configuration with stages trains a cascade. The metric is validated after each epoch; training stops early
+    when it has not improved for training.patience epochs. The same configuration and data give the same weights, also
+    after an interruption.
 
-    Under torchrun several processes train together; each takes a share of every batch. A training that torchrun
-    starts again is continued. With --engine ray it is Ray that starts the processes, and starts them again.
+    Under torchrun several processes train together; each takes a share of every batch. If torchrun restarts them, they
+    continue the run. With --engine ray, Ray starts and restarts the processes.
     """
     if force and resume:
         raise typer.BadParameter("a run is either replaced or continued", param_hint="--force, --resume")
     if workers is not None and engine is not EngineName.RAY:
-        raise typer.BadParameter("belongs to --engine ray", param_hint="--workers")
+        raise typer.BadParameter("needs --engine ray", param_hint="--workers")
     if engine is EngineName.RAY and "WORLD_SIZE" in os.environ:
-        raise typer.BadParameter("either torchrun starts the processes or Ray does", param_hint="--engine")
+        raise typer.BadParameter("processes are started either by torchrun or by Ray", param_hint="--engine")
     if os.environ.get("RANK", "0") == "0":
         say("loading torch")
-    from rankfall.training.config.ranker_config import load_config
+    from rankfall.training.config.load_config import load_config
 
     changes = [*(overrides or []), *([] if seed is None else [f"training.seed={seed}"])]
-    told = {"force": force, "resume": resume}
+    existing = {"force": force, "resume": resume}
     if engine is EngineName.RAY:
         settings = load_config(config, changes)
-        result = _train_by_ray(settings, out, workers=workers, timeout=timeout, **told)
+        result = _train_by_ray(settings, out, workers=workers, timeout=timeout, **existing)
         _show(result, settings, out, as_json=as_json)
     else:
-        _train_here(config, changes, out, timeout, as_json=as_json, **told)
+        _train_here(config, changes, out, timeout, as_json=as_json, **existing)
 
 
 def _train_here(
     config: Path, changes: list[str], out: Path, timeout: float, *, as_json: bool, force: bool, resume: bool
 ) -> None:
-    from rankfall.training.config.ranker_config import load_config
+    from rankfall.training.config.load_config import load_config
     from rankfall.training.distributed.group import is_first_start, joined
     from rankfall.training.run_directory import ask_to_replace
     from rankfall.training.train import train
@@ -118,7 +117,7 @@ def _train_here(
         _show(result, settings, out, as_json=as_json)
 
 
-def _train_by_ray(settings: RankerConfig | CascadeConfig, out: Path, **options: Any) -> TrainResult:
+def _train_by_ray(settings: TrainConfig, out: Path, **options: Any) -> TrainResult:
     from rankfall._ray import Ray
     from rankfall.training.distributed.group import ALONE
     from rankfall.training.distributed.ray_backend import train_by_ray
@@ -128,7 +127,7 @@ def _train_by_ray(settings: RankerConfig | CascadeConfig, out: Path, **options: 
         return _train(partial(train_by_ray, settings, out, found, **options), settings, bar, stop, ALONE)
 
 
-def _show(result: TrainResult, settings: RankerConfig | CascadeConfig, out: Path, *, as_json: bool) -> None:
+def _show(result: TrainResult, settings: TrainConfig, out: Path, *, as_json: bool) -> None:
     metric = settings.training.metric
     if as_json:
         from dataclasses import asdict
@@ -140,32 +139,32 @@ def _show(result: TrainResult, settings: RankerConfig | CascadeConfig, out: Path
 
 @contextmanager
 def _watched(out: Path, group: Group) -> Iterator[tuple[Progress, Callable[[], int]]]:
-    """A bar for the work inside, and whether it has been asked to end; errors are reported when the bar is gone."""
+    """Context with a progress bar and a function that returns a received signal. Errors are printed after the bar."""
     bar = progress()
     bar.disable = bar.disable or not group.first
 
-    def asked() -> None:
+    def on_signal() -> None:
         if group.world == 1:
-            note(bar, "stopping after this batch; Ctrl-C again does not wait")
+            note(bar, "stopping after this batch; press Ctrl-C again to stop at once")
 
-    # torchrun asks a process to end as soon as another one has, and does not wait for long itself.
+    # torchrun terminates a process as soon as another one has ended, and does not wait long itself
     patient = group.world > 1
-    with interruptible(lambda: _kept(out)), stoppable(asked, patient=patient) as stop, _reported(group), bar:
+    with interruptible(lambda: _kept(out)), stoppable(on_signal, patient=patient) as stop, _reported(group), bar:
         yield bar, stop
 
 
 @contextmanager
 def _reported(group: Group) -> Iterator[None]:
-    """Let only those processes speak of an error that know it best."""
-    from rankfall.training.distributed.group import ElsewhereError, LostError
+    """Print an error in the process that raised it, and in no other."""
+    from rankfall.training.distributed.group import LostError, PeerError
 
     try:
         yield
     except (ValueError, OSError) as error:
         if group.world == 1:
             raise
-        # Of a process that was lost two of them speak, as it may be the first.
-        silent = group.rank > 1 if isinstance(error, LostError) else isinstance(error, ElsewhereError)
+        # two processes report a lost one, since that may be the first
+        silent = group.rank > 1 if isinstance(error, LostError) else isinstance(error, PeerError)
         if group.first or not silent:
             fail(str(error))
         raise typer.Exit(1) from None
@@ -173,17 +172,17 @@ def _reported(group: Group) -> Iterator[None]:
 
 def _train(
     work: Callable[..., TrainResult],
-    settings: RankerConfig | CascadeConfig,
+    settings: TrainConfig,
     bar: Progress,
     stop: Callable[[], int],
     group: Group,
 ) -> TrainResult:
-    """Let work show how far it is, and end early if it is asked to."""
-    from rankfall.training.config.cascade_config import CascadeConfig
+    """Run `work` with a progress bar, and exit with the code of the signal if it stopped early."""
+    from rankfall.training.methods import method_of
     from rankfall.training.run_directory import Stopped
 
     metric = settings.training.metric
-    unit = "impressions" if isinstance(settings, CascadeConfig) else "lists"
+    unit = method_of(settings).unit
     task = bar.add_task("opening the data", total=None)
 
     def report(step: Step) -> None:
@@ -201,11 +200,11 @@ def _train(
     except Stopped as stopped:
         if group.first:
             note(bar, str(stopped))
-        raise typer.Exit(128 + (stop() or signal.SIGTERM)) from None  # as shells have it
+        raise typer.Exit(128 + (stop() or signal.SIGTERM)) from None  # the convention of shells
 
 
 def _status(step: Step, metric: str) -> str:
-    """The loss and its terms, and what the last validation measured."""
+    """Return the loss and its terms, and the metrics of the last validation."""
     parts = " + ".join(f"{name} {value:.4f}" for name, value in step.parts.items())
     if len(step.parts) > 1:
         parts = f"loss {sum(step.parts.values()):.4f} = {parts}"
@@ -215,13 +214,13 @@ def _status(step: Step, metric: str) -> str:
 
 
 def _validation(values: Mapping[str, float], metric: str) -> list[str]:
-    """What training looks at, and the recall of every stage."""
+    """Return the validation metric and the recall of every stage."""
     shown = [metric, *(name for name in values if name.endswith("/recall") and name != metric)]
     return [f"{name} {values[name]:.4f}" for name in shown]
 
 
 def _kept(out: Path) -> str:
-    """What is left if nobody waited for a checkpoint."""
+    """Return a hint about what is left if the run was interrupted without a checkpoint."""
     from rankfall.training.run_directory import CONFIG
 
     if not (out / CONFIG).is_file():
@@ -245,7 +244,7 @@ def _table(result: TrainResult, metric: str, out: Path) -> Table:
 
 
 def _best_validation(result: TrainResult, metric: str, out: Path) -> dict[str, float]:
-    """All that the best validation measured, where the run has it."""
+    """Return all metrics of the best validation that the run has."""
     from rankfall.training.run_directory import read_lines
 
     best: dict[str, Any] = next((line for line in read_lines(out) if line["epoch"] == result.best_epoch), {})

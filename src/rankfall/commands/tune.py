@@ -10,7 +10,6 @@ import typer
 from rankfall.commands.engine_option import EngineName, EngineOption, opened
 from rankfall.commands.pictures import draw
 from rankfall.commands.terminal import (
-    Folded,
     examples,
     fail,
     interruptible,
@@ -24,8 +23,7 @@ from rankfall.commands.terminal import (
 from rankfall.commands.train import Overrides  # noqa: TC001 (typer reads the annotations)
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from rankfall.studies.results import SearchResult, TrialResult
     from rankfall.studies.search_space import Search
     from rankfall.training.run_directory import Step
 
@@ -47,46 +45,50 @@ def tune(
     ],
     overrides: Overrides = None,
     *,
-    out: Annotated[Path, typer.Option(help="Directory; a search in it goes on.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Directory; a search in it is continued.", show_default=False)],
     trials: Annotated[
         int | None,
-        typer.Option(min=1, help="In all, with those of before.", show_default="the file's, or 20"),
+        typer.Option(min=1, help="Trials in total, with earlier ones.", show_default="that of the file, or 20"),
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(min=0, help="Seconds after which no trial begins.", show_default="none")
+        float | None, typer.Option(min=0, help="Seconds after which no trial starts.", show_default="none")
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Trials at the same time.", show_default="1; with Ray as many as processors"),
+        typer.Option(min=1, help="Trials at the same time.", show_default="1; with Ray one per processor"),
     ] = None,
     engine: EngineOption = EngineName.LOCAL,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws; training.seed is that of the trainings.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the proposed settings; training.seed is that of the training runs.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the content of trials.json.")] = False,
 ) -> None:
-    """Try settings, learn from the trials which others to try, and keep the best by the validation metric.
+    """Search settings with Optuna (TPE), and keep the best by the validation metric.
 
-    Test data are not read. A trial that is worse after an epoch than half of the others were is ended early. The same
-    command goes on with a search that was interrupted; several at the same time work on one search. best.yaml
-    is the configuration of the best trial. Exit code 1 if no trial came to an end.
+    Test data are not read. A trial is pruned if it is below the median of the others after an epoch. The same command
+    continues an interrupted search; several processes can work on one search. best.yaml is the configuration of the
+    best trial. The exit code is 1 if no trial was completed.
     """
+    from rankfall.reporting.search_table import terminal_search
     from rankfall.studies.search_space import load_search
 
     search = load_search(config, overrides or [])
     result = _tune(search, out, jobs, engine, trials=trials, timeout=timeout, seed=seed)
     if as_json:
-        show_json(result)
+        show_json(result.to_json())
     else:
-        show(Folded(_table(result)))
+        show(terminal_search(result))
     _draw(result, out)
     _end(result, out)
 
 
-def _tune(search: Search, out: Path, jobs: int | None, engine: EngineName, **options: Any) -> dict[str, Any]:
+def _tune(search: Search, out: Path, jobs: int | None, engine: EngineName, **options: Any) -> SearchResult:
+    from rankfall.reporting.search_table import settings_text, trial_value
     from rankfall.studies.tune import tune
     from rankfall.training.run_directory import Stopped
 
     with (
-        interruptible(lambda: f"the same command goes on with the search in {out}"),
+        interruptible(lambda: f"the same command continues the search in {out}"),
         opened(engine) as found,
         progress() as bar,
     ):
@@ -98,23 +100,23 @@ def _tune(search: Search, out: Path, jobs: int | None, engine: EngineName, **opt
             done = before
             bar.update(task, completed=done, total=trials)
 
-        def ended(trial: dict[str, Any]) -> None:
+        def end_trial(trial: TrialResult) -> None:
             nonlocal done
             done += 1
-            reached = f"trial {trial['trial']} {trial['state']} {_figure(trial['value'])}"
-            bar.update(task, completed=done, status=f"{reached}: {_spelled(trial['settings'])}")
+            outcome = f"trial {trial.trial} {trial.state} {trial_value(trial)}"
+            bar.update(task, completed=done, status=f"{outcome}: {settings_text(trial.settings)}")
 
-        def heard(number: int, step: Step) -> None:
+        def update(number: int, step: Step) -> None:
             share = ((step.epoch - 1) * step.batches + step.batch) / (step.epochs * step.batches)
             where = f"trial {number}, epoch {step.epoch}/{step.epochs}"
             bar.update(task, completed=done + share, description=where)
 
-        def asked() -> None:
+        def on_signal() -> None:
             if (jobs or 1) > 1 or engine is not EngineName.LOCAL:
-                raise KeyboardInterrupt  # processes are ended, and their trials continued from their checkpoints
+                raise KeyboardInterrupt  # processes end, and their trials are continued from their checkpoints
             note(bar, "stopping after this batch; Ctrl-C again does not wait")
 
-        with stoppable(asked) as stop:
+        with stoppable(on_signal) as stop:
             try:
                 return tune(
                     search,
@@ -122,8 +124,8 @@ def _tune(search: Search, out: Path, jobs: int | None, engine: EngineName, **opt
                     jobs=jobs,
                     engine=found,
                     on_plan=plan,
-                    on_trial=ended,
-                    on_step=heard,
+                    on_trial=end_trial,
+                    on_step=update,
                     on_notice=lambda number, text: note(bar, f"trial {number}: {text}"),
                     stop=stop,
                     **options,
@@ -132,75 +134,26 @@ def _tune(search: Search, out: Path, jobs: int | None, engine: EngineName, **opt
                 raise KeyboardInterrupt from None
 
 
-def _table(result: dict[str, Any]) -> Table:
-    """The trials, the best first, then those that were ended early or failed."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+def _draw(result: SearchResult, out: Path) -> None:
+    """Write the figure of the search, and print which files were written."""
+    from rankfall.reporting.search_table import search_figure
 
-    table = Table(box=box.SIMPLE_HEAD)
-    table.show_edge, table.pad_edge, table.padding = False, False, (0, 2, 0, 0)
-    keys = list(result["search"])
-    for column in ("trial", "state", result["metric"], *keys):
-        table.add_column(column)
-    for trial in _ordered(result):
-        is_best = result["best"] is not None and trial["trial"] == result["best"]["trial"]
-        value = _figure(trial["value"]) + (" <" if is_best else "")
-        settings = [_word(trial["settings"].get(key)) for key in keys]
-        style = "bold" if is_best else "" if trial["state"] == "complete" else "red" if trial["error"] else "dim"
-        table.add_row(*(Text(cell) for cell in (str(trial["trial"]), trial["state"], value, *settings)), style=style)
-    return table
-
-
-def _ordered(result: dict[str, Any]) -> list[dict[str, Any]]:
-    sign = -1 if result["higher_is_better"] else 1
-    states = ["complete", "pruned", "running", "failed"]
-    return sorted(result["trials"], key=lambda trial: (states.index(trial["state"]), sign * (trial["value"] or 0.0)))
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
-
-
-def _spelled(settings: dict[str, Any]) -> str:
-    return " ".join(f"{key}={_word(value)}" for key, value in settings.items())
-
-
-def _word(value: Any) -> str:
-    """A setting as YAML has it, numbers with as many digits as are worth reading."""
-    from rankfall.reporting.html import flow
-
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return value if isinstance(value, str) else "" if value is None else flow(value).removesuffix("\n...")
-
-
-def _draw(result: dict[str, Any], out: Path) -> None:
-    """Draw the search; its table is of use without a picture."""
-    from rankfall.reporting.figures import SearchHistory
-
-    files = [out / "trials.json", *([out / "best.yaml"] if result["best"] else [])]
-    if any(trial["value"] is not None for trial in result["trials"]):
-        count = len(result["trials"])
-        early = sum(trial["state"] == "pruned" for trial in result["trials"])
-        plot = SearchHistory(
-            rows=result["trials"],
-            title=f"Search in {out.name}",
-            subtitle=f"{count} trial{'s' * (count != 1)}, {early} of them ended early",
-            metric=f"validation {result['metric']}",
-            higher_is_better=result["higher_is_better"],
-            logarithmic=[key for key, one in result["search"].items() if isinstance(one, dict) and one.get("log")],
-        )
-        files += draw({"search": plot}, out)
+    files = [out / "trials.json", *([out / "best.yaml"] if result.best else [])]
+    figure = search_figure(result, out.name)
+    if figure is not None:
+        files += draw({"search": figure}, out)
     say(f"wrote {', '.join(file.name for file in files)} to {out}")
 
 
-def _end(result: dict[str, Any], out: Path) -> None:
-    failed = [trial for trial in result["trials"] if trial["state"] == "failed"]
+def _end(result: SearchResult, out: Path) -> None:
+    """Print failed trials and the next command, and exit with code 1 if no trial was completed."""
+    from rankfall.reporting.search_table import settings_text
+
+    failed = [trial for trial in result.trials if trial.state == "failed"]
     for trial in failed:
-        say(f"trial {trial['trial']} failed ({_spelled(trial['settings'])}): {trial['error']}")
-    if result["best"] is None:
+        say(f"trial {trial.trial} failed ({settings_text(trial.settings)}): {trial.error}")
+    if result.best is None:
         why = f"all {len(failed)} failed" if failed else "none was finished in time"
-        fail(f"{out}: no trial came to an end, {why}")
+        fail(f"{out}: no trial was completed, {why}")
         raise typer.Exit(1)
     say(f"next: rankfall train {out / 'best.yaml'} --out RUN")

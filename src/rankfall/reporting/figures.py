@@ -1,148 +1,236 @@
-"""Pictures of what came out, as PNG and SVG: dots, lines, heat maps and searches.
+"""Figures as files: dots, lines, heat maps and searches, as SVG and PNG.
 
-A plot is plain records and a few words; Altair turns it into a picture (``pip install altair vl-convert-python``).
+A figure is plain records and a few titles. SVG needs nothing else; PNG needs vl-convert (``rankfall[report]``).
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rankfall._files import new_content
-from rankfall.reporting.html import flow
-from rankfall.studies.compare import higher_is_better
+from rankfall.reporting.charts import Axes, Series, grid, lines
+from rankfall.reporting.page import flow
+from rankfall.reporting.svg import (
+    GRID,
+    INK,
+    SOFT,
+    Scale,
+    circle,
+    color,
+    line,
+    panel,
+    rect,
+    round_powers,
+    text,
+    text_width,
+    tick_labels,
+    with_light_colors,
+)
+from rankfall.studies.comparison_summary import higher_is_better
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
 Record = dict[str, Any]
 
-INSTALL = "pip install altair vl-convert-python"
-ENDINGS = (".png", ".svg")
-_INK, _PALE = "#1f2933", "#9aa5b1"
-_DASHES = [[1, 0], [5, 4]]
-_COLOURS = ["#0b6fa4", "#d1495b", "#2a9d8f", "#edae49", "#7b5ea7", "#5c6b73", "#8c564b", "#17a2b8", "#b5bd00"]
-_COLOURS += ["#e377c2", "#393b79", "#637939"]
-_MANY = 40  # points of a line, above which they are small
+INSTALL = "pip install 'rankfall[report]'"
+PNG, SVG = ".png", ".svg"
+_BEST = color(2)
+_PAD, _GAP, _LINE = 18, 28, 18  # pixels: margin, distance of panels, height of a line of text
+_DASHES = ("", "5 5", "1 5")
+_SHADE, _SHADES = "#f3e3b3", ((222, 235, 247), (8, 81, 156))  # a span of x; heat maps from the lowest to the best value
 
 
 class MissingExtraError(ImportError):
-    """The libraries that draw are not installed."""
+    """The library that writes PNG files is not installed."""
 
 
 class Plot(Protocol):
-    """Something to be drawn."""
+    """A figure."""
 
     @property
     def rows(self) -> Sequence[Record]:
-        """The numbers in the picture."""
+        """The numbers of the figure."""
         ...
 
-    def chart(self) -> Any:
-        """The picture, as an Altair chart."""
+    def svg(self) -> str:
+        """Return the figure as an SVG document."""
         ...
 
 
-def save(plots: Mapping[str, Plot], out: Path) -> list[Path]:
-    """Draw each plot into ``NAME.png`` and ``NAME.svg``; returns the files."""
-    _altair()
+def save(plots: Mapping[str, Plot], out: Path, *, formats: Sequence[str] = (PNG, SVG)) -> list[Path]:
+    """Write each figure to ``NAME.png`` and ``NAME.svg``, and return the files.
+
+    Raises:
+        MissingExtraError: PNG is among the formats, and vl-convert is not installed. No file is written.
+    """
+    convert: Any = _vl_convert() if PNG in formats else None
     files = []
     for name, plot in plots.items():
-        chart = _styled(plot.chart())
-        for ending in ENDINGS:
+        svg = plot.svg()
+        for ending in formats:
             file = out / f"{name}{ending}"
+            content = svg.encode() if ending == SVG else convert.svg_to_png(svg, ppi=144)
             with new_content(file) as temporary:
-                chart.save(str(temporary), format=ending[1:], **({"ppi": 144} if ending == ".png" else {}))
+                temporary.write_bytes(content)
             files.append(file)
     return files
 
 
-def _altair() -> Any:
+def _vl_convert() -> Any:
     try:
-        import altair
-        import vl_convert  # noqa: F401 (what Altair draws with)
-    except ImportError as error:
-        raise MissingExtraError(f"no plots: {error.name} is not installed; {INSTALL} brings it") from None
-    return altair
+        import vl_convert
+    except ImportError:
+        raise MissingExtraError(f"no PNG: vl-convert-python is not installed: {INSTALL}") from None
+    return vl_convert
 
 
-def _styled(chart: Any) -> Any:
-    return (
-        chart.configure(font="Helvetica, Arial, sans-serif", background="white", padding=14)
-        .configure_view(stroke="#d5dbe1")
-        .configure_axis(labelColor=_INK, titleColor=_INK, gridColor="#eef1f4", labelLimit=240, titleFontWeight="normal")
-        .configure_legend(labelLimit=240, titleFontWeight="normal", symbolStrokeWidth=2)
-        .configure_header(labelFontSize=12, titleFontSize=12, labelColor=_INK)
-        .configure_title(anchor="start", fontSize=14, subtitleColor="#52606d", offset=12)
+# --- layout -------------------------------------------------------------------------------------------------------
+
+
+def _document(title: str, subtitle: str, width: float, height: float, parts: Iterable[str]) -> str:
+    """Return an SVG document with a title above the parts, which are drawn in an area of this size."""
+    notes = subtitle.split("\n") if subtitle else []
+    width = max([width, text_width(title, 15), *map(text_width, notes)]) + 2 * _PAD
+    top = _PAD + (_LINE + 4) * bool(title) + _LINE * len(notes) + 8
+    heading = [_text(_PAD, _PAD + 12, title, size=15, fill=INK)] if title else []
+    heading += [_text(_PAD, _PAD + 12 + (number + 1) * _LINE, note) for number, note in enumerate(notes)]
+    total = top + height + _PAD
+    content = "".join([*heading, panel(_PAD, top, width - 2 * _PAD, height, list(parts))])
+    return with_light_colors(
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{total:.0f}" '
+        f'viewBox="0 0 {width:.0f} {total:.0f}" font-family="Helvetica, Arial, Liberation Sans, sans-serif" '
+        f'font-size="12" fill="{SOFT}"><title>{escape(title)}</title>'
+        f'<rect width="100%" height="100%" fill="#ffffff"/>{content}</svg>\n'
     )
 
 
-def _title(title: str, subtitle: str) -> Any:
-    return _altair().Title(title, subtitle=subtitle.split("\n") if subtitle else [])
+def _text(x: float, y: float, content: str, *, anchor: str = "start", fill: str = SOFT, size: int = 12) -> str:
+    """Return a line of text at a position in pixels."""
+    look = f'text-anchor="{anchor}" fill="{fill}" font-size="{size}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{escape(content)}</text>'
+
+
+def _legend(x: float, y: float, title: str, entries: Mapping[str, str], dashes: Mapping[str, str]) -> list[str]:
+    """Return names beside colours, then beside dashes, below each other."""
+    parts = [_text(x, y + 10, title, fill=INK)] if title else []
+    for number, (name, fill) in enumerate([*entries.items(), *((name, "") for name in dashes)], bool(title)):
+        middle = y + 6 + number * _LINE
+        look = f'stroke="{fill or INK}" stroke-width="3" stroke-dasharray="{dashes.get(name, "")}"'
+        parts.append(f'<line x1="{x:.0f}" y1="{middle:.0f}" x2="{x + 18:.0f}" y2="{middle:.0f}" {look}/>')
+        parts.append(_text(x + 24, middle + 4, name))
+    return parts
+
+
+def _legend_size(title: str, names: Sequence[str]) -> tuple[float, float]:
+    return max([text_width(title), *(24 + text_width(name) for name in names)]), _LINE * (len(names) + bool(title))
+
+
+def _x_axis(scale: Scale, ticks: Sequence[float], height: float) -> list[str]:
+    """Return vertical grid lines with labels below."""
+    parts = []
+    for tick, label in zip(ticks, tick_labels(ticks), strict=True):
+        parts += [line(scale(tick), 0, scale(tick), height, GRID, 1)]
+        parts += [text(scale(tick), height + 16, label, anchor="middle")]
+    return parts
+
+
+def _frame(height: float) -> str:
+    return rect(0, 0, 100, height, "none", GRID).replace('stroke-width="2"', 'stroke-width="1"')
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DotPanel:
+    """One panel of :class:`Dots`."""
+
+    source: str
+    metric: str
+    methods: list[str]
+    rows: list[Record]
+
+    @property
+    def best(self) -> set[str]:
+        """Methods with the best value, if there are several methods."""
+        if len(self.rows) < 2:
+            return set()
+        best = (max if higher_is_better(self.metric) else min)(row["value"] for row in self.rows)
+        return {row["method"] for row in self.rows if row["value"] == best}
 
 
 @dataclass(frozen=True)
 class Dots:
-    """One panel for each metric and source: what every method got there, in the order of the paper.
+    """One panel per metric and source with the value of every method, in the order of the paper.
 
-    A row has method, source, metric, value, and low and high where an interval is known.
+    A row has method, source, metric, value, and low and high if an interval is known.
     """
 
     rows: Sequence[Record]
     title: str
     subtitle: str = ""
 
-    def chart(self) -> Any:
-        """Sources below each other and metrics side by side, if there are several; each panel on its own scale."""
-        alt = _altair()
-        sources = list(dict.fromkeys(row["source"] for row in self.rows))
-        metrics = list(dict.fromkeys(row["metric"] for row in self.rows))
-        known = {(row["source"], row["metric"]) for row in self.rows}
-        panels = [
-            self._panel(source, metric, self.methods(source), labelled=metric == metrics[0])
-            for source in sources
-            for metric in metrics
-            if (source, metric) in known
-        ]
-        grid = alt.concat(*panels, columns=max(2, len(metrics)), spacing=18)
-        lines = any("low" in row for row in self.rows)
-        marks = "red: the best of a panel" + "; lines: 95 % confidence intervals" * lines
-        return grid.properties(title=_title(self.title, "\n".join(filter(None, [self.subtitle, marks]))))
+    def panels(self) -> list[DotPanel]:
+        """Return the panels, source after source. The panels of a source have the same methods."""
+        sources, metrics = self._unique("source"), self._unique("metric")
+        found = []
+        for source in sources:
+            present = {row["method"] for row in self.rows if row["source"] == source}
+            methods = [method for method in self._unique("method") if method in present]
+            for metric in metrics:
+                rows = [row for row in self.rows if row["source"] == source and row["metric"] == metric]
+                found += [DotPanel(source, metric, methods, rows)] if rows else []
+        return found
 
-    def methods(self, source: str) -> list[str]:
-        """The lines of the panels of a source, the same for all metrics, in the order of all methods."""
-        there = {row["method"] for row in self.rows if row["source"] == source}
-        return [method for method in dict.fromkeys(row["method"] for row in self.rows) if method in there]
+    def svg(self) -> str:
+        """Return sources below each other and metrics side by side, each panel on its own scale."""
+        metrics = self._unique("metric")
+        label = max((text_width(row["method"]) for row in self.rows), default=0) + 10
+        width, top, parts = 180, 0.0, []
+        for source in self._unique("source"):
+            panels = {one.metric: one for one in self.panels() if one.source == source}
+            height = 20 * len(next(iter(panels.values())).methods)
+            parts.append(_text(0, top + 12, source, fill=INK, size=13))
+            top += 2 * _LINE + 6
+            for number, method in enumerate(next(iter(panels.values())).methods):
+                parts.append(_text(label - 10, top + 20 * number + 14, method, anchor="end"))
+            for number, metric in enumerate(metrics):
+                if metric in panels:
+                    x = label + number * (width + _GAP)
+                    parts.append(panel(x, top, width, height, self._draw(panels[metric], height)))
+            top += height + _LINE + _GAP
+        lines_drawn = any("low" in row for row in self.rows)
+        marks = "red: best of a panel" + "; lines: 95 % confidence intervals" * lines_drawn
+        subtitle = "\n".join(filter(None, [self.subtitle, marks]))
+        return _document(self.title, subtitle, label + len(metrics) * (width + _GAP) - _GAP, top - _GAP, parts)
 
-    def _panel(self, source: str, metric: str, methods: list[str], *, labelled: bool) -> Any:
-        alt = _altair()
-        rows = [row for row in self.rows if row["source"] == source and row["metric"] == metric]
-        higher = higher_is_better(metric)
-        best = (max if higher else min)((row["value"] for row in rows), default=None)
-        rows = [{**row, "best": len(rows) > 1 and row["value"] == best} for row in rows]
-        base = alt.Chart(alt.Data(values=rows))
-        axis = alt.Axis(labels=labelled, ticks=False, grid=True)
-        y = alt.Y("method:N", title=None, axis=axis, scale=alt.Scale(domain=methods))
-        scale = alt.Scale(zero=False, nice=False, padding=8)
-        x = alt.X("value:Q", title=None, scale=scale, axis=alt.Axis(tickCount=4, format=".3~f"))
-        dots = base.mark_circle(size=70, opacity=1).encode(
-            x=x, y=y, color=alt.condition("datum.best", alt.value(_COLOURS[1]), alt.value(_COLOURS[0]))
-        )
-        bars = base.mark_rule(color=_PALE, strokeWidth=2).encode(x=alt.X("low:Q", scale=scale), x2="high:Q", y=y)
-        name = metric if higher else f"{metric} (lower is better)"
-        heading = alt.Title(f"{name} · {source}" if labelled else name, fontSize=12, offset=4, anchor="start")
-        layers = (bars, dots) if any("low" in row for row in rows) else (dots,)
-        return alt.layer(*layers).properties(width=170, height=18 * len(methods), title=heading)
+    def _draw(self, one: DotPanel, height: float) -> list[str]:
+        values = [row[key] for row in one.rows for key in ("low", "value", "high") if key in row]
+        scale = Scale.around(values)
+        name = one.metric if higher_is_better(one.metric) else f"{one.metric} (lower is better)"
+        parts = [text(0, -6, name, fill=INK), *_x_axis(scale, scale.ticks(3), height), _frame(height)]
+        for row in one.rows:
+            y = 20 * one.methods.index(row["method"]) + 10
+            if "low" in row:
+                parts.append(line(scale(row["low"]), y, scale(row["high"]), y, color(5), 2))
+            parts.append(circle(scale(row["value"]), y, 4.5, _BEST if row["method"] in one.best else color(0)))
+        return parts
+
+    def _unique(self, key: str) -> list[str]:
+        return list(dict.fromkeys(row[key] for row in self.rows))
 
 
 @dataclass(frozen=True)
 class Lines:
-    """A line for each series through points (x, y), with a band from low to high where those are known.
+    """A line per series through points (x, y), with a band from low to high if those are known.
 
-    A row has series, x, y and what `dashed` names, if anything. Rows with a panel are drawn apart from those with
-    others, on a scale of their own.
+    A row has series, x, y and the field that `dashed` names, if any. Rows with different panels are drawn side by side,
+    each panel on its own scale.
     """
 
     rows: Sequence[Record]
@@ -157,61 +245,71 @@ class Lines:
     span: tuple[float, float] | None = None  # a range of x to shade
     ticks: Sequence[float] | None = None
 
-    def chart(self) -> Any:
-        """All series in one panel, or panels side by side."""
-        title = _title(self.title, self.subtitle)
+    def svg(self) -> str:
+        """Return all series in one panel, or panels side by side, with a legend on the right."""
         panels = list(dict.fromkeys(row.get("panel") for row in self.rows))
-        if len(panels) == 1:
-            return self._panel(self.rows).properties(width=460, height=300, title=title)
-        charts = [
-            self._panel([row for row in self.rows if row.get("panel") == panel]).properties(
-                width=330, height=260, title=_altair().Title(panel, fontSize=12, offset=4, anchor="start")
-            )
-            for panel in panels
-        ]
-        return _altair().hconcat(*charts, spacing=18).properties(title=title)
-
-    def _panel(self, rows: Sequence[Record]) -> Any:
-        alt = _altair()
         names = list(dict.fromkeys(row["series"] for row in self.rows))
-        axis = (
-            alt.Axis(values=list(self.ticks), labelExpr="format(datum.value, '~g')", labelOverlap=True)
-            if self.ticks
-            else alt.Axis(tickMinStep=1)
-        )
-        x = alt.X("x:Q", title=self.x, scale=_scale(self.log_x), axis=axis)
-        y = alt.Y("y:Q", title=self.y, scale=_scale(self.log_y))
-        scale = alt.Scale(domain=names, range=[_COLOURS[i % len(_COLOURS)] for i in range(len(names))])
-        legend = alt.Legend(symbolOpacity=1) if len(names) > 1 else None  # bands are pale
-        colour = alt.Color("series:N", title=self.series, scale=scale, legend=legend)
-        base = alt.Chart(alt.Data(values=list(rows))).encode(x=x)
-        line = base.mark_line(strokeWidth=2, strokeJoin="round").encode(y=y, color=colour)
-        if self.dashed:
-            kinds = list(dict.fromkeys(row[self.dashed] for row in rows))
-            dash = alt.Scale(domain=kinds, range=_DASHES[: len(kinds)])
-            legend = alt.Legend(symbolType="stroke", symbolSize=400)
-            line = line.encode(strokeDash=alt.StrokeDash(f"{self.dashed}:N", title=None, scale=dash, legend=legend))
-        size = 36 if len(rows) <= _MANY * len(names) else 8
-        layers = [line, base.mark_circle(size=size, opacity=1).encode(y=y, color=colour)]
-        if any("low" in row for row in rows):
-            band = base.mark_area(opacity=0.15).encode(
-                y=alt.Y("low:Q", title=self.y, scale=_scale(self.log_y)), y2="high:Q"
+        colors = {name: color(number) for number, name in enumerate(names)}
+        width, height = (480, 300) if len(panels) == 1 else (340, 260)
+        parts: list[str] = []
+        for number, name in enumerate(panels):
+            rows = [row for row in self.rows if row.get("panel") == name]
+            title = self.y if name is None else str(name)
+            parts.append(
+                panel(number * (width + _GAP), _LINE + 4, width, height, self._draw(rows, title, colors, height))
             )
-            layers.insert(0, band.encode(color=colour))
-        if self.span is not None:
-            shade = alt.Chart(alt.Data(values=[{"from": self.span[0], "to": self.span[1]}])).mark_rect(color="#f3e3b3")
-            layers.insert(
-                0, shade.encode(x=alt.X("from:Q", scale=_scale(self.log_x), title=self.x, axis=axis), x2="to:Q")
+        right = len(panels) * (width + _GAP)
+        kinds = self._dashes()
+        legend, below = (0.0, 0.0)
+        if len(names) > 1 or kinds:
+            legend, below = _legend_size(self.series, [*colors, *kinds])
+            parts += _legend(right, _LINE, self.series, colors, kinds)
+        return _document(self.title, self.subtitle, right + legend, max(height + 3.2 * _LINE, below + _LINE), parts)
+
+    def _dashes(self) -> dict[str, str]:
+        kinds = list(dict.fromkeys(row[self.dashed] for row in self.rows)) if self.dashed else []
+        return {str(kind): _DASHES[number % len(_DASHES)] for number, kind in enumerate(kinds)}
+
+    def _draw(self, rows: Sequence[Record], title: str, colors: Mapping[str, str], height: float) -> list[str]:
+        heights = [row[key] for row in rows for key in ("low", "y", "high") if key in row]
+        if self.log_y:
+            heights = [value for value in heights if value > 0]
+        along = Scale.around([*(row["x"] for row in rows), *(self.span or ())], edge=0.03, log=self.log_x)
+        axes = Axes(along, Scale.around(heights, log=self.log_y), self._x_ticks(along), height=height)
+        parts = [text(0, -8, title, fill=INK), text(50, height + 36, self.x, anchor="middle", fill=INK)]
+        if self.span:
+            left, right = map(axes.x, self.span)
+            parts.append(rect(left, 0, right - left, height, _SHADE))
+        return [*parts, *grid(axes), *lines(self._series(rows, colors), axes)]
+
+    def _x_ticks(self, along: Scale) -> Sequence[float]:
+        if self.ticks is None:
+            return along.ticks(6)
+        apart = -(-len(self.ticks) // 10)  # labels must not overlap
+        return [tick for tick in self.ticks if 0 <= along(tick) <= 100][::apart]
+
+    def _series(self, rows: Sequence[Record], colors: Mapping[str, str]) -> list[Series]:
+        groups: dict[tuple[str, str], list[Record]] = {}
+        for row in rows:
+            groups.setdefault((row["series"], str(row[self.dashed]) if self.dashed else ""), []).append(row)
+        dashes = self._dashes()
+        return [
+            Series(
+                points=[(row["x"], row["y"]) for row in sorted(group, key=lambda row: row["x"])],
+                color=colors[name],
+                bands=[(row["x"], row["low"], row["high"]) for row in group if "low" in row],
+                dash=dashes.get(kind, ""),
             )
-        return alt.layer(*layers)
+            for (name, kind), group in groups.items()
+        ]
 
 
 @dataclass(frozen=True)
 class HeatMaps:
-    """A map for each panel: rows (what was trained) against columns (what is tested), values as number and colour.
+    """A map per panel: rows (what was trained) against columns (what is tested), values as numbers and colours.
 
-    A row has panel, row, column, value. The colour is the distance to the best of the column: columns cannot be
-    compared with each other, the question is which training is best for each test.
+    A row has panel, row, column, value. The colour is the distance to the best value of the column: columns cannot be
+    compared with each other, the question is which training run is best for each test.
     """
 
     rows: Sequence[Record]
@@ -220,47 +318,62 @@ class HeatMaps:
     column: str
     subtitle: str = ""
 
-    def chart(self) -> Any:
-        """Panels side by side; the best of a column has a frame."""
-        alt = _altair()
+    def svg(self) -> str:
+        """Return panels side by side; the best of a column has a frame."""
+        gaps = self.gaps()
+        lowest = min(-1e-6, *gaps)
+        names = {key: list(dict.fromkeys(row[key] for row in self.rows)) for key in ("panel", "row", "column")}
+        wide, tall = max([58.0, *(text_width(name) + 12 for name in names["column"])]), 34
+        width, height = wide * len(names["column"]), tall * len(names["row"])
+        label = max([text_width(self.row), *map(text_width, names["row"])]) + 10
+        parts = [_text(label - 10, _LINE, self.row, anchor="end", fill=INK)]
+        parts += [
+            _text(label - 10, _LINE + 8 + tall * (number + 0.5) + 4, name, anchor="end")
+            for number, name in enumerate(names["row"])
+        ]
+        for number, name in enumerate(names["panel"]):
+            cells = [(row, gap) for row, gap in zip(self.rows, gaps, strict=True) if row["panel"] == name]
+            drawn = [text(50, -8, name, anchor="middle", fill=INK)]
+            drawn += [part for row, gap in cells for part in self._cell(row, gap, lowest, names, tall)]
+            share = 100 / len(names["column"])
+            drawn += [
+                text((place + 0.5) * share, height + 16, column, anchor="middle")
+                for place, column in enumerate(names["column"])
+            ]
+            drawn.append(text(50, height + 36, self.column, anchor="middle", fill=INK))
+            parts.append(panel(label + number * (width + _GAP), _LINE + 8, width, height, drawn))
+        right = label + len(names["panel"]) * (width + _GAP)
+        note = f"Dark: the best of the column (framed). Light: {-lowest:.3f} below it."
+        subtitle = "\n".join(filter(None, [self.subtitle, note]))
+        return _document(self.title, subtitle, right - _GAP, height + 4 * _LINE, parts)
+
+    def gaps(self) -> list[float]:
+        """Return the distance of each row to the best of its column, at most 0."""
         best: dict[tuple[str, str], float] = {}
         for row in self.rows:
             key = (row["panel"], row["column"])
             best[key] = max(best.get(key, row["value"]), row["value"])
-        cells = [{**row, "gap": row["value"] - best[row["panel"], row["column"]]} for row in self.rows]
-        panels = list(dict.fromkeys(row["panel"] for row in self.rows))
-        maps = [self._panel(panel, cells, first=panel == panels[0]) for panel in panels]
-        return alt.hconcat(*maps, spacing=18).properties(title=_title(self.title, self.subtitle))
+        return [row["value"] - best[row["panel"], row["column"]] for row in self.rows]
 
-    def _panel(self, panel: str, cells: list[Record], *, first: bool) -> Any:
-        alt = _altair()
-        order = {key: list(dict.fromkeys(cell[key] for cell in cells)) for key in ("row", "column")}
-        lowest = min(-1e-6, *(cell["gap"] for cell in cells))
-        base = alt.Chart(alt.Data(values=[cell for cell in cells if cell["panel"] == panel])).encode(
-            x=alt.X("column:N", sort=order["column"], title=self.column, axis=alt.Axis(labelAngle=0)),
-            y=alt.Y(
-                "row:N", sort=order["row"], title=self.row if first else None, axis=alt.Axis(labels=first, ticks=first)
-            ),
-        )
-        legend = alt.Legend(title=["below the best", "of the column"], format=".3f")
-        scale = alt.Scale(scheme="blues", domain=[lowest, 0])
-        colours = base.mark_rect().encode(color=alt.Color("gap:Q", scale=scale, legend=legend))
-        frame = base.transform_filter("datum.gap == 0").mark_rect(filled=False, stroke=_COLOURS[1], strokeWidth=2)
-        words = base.mark_text(fontSize=11).encode(
-            text=alt.Text("value:Q", format=".3f"),
-            color=alt.condition(f"datum.gap > {lowest / 2}", alt.value("white"), alt.value(_INK)),
-        )
-        heading = alt.Title(panel, fontSize=12, frame="group", offset=6)
-        width, height = 58 * len(order["column"]), 34 * len(order["row"])
-        return alt.layer(colours, frame, words).properties(width=width, height=height, title=heading)
+    def _cell(
+        self, row: Record, gap: float, lowest: float, names: Mapping[str, list[str]], tall: float
+    ) -> Iterable[str]:
+        share, darkness = 100 / len(names["column"]), 1 - gap / lowest
+        x, y = names["column"].index(row["column"]) * share, names["row"].index(row["row"]) * tall
+        fill = "rgb({}, {}, {})".format(*(round(a + darkness * (b - a)) for a, b in zip(*_SHADES, strict=True)))
+        yield rect(x, y, share, tall, fill)
+        if gap == 0:
+            yield rect(x + 0.04 * share, y + 1.5, 0.92 * share, tall - 3, "none", _BEST)
+        ink = "#ffffff" if darkness > 0.5 else INK
+        yield text(x + share / 2, y + tall / 2 + 4, f"{row['value']:.3f}", anchor="middle", fill=ink)
 
 
 @dataclass(frozen=True)
 class SearchHistory:
-    """What the trials of a search have reached one after the other, and by the value of each setting.
+    """Values of the trials of a search one after the other, and by each setting.
 
-    A row is a trial with trial, state, value and settings, as in ``trials.json``; those without a value are left out.
-    `logarithmic` names the settings whose orders of magnitude were drawn.
+    A row is a trial with trial, state, value and settings, as in ``trials.json``; trials without a value are left out.
+    `logarithmic` names the settings that were drawn on a logarithmic scale.
     """
 
     rows: Sequence[Record]
@@ -270,18 +383,27 @@ class SearchHistory:
     logarithmic: Sequence[str] = ()
     subtitle: str = ""
 
-    def chart(self) -> Any:
-        """The history above, a panel for each setting below, all with the same axis of values."""
-        alt = _altair()
+    def svg(self) -> str:
+        """Return the history above, and a panel per setting below, all with the same vertical axis."""
         points = self.points()
         keys = list(dict.fromkeys(key for row in self.rows for key in row["settings"]))
-        slices = [self._slice(key, [{**row, "setting": row["settings"].get(key)} for row in points]) for key in keys]
-        below = alt.concat(*slices, columns=3, spacing=18)
-        chart = alt.vconcat(self._history(points), below, spacing=22).resolve_scale(color="shared")
-        return chart.properties(title=_title(self.title, self.subtitle))
+        up = Scale.around([point["value"] for point in points])
+        width, height, small = 600, 200, 150
+        parts = [panel(0, _LINE, width, height, self._history(points, up, height))]
+        parts += _legend(width + _GAP, _LINE, "trial", self._colors(), {})
+        columns, top = 3, height + 5.0 * _LINE
+        wide = (width - (columns - 1) * _GAP) / columns
+        for begin in range(0, len(keys), columns):
+            for number, key in enumerate(keys[begin : begin + columns]):
+                drawn = self._slice(key, points, up, small)
+                parts.append(panel(number * (wide + _GAP), top, wide, small, drawn))
+            labels = max(1, *(len(self._choices(key, points)) for key in keys[begin : begin + columns]))
+            top += small + (labels + 2.5) * _LINE
+        right = width + _GAP + _legend_size("trial", list(self._colors()))[0]
+        return _document(self.title, self.subtitle, right, top - _LINE, parts)
 
     def points(self) -> list[Record]:
-        """Trials with a value, their kind, and the best that was known after each."""
+        """Return the trials with a value, their kind, and the best value after each."""
         points: list[Record] = []
         best: Record = {"value": None}
         for row in self.rows:
@@ -295,50 +417,47 @@ class SearchHistory:
     def _is_better(self, value: float, than: float) -> bool:
         return value > than if self.higher_is_better else value < than
 
-    def _history(self, points: list[Record]) -> Any:
-        alt = _altair()
-        base = alt.Chart(alt.Data(values=points))
-        x = alt.X("trial:Q", title="trial", scale=_scale(False), axis=alt.Axis(tickMinStep=1, format="d"))
-        line = base.mark_line(interpolate="step-after", color=_PALE, strokeWidth=2).encode(
-            x=x, y=alt.Y("best:Q", title=self.metric, scale=_scale(False))
-        )
-        return alt.layer(line, self._dots(base, x)).properties(width=540, height=200)
+    def _colors(self) -> dict[str, str]:
+        return {"complete": color(0), "ended early": color(5), "best": _BEST}
 
-    def _slice(self, key: str, points: list[Record]) -> Any:
-        alt = _altair()
-        if all(type(one["setting"]) in (int, float) for one in points):
-            ticks = {"values": round_powers([one["setting"] for one in points])} if key in self.logarithmic else {}
-            axis = alt.Axis(tickCount=4, format="~g", **ticks)
-            x = alt.X("setting:Q", title=key, scale=_scale(key in self.logarithmic), axis=axis)
-        else:
-            points = [{**one, "setting": flow(one["setting"])} for one in points]
-            x = alt.X("setting:N", title=key, axis=alt.Axis(labelAngle=-20, labelLimit=150))
-        points = sorted(points, key=lambda one: one["kind"] == "best")  # which lies on top
-        return self._dots(alt.Chart(alt.Data(values=points)), x).properties(width=160, height=150)
+    def _history(self, points: list[Record], up: Scale, height: float) -> list[str]:
+        numbers = [point["trial"] for point in points]
+        along = Scale.around(numbers, edge=0.03)
+        ticks = [tick for tick in along.ticks(8) if tick == int(tick) and tick >= 0]
+        axes = Axes(along, up, ticks, height=height, margin=8)
+        parts = [text(0, -8, self.metric, fill=INK), text(50, height + 36, "trial", anchor="middle", fill=INK)]
+        known = [point for point in points if point["best"] is not None]
+        for one, after in pairwise(known):  # a step line
+            y, next_y = axes.y(one["best"]), axes.y(after["best"])
+            x, next_x = axes.x(one["trial"]), axes.x(after["trial"])
+            parts += [line(x, y, next_x, y, GRID, 2), line(next_x, y, next_x, next_y, GRID, 2)]
+        return [*parts, *grid(axes), *self._dots([(axes.x(one["trial"]), one) for one in points], axes)]
 
-    def _dots(self, base: Any, x: Any) -> Any:
-        alt = _altair()
-        scale = alt.Scale(domain=["complete", "ended early", "best"], range=[_COLOURS[0], _PALE, _COLOURS[1]])
-        colour = alt.Color("kind:N", title="trial", scale=scale)
-        y = alt.Y("value:Q", title=self.metric, scale=_scale(False))
-        return base.mark_circle(size=55, opacity=0.9).encode(x=x, y=y, color=colour)
+    def _choices(self, key: str, points: list[Record]) -> list[str]:
+        """Return the values of a setting as text, none if all of them are numbers."""
+        values = [point["settings"].get(key) for point in points]
+        is_number = all(type(value) in (int, float) for value in values)
+        return [] if is_number else list(dict.fromkeys(map(flow, values)))
 
+    def _slice(self, key: str, points: list[Record], up: Scale, height: float) -> list[str]:
+        values = [point["settings"].get(key) for point in points]
+        names = self._choices(key, points)
+        parts = [text(0, -8, key, fill=INK)]
+        if not names:
+            log = key in self.logarithmic
+            along = Scale.around(values, log=log)
+            axes = Axes(along, up, round_powers(values) if log else along.ticks(3), height, 180, 18)
+            places = [(axes.x(value), point) for value, point in zip(values, points, strict=True)]
+            return [*parts, *grid(axes), *self._dots(places, axes)]
+        axes = Axes(Scale(-0.5, len(names) - 0.5), up, (), height=height, margin=18)
+        places = [(axes.x(names.index(flow(value))), point) for value, point in zip(values, points, strict=True)]
+        for number, name in enumerate(names):  # below each other, as names are long
+            x = axes.x(number)
+            parts += [line(x, height, x, height + number * _LINE + 6, GRID, 1)]
+            anchor = "start" if x < 45 else "end" if x > 70 else "middle"
+            parts += [text(x, height + number * _LINE + 18, name, anchor=anchor)]
+        return [*parts, *grid(axes), *self._dots(places, axes)]
 
-def round_powers(values: Sequence[float]) -> list[float]:
-    """Where a logarithmic axis over these values has its marks: powers of ten, or numbers between if those are few.
-
-    >>> round_powers([0.0002, 0.08]), round_powers([0.14, 6.7])
-    ([0.001, 0.01], [0.2, 0.5, 1.0, 2.0, 5.0])
-    """
-    powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
-    for factors in ((1,), (1, 2, 5)):
-        marks = [float(f"{factor}e{power}") for power in powers for factor in factors]
-        inside = [mark for mark in marks if min(values) <= mark <= max(values)]
-        if len(inside) > 1:
-            return inside
-    return sorted(set(values))
-
-
-def _scale(logarithmic: bool) -> Any:
-    alt = _altair()
-    return alt.Scale(type="log", nice=False, padding=6) if logarithmic else alt.Scale(zero=False, nice=False, padding=6)
+    def _dots(self, places: list[tuple[float, Record]], axes: Axes) -> list[str]:
+        ordered = sorted(places, key=lambda place: place[1]["kind"] == "best")  # the best one is drawn last
+        return [circle(x, axes.y(point["value"]), 4.2, self._colors()[point["kind"]]) for x, point in ordered]

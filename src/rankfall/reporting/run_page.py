@@ -1,4 +1,4 @@
-"""The page of a run: what was trained, what it reached, how training went, where it does badly."""
+"""The page of a run: its metrics, where relevant items are lost, its worst lists, and the course of training."""
 
 from __future__ import annotations
 
@@ -9,268 +9,294 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from rankfall.metrics.named import parse
-from rankfall.reporting import html as page
+from rankfall.reporting import charts
+from rankfall.reporting.charts import Bar
 from rankfall.reporting.comparison_table import short
-from rankfall.reporting.html import Bar, Cell
+from rankfall.reporting.page import Cell, Table, decimal, flow, render, words
+from rankfall.studies.results import SplitEvaluation
 from rankfall.training.cascade_metrics import JOINT
-from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.run_directory import CONFIG, DAYS, is_finished, read_config, read_json, read_lines, read_result
+from rankfall.training.methods import method_of
+from rankfall.training.per_list_table import CHANCE
+from rankfall.training.run_directory import CONFIG, DAYS, is_finished, read_config, read_lines, read_result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
+    from markupsafe import Markup
 
-    from rankfall.training.config.ranker_config import RankerConfig
+    from rankfall.training.config.load_config import TrainConfig
+    from rankfall.training.methods import Funnel
+
+    Points = dict[str, list[tuple[float, float]]]
 
 WORST = 10  # lists that are shown
 BINS = 10
 
 
 @dataclass(frozen=True)
-class _Measured:
-    """An evaluation as it stands in the directory of a run."""
+class _Evaluated:
+    """An evaluation in a run directory, with the values of every list."""
 
-    split: str
-    summary: dict[str, Any]
+    summary: SplitEvaluation
     values: pa.Table
 
     @property
     def lists(self) -> str:
-        """What lists are called."""
-        return "impressions" if JOINT in self.summary["metrics"] else "lists"
+        """Name of a list in texts."""
+        return "impressions" if JOINT in self.summary.metrics else "lists"
 
-    def of(self, metric: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """One value a list."""
+    def column(self, metric: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Return one value per list."""
         column: np.ndarray[Any, np.dtype[np.float64]] = self.values[metric].to_numpy().astype(np.float64)
         return column
 
 
-def run_report(run: Path) -> str:
-    """The page of a run: what was trained, what it reached, how training went, where it does badly."""
-    config = read_config(run)
-    measured = _measured(run)
-    return page.page(
+@dataclass(frozen=True)
+class _FunnelChart:
+    """The chart of relevant items left after each stage."""
+
+    about: str
+    chart: Markup
+    note: str
+
+
+def run_page(run: Path) -> str:
+    """Return the page of a run directory as HTML."""
+    config, lines = read_config(run), read_lines(run)
+    evaluated = _load_evaluation(run)
+    return render(
+        "run.html",
         f"Run {run.name}",
-        *(_not_measured(run) if measured is None else _results(config, measured)),
-        page.section("What was trained", _about(run, config)),
-        page.section("Training", _curves(config, read_lines(run))),
-        page.section("Configuration", page.folded(CONFIG, page.code((run / CONFIG).read_text(encoding="utf-8")))),
+        about=_about_table(run, config, lines),
+        config=(run / CONFIG).read_text(encoding="utf-8"),
+        config_name=CONFIG,
+        **_training_parts(config, lines),
+        **(_without_evaluation(run) if evaluated is None else _evaluation_parts(config, evaluated)),
     )
 
 
-def _not_measured(run: Path) -> list[str]:
-    if (run / DAYS).is_dir():
-        return [page.paragraph("A run of a stream: 'validation' is what it got on each day before it learned from it.")]
-    return [page.paragraph("It has not been evaluated yet."), page.code(f"rankfall evaluate {run}")]
+# --- evaluation ---------------------------------------------------------------------------------------------------
 
 
-def _results(config: RankerConfig | CascadeConfig, measured: _Measured) -> list[str]:
-    metric = _main_metric(config, measured)
-    return [
-        page.paragraph(_reached(config, measured, metric)),
-        page.section("Metrics", _metrics(measured)),
-        page.section("Where the relevant items are lost", _funnel(config, measured))
-        if isinstance(config, CascadeConfig)
-        else "",
-        page.section(f"How {metric} is spread", _spread(measured, metric)),
-        page.section("Where it does worst", _worst(measured, metric)),
-    ]
-
-
-def _main_metric(config: RankerConfig | CascadeConfig, measured: _Measured) -> str:
-    """What the page looks at more closely."""
-    wanted = JOINT if isinstance(config, CascadeConfig) else config.training.metric
-    return wanted if wanted in measured.summary["metrics"] else next(iter(measured.summary["metrics"]))
-
-
-def _measured(run: Path) -> _Measured | None:
-    """What was measured on the test data, or else on whatever was measured."""
+def _load_evaluation(run: Path) -> _Evaluated | None:
+    """Return the evaluation of the test data, or else of another split."""
     found = sorted(run.glob("evaluation*.json"), key=lambda path: (path.name != "evaluation.json", path.name))
     for path in found:
         values = path.with_name(path.name.replace("evaluation", "values", 1)).with_suffix(".parquet")
         if values.is_file():
-            summary = read_json(path)
-            return _Measured(summary["split"], summary, pq.read_table(values))
+            return _Evaluated(SplitEvaluation.load(path), pq.read_table(values))
     return None
 
 
-def _reached(config: RankerConfig | CascadeConfig, measured: _Measured, metric: str) -> str:
-    """The outcome in a sentence or two."""
-    mean, chance = measured.summary["metrics"][metric], measured.summary["chance"][metric]
-    text = f"{metric} is {page.figure(mean)} on {measured.split}, where chance is {page.figure(chance)}."
-    if isinstance(config, CascadeConfig):
-        lost = {stage.name: measured.summary["metrics"][f"{stage.name}/lost"] for stage in config.stages}
+def _without_evaluation(run: Path) -> dict[str, Any]:
+    parts = dict.fromkeys(("metric", "metrics", "funnel", "histogram", "quantiles", "worst"))
+    if (run / DAYS).is_dir():
+        text = "This is a run of a stream: 'validation' is measured on each day before the run is trained on it."
+        return {**parts, "summary": text, "evaluate_command": ""}
+    text = "This run has not been evaluated yet."
+    return {**parts, "summary": text, "evaluate_command": f"rankfall evaluate {run}"}
+
+
+def _evaluation_parts(config: TrainConfig, evaluated: _Evaluated) -> dict[str, Any]:
+    method = method_of(config)
+    metric = _main_metric(method.main_metric, evaluated)
+    histogram, quantiles = _distribution(evaluated, metric)
+    return {
+        "metric": metric,
+        "summary": _summary(method.funnel, evaluated, metric),
+        "evaluate_command": "",
+        "metrics": _metrics_table(evaluated),
+        "funnel": _funnel_chart(method.funnel, evaluated) if method.funnel else None,
+        "histogram": histogram,
+        "quantiles": quantiles,
+        "worst": _worst_table(evaluated, metric),
+    }
+
+
+def _main_metric(wanted: str, evaluated: _Evaluated) -> str:
+    """Return the metric whose distribution and worst lists are shown."""
+    return wanted if wanted in evaluated.summary.metrics else next(iter(evaluated.summary.metrics))
+
+
+def _summary(funnel: Funnel | None, evaluated: _Evaluated, metric: str) -> str:
+    """Return the outcome in a sentence or two."""
+    summary = evaluated.summary
+    mean, chance = decimal(summary.metrics[metric]), decimal(summary.chance[metric])
+    text = f"{metric} is {mean} on {summary.split}; chance is {chance}."
+    if funnel:
+        lost = {stage: summary.metrics[f"{stage}/lost"] for stage in funnel.quotas}
         worst = max(lost, key=lambda name: lost[name])
-        text += f" Of the relevant items that are missing, {worst} loses most: {page.figure(lost[worst])} of all."
+        text += f" Most relevant items are lost at {worst}: {decimal(lost[worst])} of all."
     return text
 
 
-def _about(run: Path, config: RankerConfig | CascadeConfig) -> str:
-    if isinstance(config, CascadeConfig):
-        told = {"objective": page.flow(config.objective.model_dump()), "relevant items": f"the best {config.relevant}"}
-        for number, stage in enumerate(config.stages, 1):
-            told[f"stage {number}"] = f"{stage.name} keeps {stage.quota}: {page.flow(stage.model)}"
-    else:
-        told = {"loss": page.flow(config.loss.model_dump()), "model": page.flow(config.model.model_dump())}
-    told |= {
-        "data": config.data.path,
-        **_parts(config, _days(read_lines(run))),
-        "optimizer": page.flow(config.optimizer.model_dump()),
-        "seed": str(config.training.seed),
-        "result": _outcome(run, config),
-    }
-    return page.table([], [[name, Cell(text, "words")] for name, text in told.items()])
-
-
-def _parts(config: RankerConfig | CascadeConfig, days: Sequence[str]) -> dict[str, str]:
-    """What of the data was learned from; a stream may have learned from fewer days than it was told."""
-    if days:
-        return {"learned from": f"{days[0]} to {days[-1]}, {len(days)} days" if len(days) > 1 else days[0]}
-    return {"trained on": ", ".join(config.data.train), "validated on": ", ".join(config.data.valid)}
-
-
-def _outcome(run: Path, config: RankerConfig | CascadeConfig) -> str:
-    if not is_finished(run):
-        return "training has not finished"
-    result = read_result(run)
-    when = f"on day {result.best_epoch}" if _days(read_lines(run)) else f"in epoch {result.best_epoch}"
-    return (
-        f"validation {config.training.metric} {page.figure(result.best_metric)} {when} of {result.epochs}, "
-        f"{result.parameters:,} parameters, {result.seconds:,.1f} s"
-    )
-
-
-def _days(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Those that a stream has learned from, one after the other; other trainings have epochs."""
-    return [line["day"] for line in lines if "day" in line]
-
-
-def _metrics(measured: _Measured) -> str:
-    summary = measured.summary
-    undefined = set(summary["undefined"].values())
-    caption = f"Means over {summary['impressions']:,} {measured.lists} of {measured.split}."
-    if undefined != {0}:
-        caption += f" Lists without a relevant item, at most {max(undefined):,}, count in no mean."
+def _metrics_table(evaluated: _Evaluated) -> Table:
+    summary = evaluated.summary
+    undefined = max(summary.undefined.values())
+    caption = f"Means over {summary.impressions:,} {evaluated.lists} of {summary.split}."
+    if undefined:
+        caption += f" Lists without a relevant item, at most {undefined:,}, count in no mean."
     body = [
-        [name, page.figure(value), page.figure(summary["chance"][name]), _difference(value, summary["chance"][name])]
-        for name, value in summary["metrics"].items()
+        [name, decimal(value), decimal(summary.chance[name]), _difference(value - summary.chance[name])]
+        for name, value in summary.metrics.items()
     ]
-    return page.table(["metric", "mean", "chance", "difference"], body, caption=caption)
+    return Table(["metric", "mean", "chance", "difference"], body, caption=caption)
 
 
-def _funnel(config: CascadeConfig, measured: _Measured) -> str:
-    """What is left of the relevant items after each stage, beside what chance and a perfect cascade leave."""
-    lost, by_chance = (measured.summary[of] for of in ("metrics", "chance"))
+def _difference(value: float) -> str:
+    return "none" if np.isnan(value) else f"{value:+z.4f}"
+
+
+def _funnel_chart(funnel: Funnel, evaluated: _Evaluated) -> _FunnelChart:
+    """Return the share of relevant items left after each stage, beside that of chance and of a perfect cascade."""
+    lost, by_chance = evaluated.summary.metrics, evaluated.summary.chance
     left = chance = 1.0
     rows = []
-    for number, stage in enumerate(config.stages, 1):
+    for number, (stage, quota) in enumerate(funnel.quotas.items(), 1):
         before = left
-        left, chance = left - lost[f"{stage.name}/lost"], chance - by_chance[f"{stage.name}/lost"]
-        name = f"{stage.name} keeps {stage.quota}: {short(left)} left, {short(before - left)} lost"
+        left, chance = left - lost[f"{stage}/lost"], chance - by_chance[f"{stage}/lost"]
+        name = f"{stage} keeps {quota}: {short(left)} left, {short(before - left)} lost"
         rows.append(Bar(name, [(left, 0), (before - left, number)], [chance]))
     legend = {
         "left": 0,
-        **{f"lost at {stage.name}": number for number, stage in enumerate(config.stages, 1)},
+        **{f"lost at {stage}": number for number, stage in enumerate(funnel.quotas, 1)},
         "left by chance": None,
     }
-    best = min(1.0, min(stage.quota for stage in config.stages) / config.relevant)
-    ideal = "all of them" if best == 1 else f"{short(best)} of them, as the quota is smaller than their number"
+    best = min(1.0, min(funnel.quotas.values()) / funnel.relevant)
+    ideal = "all of them" if best == 1 else f"{short(best)} of them, as a quota is smaller than their number"
     label = "Share of the relevant items that is left after each stage: " + "; ".join(row.name for row in rows)
-    return (
-        page.paragraph(f"Shares of the relevant items. A perfect cascade would leave {ideal}.")
-        + page.bars(rows, legend, label=label)
-        + page.paragraph(_whole(measured), soft=True)
+    return _FunnelChart(
+        about=f"Shares of the relevant items. A perfect cascade would keep {ideal}.",
+        chart=charts.bars(rows, legend, label=label),
+        note=" ".join(
+            f"{count:,} lists with a relevant item are not longer than the quota of {stage}, which drops none of their "
+            "items."
+            for stage, count in (evaluated.summary.kept_whole or {}).items()
+            if count
+        ),
     )
 
 
-def _whole(measured: _Measured) -> str:
-    counts = {stage: count for stage, count in measured.summary.get("kept_whole", {}).items() if count}
-    return " ".join(
-        f"{count:,} of the lists that count are not longer than the quota of {stage}, which drops nothing of them."
-        for stage, count in counts.items()
-    )
-
-
-def _spread(measured: _Measured, metric: str) -> str:
-    """A histogram and quantiles of the lists' values."""
-    values = measured.of(metric)
+def _distribution(evaluated: _Evaluated, metric: str) -> tuple[Markup | None, Table | None]:
+    """Return a histogram and quantiles of a metric over the lists."""
+    values = evaluated.column(metric)
     values = values[~np.isnan(values)]
     if not len(values):
-        return ""
+        return None, None
     low, high = (0.0, 1.0) if values.min() >= 0 and values.max() <= 1 else (values.min(), values.max())
     step = (high - low) / BINS or 1.0
     counts = np.bincount(np.rint((values - low) / step).astype(int), minlength=BINS + 1)
     shares = [(f"{low + place * step:.3g}", count / len(values)) for place, count in enumerate(counts)]
     quantiles = np.quantile(values, [0.05, 0.25, 0.5, 0.75, 0.95])
-    lists = measured.lists
-    picture = page.columns(
+    lists = evaluated.lists
+    histogram = charts.columns(
         shares,
         label=f"Share of {lists} by their {metric}: " + ", ".join(f"{name} {share:.2f}" for name, share in shares),
         caption=f"{metric} of single {lists}, each counted at the nearest of {BINS + 1} values.",
     )
-    return picture + page.table(["quantile", "5 %", "25 %", "50 %", "75 %", "95 %"], [[metric, *map(short, quantiles)]])
+    return histogram, Table(["quantile", "5 %", "25 %", "50 %", "75 %", "95 %"], [[metric, *map(short, quantiles)]])
 
 
-def _worst(measured: _Measured, metric: str) -> str:
-    """The lists with the worst values; of equal ones, those that were easiest by chance."""
-    values, chance = measured.of(metric), measured.of(f"chance {metric}")
+def _worst_table(evaluated: _Evaluated, metric: str) -> Table | None:
+    """Return the lists with the worst values; of equal values, those with the best chance level come first."""
+    values, chance = evaluated.column(metric), evaluated.column(CHANCE + metric)
     sign = 1 if metric == JOINT or parse(metric).higher_is_better else -1
     order = np.lexsort((-sign * chance, sign * values))[: int((~np.isnan(values)).sum())]  # NaN is last
     if not len(order):
-        return ""
-    stages = [name for name in measured.summary["metrics"] if name.endswith("/lost")]
-    qids = measured.values["qid"]
+        return None
+    stages = [name for name in evaluated.summary.metrics if name.endswith("/lost")]
+    qids = evaluated.values["qid"]
     body = [
         [
             str(qids[int(number)]),
-            page.figure(values[number]),
-            page.figure(chance[number]),
-            *(page.figure(measured.of(stage)[number]) for stage in stages),
+            decimal(values[number]),
+            decimal(chance[number]),
+            *(decimal(evaluated.column(stage)[number]) for stage in stages),
         ]
         for number in order[:WORST]
     ]
-    return page.table(["request" if stages else "query", metric, "chance", *stages], body, staged=bool(stages))
+    return Table(["request" if stages else "query", metric, "chance", *stages], body, staged=bool(stages))
 
 
-def _curves(config: RankerConfig | CascadeConfig, epochs: Sequence[Mapping[str, Any]]) -> str:
-    """The loss and its terms, and what validation measured, epoch by epoch."""
+# --- training -----------------------------------------------------------------------------------------------------
+
+
+def _about_table(run: Path, config: TrainConfig, lines: Sequence[Mapping[str, Any]]) -> Table:
+    parts = method_of(config).describe()
+    about = {
+        **{name: ": ".join(filter(None, (text, flow(options)))) for name, (text, options) in parts.items()},
+        "data": config.data.path,
+        **_splits(config, _days(lines)),
+        "optimizer": flow(config.optimizer.model_dump()),
+        "seed": str(config.training.seed),
+        "result": _outcome(run, config, lines),
+    }
+    body: list[list[str | Cell]] = [[name, words(text)] for name, text in about.items()]
+    return Table([], body)
+
+
+def _splits(config: TrainConfig, days: Sequence[str]) -> dict[str, str]:
+    """Return the data that were trained on; a stream may not have reached all of its days."""
+    if days:
+        return {"trained on": f"{days[0]} to {days[-1]}, {len(days)} days" if len(days) > 1 else days[0]}
+    return {"trained on": ", ".join(config.data.train), "validated on": ", ".join(config.data.valid)}
+
+
+def _outcome(run: Path, config: TrainConfig, lines: Sequence[Mapping[str, Any]]) -> str:
+    if not is_finished(run):
+        return "training has not finished"
+    result = read_result(run)
+    when = f"on day {result.best_epoch}" if _days(lines) else f"in epoch {result.best_epoch}"
+    return (
+        f"validation {config.training.metric} {decimal(result.best_metric)} {when} of {result.epochs}, "
+        f"{result.parameters:,} parameters, {result.seconds:,.1f} s"
+    )
+
+
+def _days(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the days that a stream was trained on; other runs have epochs."""
+    return [line["day"] for line in lines if "day" in line]
+
+
+def _training_parts(config: TrainConfig, epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the curves of the loss, its terms and the validation metrics; a table if there is one epoch."""
+    parts: dict[str, Any] = {"curves": [], "single_epoch": None, "training_note": ""}
     if not epochs:
-        return page.paragraph("No epoch has been finished.", soft=True)
-    metric, step = config.training.metric, "day" if _days(epochs) else "epoch"
-    parts: dict[str, list[tuple[float, float]]] = {}
-    reached: dict[str, list[tuple[float, float]]] = {}
-    for line in epochs:
-        for name, value in {"loss": line["loss"], **line.get("parts", {})}.items():
-            parts.setdefault(name, []).append((line["epoch"], value))
-        validation = line["validation"] if "validation" in line else {metric: line["metric"]}
-        for name in (name for name in validation if name == metric or name.endswith("/recall")):
-            reached.setdefault(name, []).append((line["epoch"], validation[name]))
-    if len(parts) == 2:  # the loss is its only term
-        parts = {"loss": parts["loss"]}
+        return parts | {"training_note": "No epoch has been finished."}
+    step = "day" if _days(epochs) else "epoch"
+    losses, metrics = _losses(epochs), _validation(config.training.metric, epochs)
     if len(epochs) == 1:
-        figures = {**parts, **{f"validation {name}": points for name, points in reached.items()}}
-        return page.table(
-            [f"after one {step}", ""], [[name, page.figure(points[0][1])] for name, points in figures.items()]
-        )
+        values = {**losses, **{f"validation {name}": points for name, points in metrics.items()}}
+        body = [[name, decimal(points[0][1])] for name, points in values.items()]
+        return parts | {"single_epoch": Table([f"after one {step}", ""], body)}
     speed = epochs[-1].get("impressions_per_second") or epochs[-1].get("lists_per_second")
     last = "on the last day" if step == "day" else "in the last epoch"
-    return (
-        _drawn(f"Training loss by {step}", parts)
-        + _drawn(f"Validation by {step}", reached)
-        + page.paragraph(f"{speed:,.0f} lists a second {last}." if speed else "", soft=True)
-    )
+    drawn = {f"Training loss by {step}": losses, f"Validation by {step}": metrics}
+    return parts | {
+        "curves": [_curve(title, series) for title, series in drawn.items() if series],
+        "training_note": f"{speed:,.0f} lists per second {last}." if speed else "",
+    }
 
 
-def _drawn(what: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    if not series:  # days on which nothing could be measured
-        return ""
-    ends = (
-        f"{name} from {page.figure(points[0][1])} to {page.figure(points[-1][1])}" for name, points in series.items()
-    )
-    return page.curves(series, label=f"{what}: {', '.join(ends)}", caption=f"{what}.")
+def _losses(epochs: Sequence[Mapping[str, Any]]) -> Points:
+    points: Points = {}
+    for line in epochs:
+        for name, value in {"loss": line["loss"], **line.get("parts", {})}.items():
+            points.setdefault(name, []).append((line["epoch"], value))
+    return {"loss": points["loss"]} if len(points) == 2 else points  # a single term is the loss
 
 
-def _difference(value: float | None, chance: float | None) -> str:
-    return "none" if value is None or chance is None else f"{value - chance:+z.4f}"
+def _validation(metric: str, epochs: Sequence[Mapping[str, Any]]) -> Points:
+    points: Points = {}
+    for line in epochs:
+        values = line["validation"] if "validation" in line else {metric: line["metric"]}
+        for name in (name for name in values if name == metric or name.endswith("/recall")):
+            points.setdefault(name, []).append((line["epoch"], values[name]))
+    return points
+
+
+def _curve(title: str, series: Points) -> Markup:
+    ends = (f"{name} from {decimal(points[0][1])} to {decimal(points[-1][1])}" for name, points in series.items())
+    return charts.curves(series, label=f"{title}: {', '.join(ends)}", caption=f"{title}.")

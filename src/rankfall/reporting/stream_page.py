@@ -1,73 +1,106 @@
-"""The page of a stream: the curve of each method, all days, day by day."""
+"""The page of a stream, and its figure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rankfall.reporting import html as page
+from rankfall.reporting import charts
+from rankfall.reporting.comparison_page import failure_table, method_sections
 from rankfall.reporting.comparison_table import caption, short
-from rankfall.reporting.html import Cell
+from rankfall.reporting.figures import Lines
+from rankfall.reporting.page import Cell, Table, metric_cell, render
 from rankfall.reporting.stream_table import curves, day_rows
+from rankfall.reporting.svg import whole_ticks
 
 if TYPE_CHECKING:
-    from rankfall.reporting.comparison_table import Cell as Figures
+    from markupsafe import Markup
 
-STREAM, STREAM_CONFIG = "stream.json", "stream.yaml"
-SHOWN = 14  # days, the last ones; others are folded
+    from rankfall.reporting.figures import Record
+    from rankfall.studies.results import DayResult, StreamResult
 
-
-def stream_sections(result: dict[str, Any]) -> list[str]:
-    """The parts of a page that streams have and comparisons do not."""
-    return [
-        page.section(f"{result['metric']} day by day", _curves(result)),
-        page.section("Day by day", *_days(result)),
-        page.section("Bundles that were refused", _refused(result)),
-    ]
+SHOWN = 14  # days of the table, the last ones; earlier days are folded
 
 
-def learned(result: dict[str, Any]) -> str:
-    """What was done, in a sentence."""
-    days = result["learned"]
-    if len(days) == 1:
-        return f"One day, {days[0]}, which was learned from; those that follow will be measured before that."
-    return (
-        f"{len(days)} days, {days[0]} to {days[-1]}: each was measured by what was learned from the days before it, "
-        "then learned from, once."
+def stream_page(result: StreamResult, *, title: str, config: str = "", command: str = "") -> str:
+    """Return the page of a stream as HTML; `command` repeats the stream."""
+    days, earlier = _day_tables(result)
+    content = method_sections(result, result.metric if result.metric in result.metrics else result.metrics[0])
+    content |= {
+        "about": _about(result),
+        "curves": _curves(result),
+        "days": days,
+        "earlier_days": earlier,
+        "refused": failure_table(result.refused),
+    }
+    return render("stream.html", title, config=config, command=command, **content)
+
+
+def stream_figure(result: StreamResult) -> Lines:
+    """Return the stream's metric on each day, with bands of one standard deviation, and the lead over the first."""
+    metric, seeds, days = result.metric, len(result.seeds), result.learned
+    first = result.methods[0].name if len(result.methods) > 1 else None
+    rows: list[Record] = []
+    for entry in result.days:
+        number = days.index(entry.day) + 1
+        rows += _points(entry, number, metric, seeds)
+        rows += _leads(entry, number, metric, first) if first else []
+    bands = f", bands of one standard deviation over {seeds} seeds" if seeds > 1 else ""
+    return Lines(
+        rows=sorted(rows, key=lambda row: row["panel"] != metric),
+        title=f"{metric} of each day, with the weights before it",
+        subtitle=f"{len(days)} days, first {days[0]}{bands}",
+        x="day",
+        y=metric,
+        series="method",
+        ticks=whole_ticks([row["x"] for row in rows]),
     )
 
 
-def _curves(result: dict[str, Any]) -> str:
+def _about(result: StreamResult) -> str:
+    days = result.learned
+    if len(days) == 1:
+        return f"One day, {days[0]}, has been trained on. Later days are measured before they are trained on."
+    span = f"{len(days)} days, {days[0]} to {days[-1]}"
+    return f"{span}. Each day was measured with the weights before it, then trained on once."
+
+
+def _curves(result: StreamResult) -> Markup | None:
     found = curves(result)
     if not found:
-        return page.paragraph("No day has been measured yet.", soft=True)
+        return None
     ends = ", ".join(f"{name} from {short(points[0][1])} to {short(points[-1][1])}" for name, points in found.items())
-    label = f"{result['metric']} of each day by what was learned before it: {ends}"
-    first = result["learned"][0]
-    return page.curves(found, label=label, caption=f"By the number of the day; the first, {first}, is not measured.")
+    label = f"{result.metric} of each day, with the weights before it: {ends}"
+    first = result.learned[0]
+    return charts.curves(found, label=label, caption=f"By number of the day; the first, {first}, is not measured.")
 
 
-def _days(result: dict[str, Any]) -> list[str]:
-    """The last days; those before them are folded."""
+def _day_tables(result: StreamResult) -> tuple[Table | None, Table | None]:
+    """Return the tables of the last days and of the days before them."""
     names = list(curves(result))
     body: list[list[str | Cell]] = [
-        [day, *(_cell(cells.get(name)) for name in names), chance] for day, cells, chance in day_rows(result)
+        [day, *(metric_cell(cells[name]) if name in cells else "none" for name in names), chance]
+        for day, cells, chance in day_rows(result)
     ]
-    if not body:
-        return []
     head = ["day", *names, "chance"]
-    below = f"{result['metric']}, mean over impressions. Bold: best. {caption({'unit': 'impressions'})}"
-    earlier = body[:-SHOWN]
-    count = f"{len(earlier)} earlier day{'s' * (len(earlier) > 1)}"
-    folded = [page.folded(count, page.table(head, earlier))] if earlier else []
-    return [page.table(head, body[-SHOWN:], caption=below), *folded]
+    below = f"{result.metric}, mean over impressions. Bold: best. {caption('impressions')}"
+    last, earlier = body[-SHOWN:], body[:-SHOWN]
+    return Table(head, last, caption=below) if last else None, Table(head, earlier) if earlier else None
 
 
-def _refused(result: dict[str, Any]) -> str:
-    """What could not be done with the weights."""
-    body = [[one["method"], Cell(f"{one['run']}: {one['message']}", "words")] for one in result.get("refused", [])]
-    return page.table(["method", "run"], body) if body else ""
+def _points(entry: DayResult, number: int, metric: str, seeds: int) -> list[Record]:
+    points: list[Record] = []
+    for method in entry.methods:
+        summary = method.metrics[metric]
+        point = {"series": method.name, "x": number, "y": summary.mean, "panel": metric}
+        ends = {"low": summary.mean - summary.std, "high": summary.mean + summary.std} if seeds > 1 else {}
+        points.append(point | ends)
+    return points
 
 
-def _cell(found: Figures | None) -> str | Cell:
-    """Nothing is known of a method that failed before, or has not come to the day."""
-    return "none" if found is None else page.mean(found)
+def _leads(entry: DayResult, number: int, metric: str, first: str) -> list[Record]:
+    """Return how far methods are ahead of the first on a day."""
+    means = {method.name: method.metrics[metric].mean for method in entry.methods}
+    if first not in means:
+        return []
+    panel = f"ahead of {first}"
+    return [{"series": name, "x": number, "y": mean - means[first], "panel": panel} for name, mean in means.items()]

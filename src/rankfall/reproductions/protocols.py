@@ -10,6 +10,7 @@ import torch
 from rankfall.data import RankingData
 from rankfall.data.lists.list_loader import Lists
 from rankfall.metrics.named import parse
+from rankfall.reporting.files import write_comparison
 from rankfall.reproductions.schema import fill
 from rankfall.studies.compare import compare_methods
 from rankfall.studies.comparison_plan import ComparisonConfig
@@ -217,7 +218,7 @@ def run_comparison(task: Task, config: ComparisonConfig, directory: str = "compa
         done += 1
         task.progress(f"{step.method}, {step.title}", done, total)
 
-    return compare_methods(
+    result = compare_methods(
         config,
         task.out / directory,
         jobs=task.jobs,
@@ -225,3 +226,5 @@ def run_comparison(task: Task, config: ComparisonConfig, directory: str = "compa
         on_step=on_step,
         on_notice=lambda step, text: task.on_notice(f"{step.method}, {step.title}: {text}"),
     )
+    write_comparison(result, task.out / directory)
+    return result.to_json()

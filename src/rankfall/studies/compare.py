@@ -1,31 +1,28 @@
-"""Methods x seeds x folds: every run trained once, all of them in one table.
+"""Compare methods: train every method on every fold with every seed, and test which are worse than the best.
 
-Settings are chosen for each method and fold on the validation metric, with the first seed. Test data are opened after
-that, by the chosen runs alone.
+Settings are chosen for each method and fold by the validation metric, with the first seed. Test data are opened only
+after that, by the chosen runs.
 
-A run has a directory that is named after its configuration and data. It is trained once ``result.json`` stands there,
-and tested once ``values.parquet`` does; files get their names when their content is on disk. So a comparison that
-was interrupted at any moment goes on where it was, and one that is changed trains what is new.
+The directory of a run is named after its configuration and data. A run is trained if ``result.json`` exists there, and
+tested if ``values.parquet`` does; files are renamed into place when they are complete. An interrupted comparison
+therefore continues where it was, and a changed comparison trains only new runs.
 
 ================================  ====================================================================================
-``runs/``                         the directories of the runs
-``comparison.json``               figures, tests, chosen settings, what failed
-``comparison.csv``                a line for each method and metric
-``comparison.md``                 the table
-``comparison.yaml``               what was compared, as it can be compared again
-``report.html``                   all of it to look at
-``values.parquet``                a row for each method, seed and query
+``runs/``                         directories of the runs
+``comparison.json``               the :class:`~rankfall.studies.results.ComparisonResult`
+``comparison.yaml``               the configuration, to compare again
+``values.parquet``                one row per method, seed and query
 ================================  ====================================================================================
+
+:func:`rankfall.reporting.files.write_comparison` adds tables and a page.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 import traceback
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -34,52 +31,45 @@ import torch
 
 from rankfall._engine import LOCAL
 from rankfall._files import locked, write_file
-from rankfall._settings import dump
-from rankfall.data.lists.ranking_data import RankingData
-from rankfall.metrics.named import parse
-from rankfall.reporting.comparison_page import COMPARISON_CONFIG, write_report
-from rankfall.reporting.comparison_table import csv_table, markdown_table
-from rankfall.studies.comparison_plan import (
-    ComparisonConfig,
-    Plan,
-    RidgeConfig,
-    Run,
-    Settings,
-    TreesConfig,
-    continue_run,
-    make_plan,
-)
-from rankfall.studies.comparison_summary import Outcome, summarise
-from rankfall.studies.evaluate import evaluate, evaluate_run, write_evaluation
+from rankfall.studies.baselines import method_of
+from rankfall.studies.comparison_plan import ComparisonConfig, Plan, Run, make_plan
+from rankfall.studies.comparison_summary import Outcome, Summary, higher_is_better, summarise
+from rankfall.studies.evaluate import write_evaluation
+from rankfall.studies.results import ComparisonResult, MethodResult, MethodRun, RunFailure
 from rankfall.studies.workers import Failure, run_tasks
-from rankfall.training import cascade_metrics as funnel
-from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.config.ranker_config import RankerConfig, dump_absolute
-from rankfall.training.run_directory import CONFIG, RESULT, read_json
-from rankfall.training.scoring import score
-from rankfall.training.train_ranker import load_lists, load_run
+from rankfall.training.config.overrides import dump_absolute
+from rankfall.training.per_list_table import CHANCE
+from rankfall.training.run_directory import RESULT, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from rankfall._engine import Engine
 
-VALUES = "values.parquet"
-ERROR = "error.txt"
-CHANCE = "chance "  # before a metric's name: its value for constant scores
+COMPARISON, COMPARISON_CONFIG, VALUES, ERROR = "comparison.json", "comparison.yaml", "values.parquet", "error.txt"
 
-Chosen = dict[tuple[str, str], Settings]  # settings by method and fold
+__all__ = ["COMPARISON", "COMPARISON_CONFIG", "Step", "compare_methods", "higher_is_better", "perform", "validation"]
 
 
 @dataclass(frozen=True)
 class Step:
-    """Something to do with a run. To test it includes to train it, if that was not done."""
+    """Work on a run: train it, or test it. Testing trains the run first if necessary."""
 
     run: Run
     action: Literal["train", "test"]
-    method: str
-    title: str  # what of the method it is
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+        return self.run.method
+
+    @property
+    def title(self) -> str:
+        """Fold and settings of a trial, or fold and seed of a test."""
+        if self.action == "test":
+            return f"{self.run.fold} seed {self.run.seed}"
+        return " ".join([self.run.fold, *(f"{key}={value}" for key, value in self.run.settings.items())])
 
 
 # --- a comparison -------------------------------------------------------------------------------------------------
@@ -94,81 +84,68 @@ def compare_methods(
     on_plan: Callable[[int], None] = lambda steps: None,
     on_step: Callable[[Step], None] = lambda step: None,
     on_notice: Callable[[Step, str], None] = lambda step, text: None,
-) -> dict[str, Any]:
-    """Train, choose and test whatever is not there yet, then write the results to `out` and return them.
+) -> ComparisonResult:
+    """Train, choose and test everything that `out` does not have yet, write the result to `out` and return it.
 
-    So many `jobs` at the same time, by default as the configuration says, and by Ray as many as it has processors.
-    `on_plan` hears how many steps there are, `on_step` each that is done (or was before), `on_notice` what a training
-    has to say: damaged checkpoints and the like. Runs that fail are in the result under ``failed``, for each method
-    that they are of; their methods are in no test.
+    Args:
+        config: the comparison, see :func:`rankfall.studies.comparison_plan.load_comparison`.
+        out: directory of the runs and results.
+        jobs: runs at the same time; by default ``config.jobs``, or with Ray one per processor.
+        engine: runs the steps.
+        on_plan: receives the number of steps.
+        on_step: receives each step when it is done, or was done before.
+        on_notice: receives messages of a training run, for instance about damaged checkpoints.
+
+    Returns:
+        The result. Failed runs are in `failed`, once for each of their methods; these methods are in no test.
     """
     plan = make_plan(config, out)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out / ".lock", busy=f"out: another comparison is working in {out}"):
-        jobs = jobs or (config.jobs if engine is LOCAL else None)
-        comparison = _Comparison(plan, jobs, engine, on_step, on_notice)
-        on_plan(comparison.steps())
-        chosen = comparison.choose()
-        comparison.test(chosen)
-        return _write_results(plan, chosen, comparison.failures, out)
+        steps = _Steps(jobs or (config.jobs if engine is LOCAL else None), engine, on_step, on_notice)
+        on_plan(_count_steps(plan))
+        trials = plan.trials()
+        steps.perform(Step(run, "train") for runs in trials.values() if len(runs) > 1 for run in runs)
+        runs = plan.repeated(_choose(trials, plan.validation_metric))
+        steps.perform(Step(run, "test") for run in runs)
+        return _write_result(plan, runs, steps.failures)
 
 
-class _Comparison:
-    """The work of a comparison and what failed of it."""
+def _count_steps(plan: Plan) -> int:
+    trials = sum(len(candidates) for candidates in plan.candidates.values() if len(candidates) > 1)
+    return len(plan.folds) * (trials + len(plan.candidates) * len(plan.config.seeds))
+
+
+def _choose(trials: Mapping[tuple[str, str], Sequence[Run]], metric: str) -> list[Run]:
+    """Return the best trial of each method and fold on validation data; none if all of them failed."""
+    sign = 1 if higher_is_better(metric) else -1
+    chosen = []
+    for runs in trials.values():
+        values = {number: value for number, run in enumerate(runs) if (value := validation(run)) is not None}
+        if len(runs) == 1:
+            chosen.append(runs[0])
+        elif values:
+            chosen.append(runs[max(values, key=lambda number: sign * values[number])])
+    return chosen
+
+
+class _Steps:
+    """Performs steps, and collects failures."""
 
     def __init__(
         self,
-        plan: Plan,
         jobs: int | None,
         engine: Engine,
         on_step: Callable[[Step], None],
         on_notice: Callable[[Step, str], None],
     ) -> None:
-        self.plan = plan
         self.jobs, self.engine = jobs, engine
         self.on_step, self.on_notice = on_step, on_notice
-        self.failures: list[dict[str, str]] = []
+        self.failures: list[RunFailure] = []
 
-    def steps(self) -> int:
-        trials = sum(len(settings) for settings in self.plan.candidates.values() if len(settings) > 1)
-        return len(self.plan.folds) * (trials + len(self.plan.candidates) * len(self.plan.config.seeds))
-
-    def choose(self) -> Chosen:
-        """The settings of each method and fold that are best on validation; none if all of them failed."""
-        plan, seed = self.plan, self.plan.config.seeds[0]
-        sign = 1 if higher_is_better(plan.validation_metric) else -1
-        trials = {
-            (method, fold): [plan.run(method, fold, one, seed) for one in settings]
-            for fold in plan.folds
-            for method, settings in plan.candidates.items()
-        }
-        self._perform(
-            Step(run, "train", method, f"{fold} {_spelled(one)}")
-            for (method, fold), runs in trials.items()
-            for run, one in zip(runs, plan.candidates[method], strict=True)
-            if len(runs) > 1
-        )
-        chosen = {}
-        for (method, fold), runs in trials.items():
-            settings = plan.candidates[method]
-            if len(runs) == 1:
-                chosen[method, fold] = settings[0]
-                continue
-            reached = {number: value for number, run in enumerate(runs) if (value := validation(run)) is not None}
-            if reached:
-                chosen[method, fold] = settings[max(reached, key=lambda number: sign * reached[number])]
-        return chosen
-
-    def test(self, chosen: Chosen) -> None:
-        self._perform(
-            Step(self.plan.run(method, fold, settings, seed), "test", method, f"{fold} seed {seed}")
-            for seed in self.plan.config.seeds
-            for (method, fold), settings in chosen.items()
-        )
-
-    def _perform(self, steps: Iterable[Step]) -> None:
-        # Two methods of the same configuration, or two seeds of one without chance, are one run.
-        todo: dict[Path, dict[str, Step]] = {}  # by method
+    def perform(self, steps: Iterable[Step]) -> None:
+        # Two methods with the same configuration, or two seeds of a method without random numbers, are one run.
+        todo: dict[Path, dict[str, Step]] = {}  # by directory and method
         for step in steps:
             if is_done(step):
                 self.on_step(step)
@@ -180,30 +157,24 @@ class _Comparison:
         tasks = [next(iter(same.values())) for same in todo.values()]
         for step, outcome in run_tasks(perform, tasks, jobs=self.jobs, engine=self.engine):
             if isinstance(outcome, Failure):
-                self.failures += [
-                    {"method": one.method, "run": one.title, "message": outcome.message}
-                    for one in todo[step.run.directory].values()
-                ]
+                same = todo[step.run.directory]
+                self.failures += [RunFailure(one.method, one.title, outcome.message) for one in same.values()]
             else:
                 for text in outcome:
                     self.on_notice(step, text)
             self.on_step(step)
 
 
-def _spelled(settings: Settings) -> str:
-    return " ".join(f"{key}={value}" for key, value in settings.items())
-
-
 # --- a run --------------------------------------------------------------------------------------------------------
 
 
 def is_done(step: Step) -> bool:
-    """Whether there is nothing left to do."""
+    """Whether the results of a step are on disk."""
     return validation(step.run) is not None and (step.action == "train" or _is_tested(step.run))
 
 
 def validation(run: Run) -> float | None:
-    """The validation metric that a run has reached, if it is trained."""
+    """Return the best validation metric of a run, or None if it is not trained."""
     try:
         content = read_json(run.directory / RESULT)
     except FileNotFoundError:
@@ -213,7 +184,7 @@ def validation(run: Run) -> float | None:
 
 
 def perform(step: Step) -> list[str]:
-    """Train a run, if that was not done, and test it, if that is asked for; what the training has to say."""
+    """Train a run if necessary, test it if the step is a test, and return the messages of the training run."""
     notices: list[str] = []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # jobs share the processor, and results must not depend on their number
@@ -222,7 +193,7 @@ def perform(step: Step) -> list[str]:
             _train(step.run, notices.append)
         if step.action == "test":
             _test(step.run)
-        (step.run.directory / ERROR).unlink(missing_ok=True)  # of an attempt before
+        (step.run.directory / ERROR).unlink(missing_ok=True)  # of an earlier attempt
     except Exception:
         step.run.directory.mkdir(parents=True, exist_ok=True)
         write_file(step.run.directory / ERROR, traceback.format_exc())
@@ -234,26 +205,11 @@ def perform(step: Step) -> list[str]:
 
 def _train(run: Run, on_notice: Callable[[str], None]) -> None:
     (run.directory / ERROR).unlink(missing_ok=True)
-    if isinstance(run.config, CascadeConfig | RankerConfig):
-        continue_run(run.config, run.directory, on_notice=on_notice)
-        return
-    shutil.rmtree(run.directory, ignore_errors=True)  # half of a run
-    run.directory.mkdir(parents=True)
-    write_file(run.directory / CONFIG, dump(run.config))
-    reached = _module(run.config).fit(run.config, run.directory)
-    write_file(run.directory / RESULT, json.dumps({"best_metric": reached}) + "\n")
+    method_of(run.config).complete(run.directory, on_notice=on_notice)
 
 
 def _test(run: Run) -> None:
-    if isinstance(run.config, CascadeConfig):
-        evaluate_run(run.directory, data=run.config.data.path)
-        return
-    lists = load_lists(RankingData.load(run.config.data.path), run.config.data, "test")
-    if isinstance(run.config, RankerConfig):
-        scores = score(load_run(run.directory)[1], lists)
-    else:
-        scores = _module(run.config).score(run.config, run.directory, lists)
-    write_evaluation(run.directory, evaluate(scores, lists, run.config.metrics))
+    write_evaluation(run.directory, method_of(run.config).evaluate(run.directory))
 
 
 def _is_tested(run: Run) -> bool:
@@ -261,85 +217,58 @@ def _is_tested(run: Run) -> bool:
     return path.exists() and set(run.config.metrics) <= set(pq.read_schema(path).names)
 
 
-def higher_is_better(metric: str) -> bool:
-    """Of a metric of rankers or of cascades."""
-    if metric == funnel.JOINT or "/" in metric:  # of a cascade
-        return funnel.higher_is_better(metric)
-    return parse(metric).higher_is_better
-
-
-def _module(config: TreesConfig | RidgeConfig) -> Any:
-    """What fits and scores by this configuration; LightGBM is not touched by others."""
-    from rankfall.studies.baselines import lambdamart, ridge
-
-    return lambdamart if isinstance(config, TreesConfig) else ridge
-
-
 # --- results ------------------------------------------------------------------------------------------------------
 
 
-def _write_results(plan: Plan, chosen: Chosen, failures: list[dict[str, str]], out: Path) -> dict[str, Any]:
-    tables = {method: tested for method in plan.candidates if (tested := _tested(plan, method, chosen)) is not None}
-    result = _result(plan, tables, chosen, failures)
-    write_file(out / "comparison.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
-    write_file(out / "comparison.csv", csv_table(result))
-    write_file(out / "comparison.md", markdown_table(result))
-    write_file(out / COMPARISON_CONFIG, dump_absolute(plan.config))
+def _write_result(plan: Plan, runs: Sequence[Run], failures: list[RunFailure]) -> ComparisonResult:
+    by_method = {method: [run for run in runs if run.method == method] for method in plan.candidates}
+    expected = len(plan.folds) * len(plan.config.seeds)
+    tested = {
+        method: of_method
+        for method, of_method in by_method.items()
+        if len(of_method) == expected and all(is_done(Step(run, "test")) for run in of_method)
+    }
+    tables = {method: pa.concat_tables(map(_values, of_method)) for method, of_method in tested.items()}
+    summary = summarise(_outcome(plan, tables)) if tables else Summary([], [])
+    result = ComparisonResult(
+        metrics=plan.metrics,
+        seeds=plan.config.seeds,
+        folds=plan.folds,
+        unit="impressions" if plan.config.stages else "queries",
+        methods=[_with_runs(method, plan, tested[method.name]) for method in summary.methods],
+        tests=summary.tests,
+        incomplete=[method for method in plan.candidates if method not in tested],
+        failed=failures,
+    )
+    result.save(plan.out / COMPARISON)
+    write_file(plan.out / COMPARISON_CONFIG, dump_absolute(plan.config))
     if tables:
-        metrics = [name for name in next(iter(tables.values())).column_names if not name.startswith(CHANCE)]
+        names = [name for name in next(iter(tables.values())).column_names if not name.startswith(CHANCE)]
         sink = pa.BufferOutputStream()
-        pq.write_table(pa.concat_tables([table.select(metrics) for table in tables.values()]), sink)
-        write_file(out / VALUES, sink.getvalue().to_pybytes())
-    write_report(out)
+        pq.write_table(pa.concat_tables([table.select(names) for table in tables.values()]), sink)
+        write_file(plan.out / VALUES, sink.getvalue().to_pybytes())
     return result
 
 
-def _tested(plan: Plan, method: str, chosen: Chosen) -> pa.Table | None:
-    """Values of all queries, fold after fold and seed after seed; nothing if a run of the method is missing."""
-    parts = []
-    for seed in plan.config.seeds:
-        for fold in plan.folds:
-            if (method, fold) not in chosen:
-                return None
-            run = plan.run(method, fold, chosen[method, fold], seed)
-            if not is_done(Step(run, "test", method, fold)):
-                return None
-            columns = ["qid", *run.config.metrics, *(CHANCE + name for name in run.config.metrics)]
-            table = pq.read_table(run.directory / VALUES, columns=columns)
-            about = {"method": method, "fold": fold, "seed": seed}
-            for position, (name, value) in enumerate(about.items()):
-                table = table.add_column(position, name, pa.repeat(value, len(table)))
-            parts.append(table)
-    return pa.concat_tables(parts)
+def _values(run: Run) -> pa.Table:
+    """Return the values of a tested run, one row per query."""
+    columns = ["qid", *run.config.metrics, *(CHANCE + name for name in run.config.metrics)]
+    table = pq.read_table(run.directory / VALUES, columns=columns)
+    labels = {"method": run.method, "fold": run.fold, "seed": run.seed}
+    for position, (name, value) in enumerate(labels.items()):
+        table = table.add_column(position, name, pa.repeat(value, len(table)))
+    return table
 
 
-def _result(plan: Plan, tables: dict[str, pa.Table], chosen: Chosen, failures: list[dict[str, str]]) -> dict[str, Any]:
-    """The content of ``comparison.json``."""
-    metrics = plan.metrics
-    result: dict[str, Any] = {"metrics": metrics, "seeds": plan.config.seeds, "folds": plan.folds}
-    result["unit"] = "impressions" if plan.config.stages else "queries"
-    result |= summarise(_outcome(plan, tables, metrics)) if tables else {"methods": [], "tests": []}
-    for method in result["methods"]:
-        name = method["name"]
-        method["settings"] = {fold: chosen[name, fold] for fold in plan.folds}
-        method["runs"] = [
-            {
-                "fold": fold,
-                "seed": seed,
-                "directory": str(
-                    (run := plan.run(name, fold, chosen[name, fold], seed)).directory.relative_to(plan.out)
-                ),
-                "validation": validation(run),
-            }
-            for seed in plan.config.seeds
-            for fold in plan.folds
-        ]
-    result["incomplete"] = [method for method in plan.candidates if method not in tables]
-    result["failed"] = failures
-    return result
+def _with_runs(method: MethodResult, plan: Plan, runs: Sequence[Run]) -> MethodResult:
+    return replace(
+        method,
+        settings={run.fold: run.settings for run in runs},
+        runs=[MethodRun(run.fold, run.seed, str(run.directory.relative_to(plan.out)), validation(run)) for run in runs],
+    )
 
 
-def _outcome(plan: Plan, tables: dict[str, pa.Table], metrics: list[str]) -> Outcome:
+def _outcome(plan: Plan, tables: Mapping[str, pa.Table]) -> Outcome:
     seeds = len(plan.config.seeds)
 
     def values(table: pa.Table, name: str) -> torch.Tensor:
@@ -348,8 +277,8 @@ def _outcome(plan: Plan, tables: dict[str, pa.Table], metrics: list[str]) -> Out
     first = next(iter(tables.values()))
     lists = Counter(first.column("fold").to_pylist())
     return Outcome(
-        values={method: {name: values(table, name) for name in metrics} for method, table in tables.items()},
-        chance={name: values(first, CHANCE + name)[0] for name in metrics},
-        higher_is_better={name: higher_is_better(name) for name in metrics},
+        values={method: {name: values(table, name) for name in plan.metrics} for method, table in tables.items()},
+        chance={name: values(first, CHANCE + name)[0] for name in plan.metrics},
+        higher_is_better={name: higher_is_better(name) for name in plan.metrics},
         folds=[lists[fold] // seeds for fold in plan.folds],
     )

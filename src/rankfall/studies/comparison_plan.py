@@ -1,7 +1,7 @@
-"""What a comparison is told, and the runs it consists of.
+"""Configuration of a comparison, and the plan of its runs.
 
-A comparison is a training configuration, of a ranker or of a cascade, with `methods`, what each of them changes, and
-how often they are trained: `seeds`, `folds`, and the settings that are tried on validation data, `tune`.
+A comparison is a training configuration, of a ranker or of a cascade, with `methods` (the changes of each method),
+`seeds`, `folds`, and `tune` (settings that are tried on validation data).
 """
 
 from __future__ import annotations
@@ -10,46 +10,26 @@ import hashlib
 import itertools
 import json
 import random
-import shutil
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from rankfall._files import checksum
-from rankfall._manifest import MANIFEST
-from rankfall._settings import ConfigError, Section, explain, read_yaml
-from rankfall._suggest import did_you_mean
-from rankfall.data.impressions.log import ImpressionLog
-from rankfall.data.lists.ranking_data import RankingData
-from rankfall.training.build_cascade import with_depths
+from rankfall._settings import ConfigError, Section, read_yaml
+from rankfall.studies.baselines import BASELINES, BaselineConfig, method_of
+from rankfall.studies.method_config import Methods, Seeds, check_keys, validated
+from rankfall.studies.results import Settings  # noqa: TC001 (a dataclass field)
 from rankfall.training.cascade_metrics import measures
-from rankfall.training.checkpoint import DamagedError
-from rankfall.training.config.cascade_config import CascadeConfig, CascadeTrainingConfig, LogConfig, validate_cascade
-from rankfall.training.config.ranker_config import (
-    DEFAULT_METRICS,
-    Count,
-    DataConfig,
-    RankerConfig,
-    SplitNames,
-    TrainingConfig,
-    apply_overrides,
-    merge,
-    set_option,
-    validate,
-)
-from rankfall.training.train import train
+from rankfall.training.config.cascade_config import CascadeTrainingConfig, validate_cascade
+from rankfall.training.config.load_config import TrainConfig
+from rankfall.training.config.overrides import apply_overrides, merge, set_option
+from rankfall.training.config.ranker_config import DEFAULT_METRICS, TrainingConfig, validate
+from rankfall.training.config.sections import Count, Names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from rankfall.training.loop import OnNotice, Progress
-    from rankfall.training.run_directory import TrainResult
-
-Checked = TypeVar("Checked", bound=Section)
-Settings = dict[str, Any]  # dotted keys and their values
 Values = Annotated[list[Any], Field(min_length=1)]
 
 
@@ -57,33 +37,35 @@ Values = Annotated[list[Any], Field(min_length=1)]
 
 
 class Fold(Section):
-    """Which splits a fold trains, validates and tests on."""
+    """Splits that a fold trains, validates and tests on."""
 
-    train: SplitNames = Field(min_length=1)
-    valid: SplitNames = Field(min_length=1)
-    test: SplitNames = Field(min_length=1)
+    train: Names = Field(min_length=1)
+    valid: Names = Field(min_length=1)
+    test: Names = Field(min_length=1)
 
 
 class ComparisonConfig(Section):
-    """A training configuration that several methods change."""
+    """A training configuration, and the methods that change it."""
 
     data: dict[str, Any]
     model: dict[str, Any] = Field(default={})
     loss: dict[str, Any] = Field(default={})
-    relevant: int | None = Field(default=None, description="Of a cascade.")
-    stages: list[dict[str, Any]] = Field(default=[], description="Of a cascade; without them it is a ranker.")
-    share: list[str] = Field(default=[], description="Of a cascade.")
-    objective: dict[str, Any] = Field(default={}, description="Of a cascade.")
+    relevant: int | None = Field(default=None, description="Cascades only: number of relevant items.")
+    stages: list[dict[str, Any]] = Field(
+        default=[], description="Stages of a cascade; a comparison without stages is one of rankers."
+    )
+    share: list[str] = Field(default=[], description="Cascades only: embeddings that stages share.")
+    objective: dict[str, Any] = Field(default={}, description="Cascades only.")
     optimizer: dict[str, Any] = Field(default={})
     training: dict[str, Any] = Field(default={})
-    metrics: list[str] = Field(default=[], description="What is evaluated; the same for all methods.")
-    methods: dict[str, dict[str, Any] | None] = Field(
-        min_length=1, description="What each method changes, by its name in the table."
-    )
+    metrics: list[str] = Field(default=[], description="Metrics to evaluate, the same for all methods.")
+    methods: Methods = Field(min_length=1, description="Changes of each method, by its name in the table.")
     tune: dict[str, Values] = Field(default={}, description="Values to try, by dotted key, for all rankers.")
     budget: Count | None = Field(default=None, description="Settings tried for each method, drawn from its grid.")
-    seeds: list[Annotated[int, Field(ge=0)]] = Field(default=[0], min_length=1)
-    folds: dict[str, Fold] | None = Field(default=None, min_length=1, description="Instead of splits under data.")
+    seeds: Seeds = Field(default=[0])
+    folds: dict[str, Fold] | None = Field(
+        default=None, min_length=1, description="Splits of each fold, instead of splits under data."
+    )
     jobs: Count = Field(default=1, description="Runs at the same time.")
 
     @model_validator(mode="after")
@@ -94,56 +76,21 @@ class ComparisonConfig(Section):
                 if split in tested:
                     raise ValueError(f"folds {tested[split]} and {name} both test on {split}; a split is tested once")
                 tested[split] = name
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds {self.seeds} name one seed twice")
         return self
 
 
-class TreesConfig(Section):
-    """LightGBM's LambdaMART (Burges 2010; Ke et al. 2017); names and defaults are LightGBM's."""
+RunConfig: TypeAlias = TrainConfig | BaselineConfig
 
-    kind: Literal["lightgbm"] = "lightgbm"
-    data: DataConfig
-    metric: str
-    metrics: list[str]
-    seed: int
-    num_leaves: Annotated[int, Field(ge=2)] = 31
-    learning_rate: float = Field(default=0.1, gt=0)
-    n_estimators: Count = Field(default=500, description="Trees, at most.")
-    patience: Count | None = Field(default=50, description="Trees without a better validation before stopping.")
-    min_data_in_leaf: Annotated[int, Field(ge=0)] = 20
-    lambda_l2: float = Field(default=0.0, ge=0)
-    feature_fraction: float = Field(default=1.0, gt=0, le=1)
-    bagging_fraction: float = Field(default=1.0, gt=0, le=1)
-    lambdarank_truncation_level: Count = 30
-
-
-class RidgeConfig(Section):
-    """Linear regression of the labels with a squared penalty, in closed form."""
-
-    kind: Literal["ridge"] = "ridge"
-    data: DataConfig
-    metric: str
-    metrics: list[str]
-    alphas: list[Annotated[float, Field(gt=0)]] = Field(
-        default=[0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0],
-        min_length=1,
-        description="Weights of the penalty, of which validation chooses one.",
-    )
-
-
-RunConfig = RankerConfig | CascadeConfig | TreesConfig | RidgeConfig
-
-_KINDS: dict[str, type[TreesConfig | RidgeConfig]] = {"lightgbm": TreesConfig, "ridge": RidgeConfig}
-_SECTIONS = {  # that a method may change
+_OWN = ("tune", "kind")  # keys of a method besides its changes
+_SECTIONS = {  # sections that a method may change
     "ranker": ("data", "model", "loss", "optimizer", "training"),
     "cascade": ("data", "relevant", "stages", "share", "objective", "optimizer", "training"),
 }
 
 
 def load_comparison(path: Path, overrides: Sequence[str] = ()) -> ComparisonConfig:
-    """The comparison in a YAML file, with ``key=value`` words that change it."""
-    return _checked(ComparisonConfig, apply_overrides(read_yaml(path), overrides), str(path))
+    """Read a comparison from a YAML file and apply ``key=value`` overrides."""
+    return validated(ComparisonConfig, apply_overrides(read_yaml(path), overrides), str(path))
 
 
 # --- methods, folds, settings -------------------------------------------------------------------------------------
@@ -151,40 +98,60 @@ def load_comparison(path: Path, overrides: Sequence[str] = ()) -> ComparisonConf
 
 @dataclass(frozen=True)
 class Run:
-    """One training, with all that is known about it beforehand."""
+    """One training run of a comparison."""
 
+    method: str
+    fold: str
+    settings: Settings
+    seed: int
     config: RunConfig
     directory: Path
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Every run of a comparison by method, fold, settings and seed."""
+    """Every run of a comparison; each configuration is resolved once."""
 
     config: ComparisonConfig
-    folds: dict[str, dict[str, Any]]  # what a fold changes in the section data
-    candidates: dict[str, list[Settings]]  # that are tried, for each method; one if there is nothing to choose
+    folds: dict[str, dict[str, Any]]  # changes of each fold to the section data
+    candidates: dict[str, list[Settings]]  # settings to try, by method; one if there is nothing to choose
     out: Path
     data_checksum: str
+    _resolved: dict[str, RunConfig] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def metrics(self) -> list[str]:
-        """What is evaluated, by every method."""
+        """Metrics that every method is evaluated by."""
         if self.config.stages:
             return measures([stage.get("name", "") for stage in self.config.stages])
         return list(dict.fromkeys(self.config.metrics)) or DEFAULT_METRICS
 
     @property
     def validation_metric(self) -> str:
-        """By what settings are chosen."""
+        """Metric by which settings are chosen."""
         if self.config.stages:
-            return _checked(CascadeTrainingConfig, self.config.training, "training").metric
-        return _checked(TrainingConfig, self.config.training, "training").metric
+            return validated(CascadeTrainingConfig, self.config.training, "training").metric
+        return validated(TrainingConfig, self.config.training, "training").metric
 
     def run(self, method: str, fold: str, settings: Settings, seed: int) -> Run:
-        """The run of a method on a fold with settings of its grid and a seed."""
-        config = self._resolve(method, fold, settings, seed)
-        return Run(config, self.out / "runs" / _run_name(config, self.data_checksum))
+        """Return the run of a method on a fold with settings of its grid and a seed."""
+        key = json.dumps([method, fold, settings, seed], default=str)
+        config = self._resolved.get(key) or self._resolved.setdefault(key, self._resolve(method, fold, settings, seed))
+        directory = self.out / "runs" / _run_name(config, self.data_checksum)
+        return Run(method, fold, settings, seed, config, directory)
+
+    def trials(self) -> dict[tuple[str, str], list[Run]]:
+        """Return a run with the first seed for each candidate, by method and fold."""
+        return {
+            (method, fold): [self.run(method, fold, settings, self.config.seeds[0]) for settings in candidates]
+            for fold in self.folds
+            for method, candidates in self.candidates.items()
+        }
+
+    def repeated(self, chosen: Iterable[Run]) -> list[Run]:
+        """Return the chosen runs with every seed, one seed after the other."""
+        trials = list(chosen)
+        return [self.run(one.method, one.fold, one.settings, seed) for seed in self.config.seeds for one in trials]
 
     def _resolve(self, method: str, fold: str, settings: Settings, seed: int) -> RunConfig:
         changes = dict(self.config.methods[method] or {})
@@ -192,7 +159,7 @@ class Plan:
         kind, where = changes.pop("kind", _own_kind(self.config)), f"methods.{method}"
         data = merge({"data": self.config.data}, {"data": self.folds[fold]})["data"]
         if kind == _own_kind(self.config):
-            _check_keys(changes, _SECTIONS[kind], where)
+            check_keys(changes, [*_SECTIONS[kind], *_OWN], where)
             sections = {name: getattr(self.config, name) for name in _SECTIONS[kind]}
             given = {name: value for name, value in sections.items() if value is not None} | {"data": data}
             content = merge(given, changes)
@@ -203,34 +170,42 @@ class Plan:
             return validate(content | {"metrics": self.metrics}, where=where)
         if self.config.stages:
             raise ConfigError(f"{where}.kind: found {kind!r}, all methods of this comparison are cascades")
-        if kind not in _KINDS:
-            raise ConfigError(f"{where}.kind: found {kind!r}, expected ranker, {' or '.join(_KINDS)}")
+        if kind not in BASELINES:
+            raise ConfigError(f"{where}.kind: found {kind!r}, expected ranker, {' or '.join(BASELINES)}")
         given = {"kind": kind, "data": data, "metric": self.validation_metric, "metrics": self.metrics, "seed": seed}
-        _check_keys(changes, [key for key in _KINDS[kind].model_fields if key not in given], where)
-        own = {key: value for key, value in given.items() if key in _KINDS[kind].model_fields}
-        return _checked(_KINDS[kind], own | changes | settings, where)
+        fields = BASELINES[kind].config_class.model_fields
+        check_keys(changes, [*(key for key in fields if key not in given), *_OWN], where)
+        own = {key: value for key, value in given.items() if key in fields}
+        return validated(BASELINES[kind].config_class, own | changes | settings, where)
 
 
 def make_plan(config: ComparisonConfig, out: Path) -> Plan:
-    """Every run of a comparison, all of them checked before the first is trained."""
-    runs = check_comparison(config)
-    path = Path(config.data["path"])
-    data = ImpressionLog.load(path) if config.stages else RankingData.load(path)
+    """Plan the runs of a comparison in the directory `out`, and check all of them against the data.
+
+    Raises:
+        ConfigError: a run cannot be trained as configured.
+        ValueError: the data do not have the named splits or days.
+    """
+    plan = check_comparison(config)
+    runs = [method_of(run.config) for run in _runs(plan)]
+    data = runs[0].open_data()
     for run in runs:
-        _check_splits(run.data, data)
-        if isinstance(run, CascadeConfig) and isinstance(data, ImpressionLog):
-            with_depths(run, data.spec.stage_names)  # refuses names of stages that are not there
-    return _plan(config, out, data.checksum if isinstance(data, ImpressionLog) else checksum(path / MANIFEST))
+        if not run.config.data.test:
+            raise ConfigError("data.test: missing, a comparison needs splits or days to test on (or folds)")
+        run.check_splits(data)
+    return replace(plan, out=out, data_checksum=runs[0].fingerprint(data))
 
 
-def check_comparison(config: ComparisonConfig) -> list[RunConfig]:
-    """Refuse what can be refused without the data; all runs of the first seed."""
+def check_comparison(config: ComparisonConfig) -> Plan:
+    """Return the plan of a comparison, as far as it can be made and checked without the data."""
     plan = _plan(config, Path(), "")
-    return [
-        _check_metric(method, plan.run(method, fold, one, config.seeds[0]).config, plan.validation_metric)
-        for method, settings in plan.candidates.items()
-        for fold, one in itertools.product(plan.folds, settings)
-    ]
+    for run in _runs(plan):
+        _check_run(run, plan.validation_metric)
+    return plan
+
+
+def _runs(plan: Plan) -> list[Run]:
+    return [run for runs in plan.trials().values() for run in runs]
 
 
 def _plan(config: ComparisonConfig, out: Path, data_checksum: str) -> Plan:
@@ -238,68 +213,29 @@ def _plan(config: ComparisonConfig, out: Path, data_checksum: str) -> Plan:
         raise ConfigError("data.path: missing, expected a directory made by 'rankfall prepare'")
     for section in ("model", "loss", "metrics") if config.stages else ("relevant", "share", "objective"):
         if getattr(config, section):
-            raise ConfigError(f"{section}: found in a comparison of {_own_kind(config)}s, which do not have it")
+            raise ConfigError(
+                f"{section}: found in a comparison of {_own_kind(config)}s, which do not have this section"
+            )
     folds = {name: fold.model_dump() for name, fold in (config.folds or {}).items()} or {"all": {}}
     return Plan(config, folds, _candidates(config), out, data_checksum)
 
 
-def _check_metric(method: str, run: RunConfig, metric: str) -> RunConfig:
-    if isinstance(run, RankerConfig | CascadeConfig) and run.training.metric != metric:
-        found = run.training.metric
-        raise ConfigError(f"methods.{method}: found training.metric {found}, expected that of all methods, {metric}")
-    return run
-
-
-def continue_run(
-    config: RankerConfig | CascadeConfig,
-    directory: Path,
-    *,
-    progress: Progress = lambda step: None,
-    on_notice: OnNotice,
-    stop: Callable[[], int] = lambda: False,
-) -> TrainResult:
-    """Train from where a process may have left it; what is too damaged for that is trained again, to the same end."""
-    go_on = partial(train, config, directory, resume=True, progress=progress, on_notice=on_notice, stop=stop)
-    try:
-        return go_on()
-    except DamagedError:
-        on_notice(f"the checkpoints in {directory} are damaged: training begins again")
-        shutil.rmtree(directory)
-        return go_on()
+def _check_run(run: Run, metric: str) -> None:
+    method = method_of(run.config)
+    method.check_components(f"methods.{run.method}")
+    if method.metric != metric:
+        raise ConfigError(
+            f"methods.{run.method}: found training.metric {method.metric}, expected that of all methods, {metric}"
+        )
 
 
 def _own_kind(config: ComparisonConfig) -> Literal["ranker", "cascade"]:
-    """What methods are unless they say otherwise."""
+    """Return the kind of methods that do not name one."""
     return "cascade" if config.stages else "ranker"
 
 
-def _check_splits(config: DataConfig | LogConfig, data: RankingData | ImpressionLog) -> None:
-    if not config.test:
-        raise ConfigError("data.test: missing, a comparison needs splits or days to test on (or folds)")
-    names = [*config.train, *config.valid, *config.test]
-    if isinstance(data, ImpressionLog):
-        data.choose(names)
-        return
-    for name in names:
-        data[name]
-
-
-def _checked(section: type[Checked], content: dict[str, Any], where: str) -> Checked:
-    try:
-        return section.model_validate(content)
-    except ValidationError as error:
-        raise ConfigError(explain(error, where)) from None
-
-
-def _check_keys(found: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
-    for key in found:
-        if key not in allowed:
-            known = [*allowed, "tune", "kind"]
-            raise ConfigError(f"{where}.{key}: unknown{did_you_mean(key, known)}; allowed are {', '.join(known)}")
-
-
 def _candidates(config: ComparisonConfig) -> dict[str, list[Settings]]:
-    """The settings to try for each method: equally many for all that have something to tune."""
+    """Return the settings to try for each method: equally many for all methods with something to tune."""
     grids = {name: _grid(config, name) for name in config.methods}
     sizes = {name: len(grid) for name, grid in grids.items() if not _tunes_itself(config, name)}
     budget = config.budget
@@ -317,7 +253,7 @@ def _candidates(config: ComparisonConfig) -> dict[str, list[Settings]]:
                 f"methods.{name}.tune: its grid has {size} point{'s' * (size != 1)}, the budget is {budget}; "
                 "give it more values to try, or lower the budget for all methods"
             )
-    # The draw repeats, and methods with the same grid try the same points.
+    # The seed is fixed, and methods with the same grid try the same points.
     return {name: random.Random(0).sample(grid, min(budget, len(grid))) for name, grid in grids.items()}
 
 
@@ -331,21 +267,15 @@ def _grid(config: ComparisonConfig, method: str) -> list[Settings]:
 
 
 def _tunes_itself(config: ComparisonConfig, method: str) -> bool:
-    return (config.methods[method] or {}).get("kind") == "ridge"
+    kind = (config.methods[method] or {}).get("kind")
+    return kind in BASELINES and BASELINES[kind].tunes_itself
 
 
 def _run_name(config: RunConfig, data_checksum: str) -> str:
-    """What a run is called: the same for the same training on the same data, wherever those lie."""
+    """Return the name of a run: the same for the same training on the same data, wherever they are stored."""
     content = config.model_dump(
         mode="json",
         exclude={"metrics": True, "data": {"path"}, "training": {"checkpoint_every", "keep", "track", "mlflow"}},
     )
     text = json.dumps([content, data_checksum], sort_keys=True)
-    match config:
-        case RankerConfig():
-            title: str = config.loss.name
-        case CascadeConfig():
-            title = config.objective.name
-        case _:
-            title = config.kind
-    return f"{title}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return f"{method_of(config).title}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -1,14 +1,16 @@
-"""From per-query values to what a comparison says: means, spread, chance levels, intervals, tests."""
+"""Means, deviations, chance levels, confidence intervals and tests of methods from their values per query."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from rankfall.metrics import compare, paired_test
+from rankfall.metrics.named import parse
+from rankfall.studies.results import MethodResult, MethodTest, MetricSummary
+from rankfall.training import cascade_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,72 +21,84 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The values of every method on every query; queries of the folds stand one fold after the other."""
+    """Values of every method on every query, one fold after the other."""
 
     values: Mapping[str, Mapping[str, Float[Tensor, "seeds queries"]]]
-    """Of each method, of each metric; NaN where a metric is undefined."""
+    """By method and metric; NaN where a metric is undefined."""
     chance: Mapping[str, Float[Tensor, " queries"]]
-    """Of each metric."""
+    """By metric."""
     higher_is_better: Mapping[str, bool]
-    """Of each metric."""
+    """By metric."""
     folds: Sequence[int]
-    """The number of queries of each fold."""
+    """Number of queries of each fold."""
 
 
-def summarise(outcome: Outcome) -> dict[str, Any]:
-    """The methods' figures and the tests of each against the best (``comparison.json``).
+@dataclass(frozen=True)
+class Summary:
+    """Summary of an :class:`Outcome`."""
 
-    The mean is taken over queries, the standard deviation over runs (seeds x folds), whose means are
-    `values`: all folds of the first seed, then of the second. The interval from `low` to `high` holds the mean
-    over queries of this kind with 95 % confidence (Student 1908).
+    methods: list[MethodResult]
+    tests: list[MethodTest]
+    """Tests of each method against the best, by metric."""
+
+
+def summarise(outcome: Outcome) -> Summary:
+    """Summarise the values of all methods, and test each method against the best.
+
+    The mean is taken over queries, the standard deviation over runs (seeds x folds). The confidence interval is
+    Student's (1908), over queries.
     """
-    return {
-        "methods": [
-            {
-                "name": name,
-                "metrics": {metric: _figures(values, metric, outcome) for metric, values in of.items()},
-            }
-            for name, of in outcome.values.items()
+    return Summary(
+        methods=[
+            MethodResult(name, {metric: _metric_summary(values, metric, outcome) for metric, values in metrics.items()})
+            for name, metrics in outcome.values.items()
         ],
-        "tests": [test for metric in outcome.chance for test in _tests(metric, outcome)],
-    }
+        tests=[test for metric in outcome.chance for test in _tests(metric, outcome)],
+    )
 
 
-def _figures(values: Tensor, metric: str, outcome: Outcome) -> dict[str, Any]:
+def higher_is_better(metric: str) -> bool:
+    """Whether higher values of a metric are better, for metrics of rankers and of cascades."""
+    if metric == cascade_metrics.JOINT or "/" in metric:  # of a cascade
+        return cascade_metrics.higher_is_better(metric)
+    return parse(metric).higher_is_better
+
+
+def _metric_summary(values: Tensor, metric: str, outcome: Outcome) -> MetricSummary:
     runs = torch.stack([fold.nanmean(-1) for fold in values.split(list(outcome.folds), -1)], -1).flatten()
-    known = runs[~runs.isnan()]
+    defined = runs[~runs.isnan()]
     by_query = values.mean(0)
     interval = paired_test(by_query, torch.zeros_like(by_query))
-    return {
-        "mean": interval.difference,
-        "std": known.std().item() if len(known) > 1 else 0.0,
-        "chance": outcome.chance[metric].nanmean().item(),
-        "low": interval.low,
-        "high": interval.high,
-        "queries": interval.count,
-        "values": [None if math.isnan(value) else value for value in runs.tolist()],
-    }
+    return MetricSummary(
+        mean=interval.difference,
+        std=defined.std().item() if len(defined) > 1 else 0.0,
+        chance=outcome.chance[metric].nanmean().item(),
+        low=interval.low,
+        high=interval.high,
+        queries=interval.count,
+        values=runs.tolist(),
+    )
 
 
-def _tests(metric: str, outcome: Outcome) -> list[dict[str, Any]]:
-    """Is a method worse than the best one? Paired over queries, with means over the seeds."""
-    by_query = {name: of[metric].mean(0) for name, of in outcome.values.items()}
+def _tests(metric: str, outcome: Outcome) -> list[MethodTest]:
+    """Test whether methods are worse than the best one, paired over queries, with means over the seeds."""
+    by_query = {name: metrics[metric].mean(0) for name, metrics in outcome.values.items()}
     rows = compare(by_query, higher_is_better=outcome.higher_is_better[metric])
     best = next(row.name for row in rows if row.best)
     tests = []
     for row in rows:
         interval = paired_test(by_query[row.name], by_query[best])
         tests.append(
-            {
-                "metric": metric,
-                "method": row.name,
-                "best": best,
-                "difference": row.difference,
-                "low": interval.low,
-                "high": interval.high,
-                "p_value": row.p_value,
-                "adjusted_p_value": row.adjusted_p_value,
-                "significantly_worse": row.significantly_worse,
-            }
+            MethodTest(
+                metric=metric,
+                method=row.name,
+                best=best,
+                difference=row.difference,
+                low=interval.low,
+                high=interval.high,
+                p_value=row.p_value,
+                adjusted_p_value=row.adjusted_p_value,
+                significantly_worse=row.significantly_worse,
+            )
         )
     return tests

@@ -1,4 +1,4 @@
-"""The journal in which Optuna keeps the trials of a search, for any number of processes, of which any may be killed."""
+"""The journal in which Optuna records the trials of a search; safe for several processes that may be killed."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
 INSTALL = "pip install 'rankfall[tune]'"
-LINE = 1 << 20  # bytes, more than a line of a journal has
+LINE = 1 << 20  # bytes, longer than any line of a journal
 
 
 def load_optuna() -> Any:
-    """The package, or an error that says how to get it."""
+    """Return the package optuna, or raise an error that explains how to install it."""
     try:
         import optuna
     except ImportError:
-        raise ValueError(f"rankfall tune needs optuna, which is not installed; {INSTALL} brings it") from None
+        raise ValueError(f"rankfall tune needs optuna, which is not installed: {INSTALL}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 
 
 def open_journal(path: Path) -> BaseStorage:
-    """The journal in a file, made if it is missing."""
+    """Open the journal in a file, and create it if it is missing."""
     from optuna.storages.journal import JournalFileBackend, JournalStorage
 
     try:
         return JournalStorage(JournalFileBackend(str(path), lock_obj=cast("Any", _Lock(path))))
     except (ValueError, KeyError) as error:
-        raise ValueError(f"{path} is damaged, {error}; begin the search again in another directory") from None
+        raise ValueError(f"{path} is damaged, {error}; start the search again in another directory") from None
 
 
 class _Lock:
-    """Whoever writes to the journal is alone, until its process ends; Optuna's locks outlive it for half a minute.
+    """Exclusive lock on the journal, released when its process ends; Optuna's own locks survive it for 30 seconds.
 
-    What a process wrote half before it ended, or the disk was full, is taken away before others write behind it.
+    An incomplete last line, left by a process that was killed or by a full disk, is removed.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,8 +1,8 @@
-"""What is searched: a training configuration, and for some of its keys the values that may stand there.
+"""Search space: a training configuration, and the values to try for some of its keys.
 
 .. code-block:: yaml
 
-    data: ...                                      # and the other sections of a training, of a ranker or a cascade
+    data: ...                                      # and the other sections of a training configuration
     search:
       optimizer.lr: {low: 1e-4, high: 1e-1, log: true}
       objective.topk.tau: {low: 0.1, high: 10.0, log: true}
@@ -21,15 +21,10 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from rankfall._settings import ConfigError, Section, explain, read_yaml, shown
-from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.config.ranker_config import (
-    Count,
-    RankerConfig,
-    apply_overrides,
-    set_option,
-    validate_any,
-    with_absolute_path,
-)
+from rankfall.training.config.load_config import TrainConfig, validate_any
+from rankfall.training.config.overrides import apply_overrides, set_option, with_absolute_path
+from rankfall.training.config.sections import Count
+from rankfall.training.methods import method_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,20 +32,21 @@ if TYPE_CHECKING:
 
     from optuna.distributions import BaseDistribution
 
-    Settings = dict[str, Any]  # dotted keys and their values
-    TrainingSettings = RankerConfig | CascadeConfig
+    from rankfall.studies.results import Settings
 
 COMPLETIONS = 20  # tries to find a configuration in which a value is allowed
 _MEASURED = "data.path, data.valid, data.length, relevant, training.metric and the names and quotas of stages"
 
 
 class Range(Section):
-    """Numbers from low to high: all of them, or low and every step above it."""
+    """Numbers from low to high, continuous or in steps."""
 
     low: int | float
     high: int | float
-    log: bool = Field(default=False, description="Whether all orders of magnitude are equally likely.")
-    step: int | float | None = Field(default=None, description="Whole numbers if low, high and step are.")
+    log: bool = Field(default=False, description="Draw uniformly on a logarithmic scale.")
+    step: int | float | None = Field(
+        default=None, description="Distance of the values; whole numbers are drawn if low, high and step are whole."
+    )
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
@@ -62,20 +58,20 @@ class Range(Section):
             steps = (self.high - self.low) / self.step if self.step > 0 else 0.5
             if abs(steps - round(steps)) > 1e-9:
                 raise ValueError(
-                    f"found step {self.step}, expected one of which a whole number leads from {self.low} to {self.high}"
+                    f"found step {self.step}, expected a step that divides the range from {self.low} to {self.high}"
                 )
         return self
 
     @property
     def ends(self) -> list[Any]:
-        """The values that are checked beforehand."""
+        """Values that are checked before the search starts."""
         return [self.low, self.high] if self._is_whole() else [float(self.low), float(self.high)]
 
     def _is_whole(self) -> bool:
         return all(isinstance(number, int) for number in (self.low, self.high, self.step))
 
     def distribution(self) -> BaseDistribution:
-        """What Optuna draws from."""
+        """Return the distribution for Optuna."""
         from optuna.distributions import FloatDistribution, IntDistribution
 
         if self._is_whole():
@@ -83,33 +79,33 @@ class Range(Section):
         return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
 
     def read(self, drawn: Any) -> Any:
-        """The value that was drawn."""
+        """Return the value that Optuna drew, as it is configured."""
         return drawn
 
     def hint(self) -> str:
-        """What may be missing if its values are refused."""
+        """Return a hint for messages about refused values."""
         whole = isinstance(self.low, int) and isinstance(self.high, int) and self.step is None
         return "; whole numbers are drawn with a step, step: 1" if whole else ""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Values of any kind, in no order."""
+    """Values of any type, without an order."""
 
     ends: list[Any]
 
     def distribution(self) -> BaseDistribution:
-        """What Optuna draws from: it knows neither lists nor sections."""
+        """Return the distribution for Optuna, which accepts neither lists nor dictionaries."""
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution([json.dumps(value) for value in self.ends])
 
     def read(self, drawn: Any) -> Any:
-        """The value that was drawn."""
+        """Return the value that Optuna drew, as it is configured."""
         return json.loads(drawn)
 
     def hint(self) -> str:
-        """Nothing is missing."""
+        """Return an empty hint."""
         return ""
 
 
@@ -117,41 +113,41 @@ Dimension = Range | Choices
 
 
 class _SearchSections(Section):
-    """What a configuration of a search has besides that of a training."""
+    """Sections of a search besides those of a training configuration."""
 
-    search: dict[str, Any] = Field(min_length=1, description="What may stand at dotted keys.")
-    trials: Count = Field(default=20, description="Trainings in all.")
+    search: dict[str, Any] = Field(min_length=1, description="Values or a range for each dotted key.")
+    trials: Count = Field(default=20, description="Number of trials in total.")
 
 
 @dataclass(frozen=True)
 class Search:
-    """A training configuration with keys whose values are searched."""
+    """A training configuration and its search space."""
 
     content: dict[str, Any]
     space: dict[str, Dimension]
     trials: int
     where: str  # for messages
 
-    def config(self, settings: Mapping[str, Any], where: str | None = None) -> TrainingSettings:
-        """The training with these settings."""
+    def config(self, settings: Mapping[str, Any], where: str | None = None) -> TrainConfig:
+        """Return the training configuration with these settings."""
         content: dict[str, Any] = self.content
-        # A whole section comes before its parts. Naming another loss or model drops the options of the old one, so that
-        # comes before what sets them.
+        # A whole section is set before its parts. Naming another loss or model drops the options of the old one, so
+        # names are set before options.
         for key in sorted(settings, key=lambda key: (key.count("."), not key.endswith((".name", ".kind")))):
             content = set_option(content, key, settings[key])
         return validate_any(content, where=where or self.where)
 
     def read(self, drawn: Mapping[str, Any]) -> Settings:
-        """The settings that Optuna has drawn, in the order of the file."""
+        """Return the settings that Optuna drew, in the order of the file."""
         return {key: dimension.read(drawn[key]) for key, dimension in self.space.items() if key in drawn}
 
-    def first(self) -> TrainingSettings:
-        """A configuration of the search, the same one every time."""
+    def first(self) -> TrainConfig:
+        """Return one configuration of the search, always the same."""
         key, dimension = next(iter(self.space.items()))
         return self._with(key, dimension.ends[0])
 
     def written(self) -> dict[str, Any]:
-        """What can be read as a search again, from any directory."""
+        """Return the search as a configuration file, with an absolute data path."""
         space = {
             key: one.model_dump(exclude_defaults=True) if isinstance(one, Range) else one.ends
             for key, one in self.space.items()
@@ -159,31 +155,34 @@ class Search:
         return with_absolute_path(self.content) | {"search": space, "trials": self.trials}
 
     def check(self) -> None:
-        """Refuse values with which no training can be made, and those after which another thing would be measured."""
+        """Raise for values that no configuration allows, and for values that change the measurement."""
         measured = _measured(self.first())
         for key, dimension in self.space.items():
             for value in dimension.ends:
                 if _measured(self._with(key, value)) != measured:
                     raise ConfigError(
                         f"{self.where}: search.{key}: {shown(value)} changes what is measured, and trials could not be "
-                        f"compared; a search leaves {_MEASURED} as they are"
+                        f"compared; a search must not change {_MEASURED}"
                     )
 
-    def _with(self, key: str, value: Any) -> TrainingSettings:
-        """A configuration in which a value is allowed; some values go together with some others only."""
+    def _with(self, key: str, value: Any) -> TrainConfig:
+        """Return a configuration in which a value is allowed; some values are allowed only with some others."""
         draw = random.Random(0)
         refused = None
         for number in range(COMPLETIONS):
             others = {name: draw.choice(one.ends) if number else one.ends[0] for name, one in self.space.items()}
+            where = f"{self.where}: search.{key}: {shown(value)}"
             try:
-                return self.config({**others, key: value}, where=f"{self.where}: search.{key}: {shown(value)}")
+                config = self.config({**others, key: value}, where=where)
+                method_of(config).check_components(where)
+                return config
             except ConfigError as error:
                 refused = refused or error
         raise ConfigError(f"{refused}{self.space[key].hint()}")
 
 
 def load_search(path: Path, overrides: Sequence[str] = ()) -> Search:
-    """The search in a YAML file, with ``key=value`` words that change it."""
+    """Read a search from a YAML file and apply ``key=value`` overrides."""
     content, where = apply_overrides(read_yaml(path), overrides), str(path)
     own = {name: content.pop(name) for name in _SearchSections.model_fields if name in content}
     try:
@@ -209,9 +208,5 @@ def _dimension(value: Any, where: str) -> Dimension:
         raise ConfigError(explain(error, where)) from None
 
 
-def _measured(config: TrainingSettings) -> list[Any]:
-    data, metric = config.data, config.training.metric
-    if isinstance(config, CascadeConfig):
-        quotas = [(stage.name, stage.quota) for stage in config.stages]
-        return [data.path, data.valid, config.data.length, config.relevant, quotas, metric]
-    return [data.path, data.valid, metric]
+def _measured(config: TrainConfig) -> list[Any]:
+    return method_of(config).measured()

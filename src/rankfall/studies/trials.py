@@ -1,8 +1,7 @@
-"""The trials of a search: which are left, who does which, and what is known of them."""
+"""Trials of a search: their queue, their locks and their results."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -11,10 +10,11 @@ import numpy as np
 
 from rankfall._files import LockedError, locked, write_file
 from rankfall._settings import ConfigError, leaves, shown, to_yaml
-from rankfall.studies.compare import higher_is_better
+from rankfall.studies.comparison_summary import higher_is_better
 from rankfall.studies.optuna_journal import load_optuna, open_journal
-from rankfall.training.config.ranker_config import dump_absolute
-from rankfall.training.run_directory import CHECKPOINTS, HARMLESS
+from rankfall.studies.results import SearchResult, TrialResult
+from rankfall.training.config.overrides import dump_absolute
+from rankfall.training.run_directory import CHECKPOINTS, RESUME_MUTABLE_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -27,15 +27,13 @@ if TYPE_CHECKING:
 
     from rankfall.studies.search_space import Search
 
-    Entry = dict[str, Any]  # what is said of a trial
-
 JOURNAL, TRIALS, RESULTS, BEST, CONFIG = "study.journal", "trials", "trials.json", "best.yaml", "tune.yaml"
-DEATHS = 3  # of the processes of a trial, after which it is given up
+DEATHS = 3  # a trial fails when its process has died this many times
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "running"}
 
 
 class Study:
-    """All trials of a directory. A trial that is being done is locked by its process, however that ends."""
+    """All trials of a directory. A running trial is locked by its process, and unlocked when the process ends."""
 
     def __init__(self, search: Search, out: Path) -> None:
         optuna = load_optuna()
@@ -55,14 +53,14 @@ class Study:
 
     @contextmanager
     def alone(self) -> Generator[None]:
-        """While this process looks what is left and takes it, no other does. A training is not waited for."""
+        """Lock the queue of trials for this process; the lock is not held while a trial runs."""
         with locked(self.out / ".lock", wait=True):
             yield
 
-    # --- what is searched ---------------------------------------------------------------------------------------
+    # --- configuration of the search ----------------------------------------------------------------------------
 
     def begin(self, begun: dict[str, Any]) -> None:
-        """Say what is searched, or refuse to go on with another search."""
+        """Store the configuration of the search, or raise if the directory holds another search."""
         with self.alone():
             before = self.begun()
             if before is None:
@@ -72,11 +70,11 @@ class Study:
                 self._check_same(leaves(before), leaves(begun))
 
     def begun(self) -> dict[str, Any] | None:
-        """What the search was begun with."""
+        """Return the configuration that the search was started with, or None."""
         return self._study.user_attrs.get("begun")
 
     def _check_same(self, before: dict[str, Any], now: dict[str, Any]) -> None:
-        ignored = {f"config.{key}" for key in (*HARMLESS, *self.search.space)}
+        ignored = {f"config.{key}" for key in (*RESUME_MUTABLE_KEYS, *self.search.space)}
         differences = [
             f"{key.removeprefix('config.')} was {shown(before.get(key))} and is {shown(now.get(key))}"
             for key in before | now
@@ -84,26 +82,26 @@ class Study:
         ]
         if differences:
             raise ConfigError(
-                f"{self.out} holds another search: {', '.join(differences)}. Go on with that, or name another directory"
+                f"{self.out} holds another search: {', '.join(differences)}. Continue it, or name another directory"
             )
 
-    # --- which trials are left ----------------------------------------------------------------------------------
+    # --- queue --------------------------------------------------------------------------------------------------
 
     def done(self) -> int:
         """How many trials have ended."""
         return sum(trial.state.is_finished() for trial in self._trials())
 
     def left(self, trials: int) -> int:
-        """How many of so many trials nobody has done or is doing."""
+        """Return how many of `trials` are neither finished nor running."""
         self.take_back()
         return trials - sum(trial.state.name != "WAITING" for trial in self._trials())
 
     def deaths(self) -> int:
-        """How many processes have died in the midst of a trial."""
+        """Return the number of processes that died while they ran a trial."""
         return sum(trial.user_attrs.get("deaths", 0) for trial in self._trials())
 
     def take_back(self, *, died: bool = True) -> None:
-        """Give back what processes have left behind, to be done by others."""
+        """Put abandoned trials back into the queue."""
         for trial in self._trials():
             if trial.state.name != "RUNNING" or not self._is_free(trial.number):
                 continue
@@ -112,12 +110,12 @@ class Study:
             if deaths < DEATHS:
                 self._give_back(trial._trial_id)
             else:
-                error = f"the process that did it ended {DEATHS} times, by lack of memory or from outside"
+                error = f"the process of the trial ended {DEATHS} times, killed or out of memory"
                 self._storage.set_trial_user_attr(trial._trial_id, "error", error)
                 self._study.tell(trial.number, state=_state("FAIL"))
 
     def _give_back(self, trial_id: int) -> None:
-        """Put a trial first in the queue, as it is."""
+        """Put a trial at the front of the queue, unchanged."""
         self._storage.set_trial_state_values(trial_id, state=_state("WAITING"))
 
     def _is_free(self, number: int) -> bool:
@@ -130,58 +128,58 @@ class Study:
     # --- one trial ----------------------------------------------------------------------------------------------
 
     def ask(self, seed: int) -> Trial:
-        """The trial to do next, which gets all its settings."""
-        # Draws depend on the trials so far and not on which process makes them or how often it was begun.
+        """Return the next trial, with its settings."""
+        # Draws depend on the number of trials, not on the process or on how often the search was restarted.
         numbers = np.random.SeedSequence([seed, len(self._trials())]).generate_state(1)
         self._study.sampler = load_optuna().samplers.TPESampler(seed=int(numbers[0]))
         return self._study.ask({key: dimension.distribution() for key, dimension in self.search.space.items()})
 
     def complete(self, trial: Trial, value: float, result: dict[str, Any]) -> None:
-        """A trial has come to its end."""
+        """Record the value of a trial."""
         trial.set_user_attr("result", result)
         self._study.tell(trial, value)
 
     def prune(self, trial: Trial) -> None:
-        """A trial was ended early."""
+        """Record that a trial was pruned."""
         self._study.tell(trial, state=_state("PRUNED"))
 
     def fail(self, trial: Trial, error: str) -> None:
-        """A trial has no value."""
+        """Record that a trial failed."""
         trial.set_user_attr("error", error)
         self._study.tell(trial, state=_state("FAIL"))
 
     def postpone(self, trial: Trial) -> None:
-        """A trial is to be continued before others begin."""
+        """Put an interrupted trial back into the queue."""
         self._give_back(trial._trial_id)
 
     def reported(self, trial: Trial) -> set[int]:
-        """Of which epochs a trial has told the value."""
+        """Return the epochs whose value was reported."""
         return set(self._trials()[trial.number].intermediate_values)
 
     def directory(self, number: int) -> Path:
-        """Of the run of a trial."""
+        """Return the run directory of a trial."""
         return self.out / TRIALS / f"{number:04}"
 
     def lock(self, number: int) -> Path:
-        """Of a trial that is being done; not in its directory, which is that of a run."""
+        """Return the lock file of a trial, which lies outside its run directory."""
         return self.out / TRIALS / f".{number:04}.lock"
 
     # --- results ------------------------------------------------------------------------------------------------
 
-    def write_results(self) -> dict[str, Any]:
-        """Write what is known so far, and forget the weights of all trials but the best."""
+    def write_results(self) -> SearchResult:
+        """Write and return the results, and delete the weights of all trials but the best."""
         with self.alone():
             best = self._best()
-            result = {
-                "metric": self.metric,
-                "higher_is_better": self.higher_is_better,
-                "search": self.search.written()["search"],
-                "best": None if best is None else self.entry(best.number),
-                "trials": [self.entry(trial.number) for trial in self._trials()],
-            }
+            result = SearchResult(
+                metric=self.metric,
+                higher_is_better=self.higher_is_better,
+                search=self.search.written()["search"],
+                best=None if best is None else self.result(best.number),
+                trials=[self.result(trial.number) for trial in self._trials()],
+            )
             if best is not None:
                 write_file(self.out / BEST, dump_absolute(self.search.config(self.search.read(best.params))))
-            write_file(self.out / RESULTS, json.dumps(result, indent=2, allow_nan=False) + "\n")
+            result.save(self.out / RESULTS)
             for trial in self._trials():
                 if trial.state.is_finished() and (best is None or trial.number != best.number):
                     shutil.rmtree(self.directory(trial.number) / CHECKPOINTS, ignore_errors=True)
@@ -189,25 +187,25 @@ class Study:
             return result
 
     def _best(self) -> FrozenTrial | None:
-        """The first of those that are best; an early end is no result."""
+        """Return the first of the best complete trials."""
         complete = [trial for trial in self._trials() if trial.state.name == "COMPLETE"]
         sign = 1 if self.higher_is_better else -1
         return max(complete, key=lambda trial: sign * cast("float", trial.value), default=None)
 
-    def entry(self, number: int) -> Entry:
-        """What is said of a trial."""
+    def result(self, number: int) -> TrialResult:
+        """Return the result of a trial."""
         trial = self._trials()[number]
-        result = trial.user_attrs.get("result", {})
-        return {
-            "trial": number,
-            "state": _STATES[trial.state.name],
-            "value": trial.value,
-            "settings": self.search.read(trial.params),
-            "best_epoch": result.get("best_epoch"),
-            "seconds": result.get("seconds"),
-            "error": trial.user_attrs.get("error"),
-            "directory": str(self.directory(number).relative_to(self.out)),
-        }
+        trained = trial.user_attrs.get("result", {})
+        return TrialResult(
+            trial=number,
+            state=_STATES[trial.state.name],
+            value=trial.value,
+            settings=self.search.read(trial.params),
+            best_epoch=trained.get("best_epoch"),
+            seconds=trained.get("seconds"),
+            error=trial.user_attrs.get("error"),
+            directory=str(self.directory(number).relative_to(self.out)),
+        )
 
     def _trials(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)

@@ -1,15 +1,15 @@
-"""Searching settings on validation data, with Optuna: draws that learn from trials (TPE), and an early end of bad ones.
+"""Search settings on validation data with Optuna: TPE proposes settings, and bad trials are pruned.
 
-Every trial is a training in a directory of its own, whose configuration does not know the test data. What is
-known of all trials stands in one journal, so a search goes on where it was, whatever ended it, and any number of
-processes may work on it. A trial that a process left behind is continued from its checkpoint by the next one.
+Every trial is a training run in its own directory, with a configuration that does not name the test data. All trials
+are recorded in one journal, so an interrupted search continues where it was, and several processes can work on it.
+A trial that a process abandoned is continued from its checkpoint by the next one.
 
 ================================  ====================================================================================
-``study.journal``                 all trials, as Optuna keeps them
-``tune.yaml``                     what is searched, as it can be searched again
-``trials.json``                   all trials, as people and programs read them
-``best.yaml``                     the configuration of the best trial, with the test data, for ``rankfall train``
-``trials/0007/``                  the run of a trial; weights are kept of the best one only
+``study.journal``                 all trials, in the format of Optuna
+``tune.yaml``                     the configuration, to search again
+``trials.json``                   the :class:`~rankfall.studies.results.SearchResult`
+``best.yaml``                     configuration of the best trial, with the test data, for ``rankfall train``
+``trials/0007/``                  run of a trial; only the best one keeps its weights
 ================================  ====================================================================================
 """
 
@@ -20,19 +20,16 @@ import time
 import traceback
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from rankfall._engine import LOCAL
 from rankfall._files import LockedError, locked, write_file
-from rankfall._settings import ConfigError
-from rankfall.studies.comparison_plan import continue_run
 from rankfall.studies.optuna_journal import load_optuna
 from rankfall.studies.trials import JOURNAL, TRIALS, Study
 from rankfall.studies.workers import Failure, run_tasks
-from rankfall.training import train_cascade as cascade
-from rankfall.training import train_ranker as ranker
-from rankfall.training.config.cascade_config import CascadeConfig, Role
-from rankfall.training.run_directory import Stopped, SurroundingsError
+from rankfall.training.methods import method_of
+from rankfall.training.run_directory import EnvironmentFailure, Stopped
+from rankfall.training.train import continue_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -41,12 +38,13 @@ if TYPE_CHECKING:
     from optuna import Trial
 
     from rankfall._engine import Engine
-    from rankfall.studies.search_space import Search, TrainingSettings
-    from rankfall.studies.trials import Entry
+    from rankfall.studies.results import SearchResult, TrialResult
+    from rankfall.studies.search_space import Search
+    from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.run_directory import Step
 
-    OnStep = Callable[[int, Step], None]  # the number of a trial, and how far its training has come
-    OnNotice = Callable[[int, str], None]  # the number of a trial, and what is to be known of it
+    OnStep = Callable[[int, Step], None]  # number of a trial and progress of its training run
+    OnNotice = Callable[[int, str], None]  # number of a trial and a message
 
 ERROR = "error.txt"
 
@@ -61,20 +59,34 @@ def tune(
     engine: Engine = LOCAL,
     seed: int = 0,
     on_plan: Callable[[int, int], None] = lambda done, trials: None,
-    on_trial: Callable[[Entry], None] = lambda trial: None,
+    on_trial: Callable[[TrialResult], None] = lambda trial: None,
     on_step: OnStep = lambda number, step: None,
     on_notice: OnNotice = lambda number, text: None,
     stop: Callable[[], int] = lambda: False,
-) -> dict[str, Any]:
-    """Do what is left of so many trials, those of the search by default; returns the content of ``trials.json``.
+) -> SearchResult:
+    """Run the trials that are left of a search and return its result.
 
-    So many `jobs` at the same time, by default one, and by Ray as many as it has processors. No trial begins after
-    `timeout` seconds. `seed` is that of the draws. `on_plan` hears how many trials are done and
-    shall be, `on_trial` of each that ends, `on_notice` what a training has to say. With one job `on_step` hears
-    of every batch, and `stop` is asked after each whether to end early, which raises :class:`Stopped`. Trials fail by
-    their settings only: what else ends a training ends the search, and the trial is left to the next one.
+    A trial fails only because of its settings. Other errors, such as a full disk, end the search, and the same command
+    continues the trial.
+
+    Args:
+        search: the configuration and the space, see :func:`rankfall.studies.search_space.load_search`.
+        out: directory of the search; a search in it is continued.
+        trials: number of trials in total, by default that of the search.
+        timeout: seconds after which no trial starts.
+        jobs: trials at the same time; by default one, or with Ray one per processor.
+        engine: runs the trials.
+        seed: seed of the proposed settings.
+        on_plan: receives the number of finished trials and the total.
+        on_trial: receives each trial that ends.
+        on_step: receives the progress of a trial after each batch, with one job.
+        on_notice: receives messages of training runs.
+        stop: called after each batch, with one job; a true value ends the search.
+
+    Raises:
+        Stopped: `stop` returned a true value.
     """
-    load_optuna()  # before anything is read or written
+    load_optuna()  # raises before anything is read or written
     _check_free(out)
     begun = _begun(search)
     study = Study(search, out)
@@ -84,7 +96,7 @@ def tune(
     try:
         while _pass(task, study, jobs, engine, _Listeners(on_trial, on_step, on_notice, stop)):
             pass
-    except (KeyboardInterrupt, SurroundingsError):
+    except (KeyboardInterrupt, EnvironmentFailure):
         with study.alone():
             study.take_back(died=False)
         raise
@@ -93,20 +105,20 @@ def tune(
 
 @dataclass(frozen=True)
 class Task:
-    """To do the next trial."""
+    """The next trial of a search, for a worker process."""
 
     search: Search
     out: Path
-    trials: int  # that there shall be in all
+    trials: int  # in total
     seed: int
-    until: float  # when the last may begin, by the clock
+    until: float  # time after which no trial starts
 
 
 @dataclass(frozen=True)
 class _Listeners:
-    """Who hears of trials."""
+    """Callbacks of a search."""
 
-    on_trial: Callable[[Entry], None] = lambda trial: None
+    on_trial: Callable[[TrialResult], None] = lambda trial: None
     on_step: OnStep = lambda number, step: None
     on_notice: OnNotice = lambda number, text: None
     stop: Callable[[], int] = lambda: False
@@ -114,15 +126,15 @@ class _Listeners:
 
 @dataclass(frozen=True)
 class Report:
-    """What a process has to tell of a trial."""
+    """Message of a worker process about a trial."""
 
-    trial: Entry | None = None  # nothing if there was none left
-    trouble: str = ""  # why none can be done now
+    trial: TrialResult | None = None  # None if there was none left
+    trouble: str = ""  # error that ends the search
     notices: list[tuple[int, str]] = field(default_factory=list)
 
 
 def _pass(task: Task, study: Study, jobs: int | None, engine: Engine, listeners: _Listeners) -> bool:
-    """Do as many trials as seem to be left; whether there may be more, that processes have left behind meanwhile."""
+    """Run the trials that are left; return whether there may be more, abandoned by processes in the meantime."""
     with study.alone():
         count, deaths = study.left(task.trials), study.deaths()
     done, died = 0, ""
@@ -134,15 +146,15 @@ def _pass(task: Task, study: Study, jobs: int | None, engine: Engine, listeners:
             for notice in report.notices:
                 listeners.on_notice(*notice)
             if report.trouble:
-                raise SurroundingsError(report.trouble)
+                raise EnvironmentFailure(report.trouble)
             if report.trial is not None:
                 done += 1
                 listeners.on_trial(report.trial)
     with study.alone():
         study.take_back()
-    more = done > 0 or study.deaths() > deaths  # a trial that dies is tried again, but not for ever
+    more = done > 0 or study.deaths() > deaths  # a trial whose process dies is repeated, up to a limit
     if died and not more:
-        raise ValueError(f"{task.out}: no trial comes to an end: {died}; the same command tries again")
+        raise ValueError(f"{task.out}: no trial could be finished: {died}; run the same command to try again")
     return more
 
 
@@ -158,7 +170,7 @@ def _perform(
 
 
 def report_trial(task: Task) -> Report:
-    """Do a trial in a process of its own."""
+    """Run a trial in a worker process."""
     notices: list[tuple[int, str]] = []
     try:
         trial = next_trial(task, _Listeners(on_notice=lambda number, text: notices.append((number, text))))
@@ -167,8 +179,8 @@ def report_trial(task: Task) -> Report:
     return Report(trial, notices=notices)
 
 
-def next_trial(task: Task, listeners: _Listeners) -> Entry | None:
-    """Do a trial, one that was left behind or a new one; nothing if there are enough or it is too late."""
+def next_trial(task: Task, listeners: _Listeners) -> TrialResult | None:
+    """Run a trial, an abandoned or a new one; return None if there are enough or the time is over."""
     study = Study(task.search, task.out)
     with ExitStack() as claim:
         with study.alone():
@@ -178,14 +190,14 @@ def next_trial(task: Task, listeners: _Listeners) -> Entry | None:
             claim.enter_context(locked(study.lock(trial.number)))
         _do(study, trial, listeners)
     study.write_results()
-    return study.entry(trial.number)
+    return study.result(trial.number)
 
 
 # --- one trial ----------------------------------------------------------------------------------------------------
 
 
 def _do(study: Study, trial: Trial, listeners: _Listeners) -> None:
-    """Train, and say what came of it."""
+    """Train, and record the outcome."""
     optuna, search, number = load_optuna(), study.search, trial.number
     try:
         config = _without_test(search.config(search.read(trial.params)))
@@ -204,17 +216,17 @@ def _do(study: Study, trial: Trial, listeners: _Listeners) -> None:
     except Exception as error:
         if _is_from_outside(error, study):
             study.postpone(trial)
-            raise SurroundingsError(f"trial {number} was left, and the same command goes on with it: {error}") from None
+            raise EnvironmentFailure(f"trial {number} was interrupted; run the command again: {error}") from None
         study.fail(trial, _message(error, study.directory(number)))
     else:
         study.complete(trial, result.best_metric, asdict(result))
 
 
 def _progress(study: Study, trial: Trial, on_step: OnStep) -> Callable[[Step], None]:
-    """Hears how a training goes on, and ends it when it is worse than half of the others were at that point."""
+    """Return a callback that reports the progress of a trial, and prunes it if it is below the median of the others."""
     reported = study.reported(trial)
 
-    def hear(step: Step) -> None:
+    def report(step: Step) -> None:
         on_step(trial.number, step)
         epoch = step.epoch - 1  # the validation is of the one before
         if step.validation and epoch not in reported:
@@ -223,17 +235,17 @@ def _progress(study: Study, trial: Trial, on_step: OnStep) -> Callable[[Step], N
             if trial.should_prune():
                 raise load_optuna().TrialPruned
 
-    return hear
+    return report
 
 
-def _without_test(config: TrainingSettings) -> TrainingSettings:
-    """What is not known cannot be looked at."""
+def _without_test(config: TrainConfig) -> TrainConfig:
+    """Return a configuration without test data, so that a trial cannot read them."""
     return config.model_copy(update={"data": config.data.model_copy(update={"test": []})})
 
 
 def _is_from_outside(error: Exception, study: Study) -> bool:
-    """Whether it is not the settings of a trial that are to blame: a disk, a server, data that are gone."""
-    if isinstance(error, OSError | SurroundingsError | LockedError):
+    """Whether an error has another cause than the settings of a trial: a disk, a server, missing data."""
+    if isinstance(error, OSError | EnvironmentFailure | LockedError):
         return True
     try:
         return _checksums(study.search.first()) != (study.begun() or {}).get("data")
@@ -242,7 +254,7 @@ def _is_from_outside(error: Exception, study: Study) -> bool:
 
 
 def _message(error: Exception, directory: Path) -> str:
-    """What is said of a failure; where that does not speak for itself, all of it is in a file."""
+    """Return the message of a failure; the traceback of unexpected errors is written to a file."""
     if isinstance(error, ValueError):
         return str(error)
     directory.mkdir(exist_ok=True)
@@ -250,35 +262,25 @@ def _message(error: Exception, directory: Path) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-# --- what a search begins with ------------------------------------------------------------------------------------
+# --- start of a search --------------------------------------------------------------------------------------------
 
 
 def _check_free(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise ValueError(f"out: {out} is a file, expected a directory for the search")
-    begun = (TRIALS, ".lock", JOURNAL)  # somebody else may be about to begin
+    begun = (TRIALS, ".lock", JOURNAL)  # another process may be starting the search
     if out.is_dir() and not (out / JOURNAL).is_file() and any(path.name not in begun for path in out.iterdir()):
         raise ValueError(f"out: {out} holds other files and no search; name another directory")
 
 
 def _begun(search: Search) -> dict[str, Any]:
-    """What may not change while a search goes on: configuration, space and data."""
+    """Return what must not change while a search continues: configuration, space and data."""
     config = search.first()
     space = {"search": search.written()["search"]}
     return {"config": config.model_dump(mode="json"), **space, "data": _checksums(config)}
 
 
-def _checksums(config: TrainingSettings) -> dict[str, str]:
-    """Of what trials read. Days and splits to test on are looked up by their names only."""
-    if isinstance(config, CascadeConfig):
-        log = cascade.load_log(config.data)
-        cascade.check_days(log, config.data)
-        return cascade.checksums(log, config.data)
-    data = ranker.load_data(config.data)
-    for role in get_args(Role):
-        for name in config.data.splits(role):
-            try:
-                data[name]
-            except ValueError as error:
-                raise ConfigError(f"data.{role}: {str(error).removeprefix('split: ')}") from None
-    return dict(data.manifest["files"])
+def _checksums(config: TrainConfig) -> dict[str, str]:
+    """Return the checksums of the data that trials read. Of test data, only the names are checked."""
+    method = method_of(config)
+    return method.checksums(method.open_data())

@@ -1,4 +1,4 @@
-"""Tasks in parallel processes, of which none is lost when another fails or its process dies."""
+"""Run tasks in parallel processes; a task that fails, or whose process dies, does not affect the others."""
 
 from __future__ import annotations
 
@@ -27,25 +27,34 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a task has no value."""
+    """Error message of a task that failed."""
 
     message: str
 
 
 def run_tasks(
-    work: Callable[[Task], Value], tasks: Sequence[Task], *, jobs: int | None = None, engine: Engine = LOCAL
+    work: Callable[[Task], Value],
+    tasks: Sequence[Task],
+    *,
+    jobs: int | None = None,
+    engine: Engine = LOCAL,
+    passed_on: tuple[type[Exception], ...] = (),
 ) -> Iterator[tuple[Task, Value | Failure]]:
-    """Each task with the value that `work` returns for it, or its failure, as they get ready.
+    """Yield each task with the value that `work` returns for it, or with its failure, in the order of completion.
 
-    Up to `jobs` are worked on at the same time: by default one, in this process, and by Ray as many as it has
-    processors. More than one are in processes of their own, so `work` is a function of a module and tasks and values
-    can be pickled. Those processes end with this one, even if it is killed. A task whose process dies has failed; Ray
-    first tries it again.
+    Args:
+        work: function of a task. With several jobs it is a function of a module, and tasks and values can be pickled.
+        tasks: the tasks.
+        jobs: tasks at the same time; by default one, in this process, or with Ray one per processor. Several jobs run
+            in child processes, which end with this process even if it is killed. A task whose process dies has
+            failed; Ray tries it again first.
+        engine: runs the tasks.
+        passed_on: exceptions that end all tasks of this process instead of failing one.
     """
     if isinstance(engine, Ray):
         return _by_ray(engine, work, tasks, jobs)
     if jobs in (None, 1):
-        return ((task, _attempt(work, task)) for task in tasks)
+        return ((task, _attempt(work, task, passed_on)) for task in tasks)
     return _in_processes(work, tasks, jobs)
 
 
@@ -60,10 +69,12 @@ def _attempt_task(work: Callable[[Task], Value], task: Task, report: Report) -> 
     return _attempt(work, task)
 
 
-def _attempt(work: Callable[[Task], Value], task: Task) -> Value | Failure:
+def _attempt(work: Callable[[Task], Value], task: Task, passed_on: tuple[type[Exception], ...] = ()) -> Value | Failure:
     try:
         return work(task)
-    except (ValueError, OSError) as error:  # their messages speak for themselves
+    except passed_on:
+        raise
+    except (ValueError, OSError) as error:  # their messages need no type
         return Failure(str(error))
     except Exception as error:
         return Failure(f"{type(error).__name__}: {error}")
@@ -112,7 +123,7 @@ def _give(
     waiting: deque[Task],
     busy: dict[Connection, tuple[SpawnProcess, Task]],
 ) -> None:
-    """Send the next task, or nothing more: the process then ends by itself."""
+    """Send the next task, or close the connection if there is none, which ends the process."""
     if not waiting:
         connection.close()
         return
@@ -121,7 +132,7 @@ def _give(
 
 
 def _serve(connection: Connection, work: Callable[[Any], Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it as well, and ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it too, and ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:

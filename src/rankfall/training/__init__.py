@@ -1,4 +1,4 @@
-"""The loop that trains a ranker, its configuration and its checkpoints.
+"""Training of rankers and cascades: configurations, the loop, checkpoints and run directories.
 
-This module imports nothing itself: a configuration can be read without waiting for torch.
+The package imports nothing itself, so that a configuration can be read without importing torch.
 """

@@ -1,23 +1,22 @@
-"""From a configuration's words to the cascade, the objective and the optimizers they mean."""
+"""Build the cascade, the objective and the optimizers of a cascade from its configuration."""
 
 from __future__ import annotations
 
 import inspect
-import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
-from rankfall import objectives
-from rankfall._settings import ConfigError, explain
+from rankfall import objectives, registry
+from rankfall._settings import ConfigError
 from rankfall._suggest import did_you_mean
 from rankfall.cascade import Cascade, Stage
-from rankfall.models import KINDS, Scorer, from_config
-from rankfall.training.build import classifies, make_loss, make_optimizer, make_option
+from rankfall.models import Scorer, from_config
+from rankfall.training.build import make_loss, make_optimizer, make_option
+from rankfall.training.config.component_checks import TEMPERATURES, read_schedule
 from rankfall.training.config.ranker_config import LossConfig
 
 if TYPE_CHECKING:
@@ -27,42 +26,14 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.spec import Features
     from rankfall.objectives import Objective
     from rankfall.training.config.cascade_config import CascadeConfig
-    from rankfall.training.config.ranker_config import OptimizerConfig
-
-OBJECTIVES: dict[str, type[Objective]] = {
-    "bce": objectives.BCE,
-    "icc": objectives.ICC,
-    "rankflow": objectives.RankFlow,
-    "fs_ranknet": objectives.FSRankNet,
-    "fs_lambda_loss": objectives.FSLambdaLoss,
-    "sort_ce": objectives.SortCE,
-    "arf": objectives.ARF,
-    "arf_v2": objectives.ARFv2,
-    "lcron": objectives.LCRON,
-    "per_stage": objectives.PerStage,
-}
-GIVEN = ("relevant", "stages")  # that objectives have from the rest of the configuration alone
-_TEMPERATURES = ("tau", "temperature", "steepness")
-_SCHEDULES = ("constant", "linear", "exponential")
+    from rankfall.training.config.sections import OptimizerConfig
 
 
 # --- models -----------------------------------------------------------------------------------------------------
 
 
-def try_model(config: Mapping[str, Any]) -> None:
-    """Refuse a kind of model that there is not, and options that it does not have."""
-    options = dict(config)
-    kind = options.pop("kind", None)
-    if kind not in KINDS:
-        raise ValueError(f"model.kind: found {kind!r}{did_you_mean(kind, KINDS)}; allowed are {', '.join(KINDS)}")
-    allowed = [name for name in inspect.signature(KINDS[kind]).parameters if name not in ("features", "tables")]
-    for name in options:
-        if name not in allowed:
-            raise ValueError(f"model.{name}: {kind} has no such option{did_you_mean(name, allowed)}; it has {allowed}")
-
-
 def make_cascade(config: CascadeConfig, features: Features) -> Cascade:
-    """The cascade of a configuration, its weights drawn from torch's global generator."""
+    """Build the cascade of a configuration, with weights from torch's global generator."""
     for name in config.share:
         if name not in features.tables:
             raise ValueError(
@@ -81,7 +52,7 @@ def make_cascade(config: CascadeConfig, features: Features) -> Cascade:
 
 
 def check_quotas(config: CascadeConfig, loader: ImpressionLoader) -> None:
-    """Refuse a stage that would drop nothing of any list that is measured; of some lists is well possible."""
+    """Refuse a stage whose quota is not smaller than the longest list of the loader: it would drop no item."""
     for stage in config.stages:
         if stage.quota >= loader.width:
             raise ConfigError(
@@ -95,7 +66,7 @@ def check_quotas(config: CascadeConfig, loader: ImpressionLoader) -> None:
 
 
 def check_kept(objective: Objective, loader: ImpressionLoader) -> None:
-    """Refuse an objective of which some term keeps all items of every list: it would learn nothing of what to drop."""
+    """Refuse an objective with a term that keeps all items of every list: it would not learn which items to drop."""
     most = max(objective.kept, default=0)
     if most >= loader.width:
         raise ConfigError(
@@ -107,7 +78,7 @@ def check_kept(objective: Objective, loader: ImpressionLoader) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Temperature:
-    """A temperature that changes over a training; operators hold its tensor."""
+    """A temperature that changes over a training run. Operators hold its tensor `value`."""
 
     value: Tensor
     start: float
@@ -115,7 +86,7 @@ class Temperature:
     schedule: str
 
     def set(self, share: float) -> None:
-        """Set it to where it belongs after a share of the training, from 0 to 1."""
+        """Set the temperature for a share of the training run, from 0 to 1."""
         if self.schedule == "linear":
             now = self.start + (self.end - self.start) * share
         else:
@@ -123,45 +94,48 @@ class Temperature:
         self.value.fill_(now)
 
 
-def has_schedule(temperatures: Sequence[Temperature]) -> bool:
-    """Whether one of them changes over the training, whose length must then be known."""
-    return any(one.start != one.end for one in temperatures)
+BuiltObjective: TypeAlias = "tuple[Objective, list[Temperature]]"
+"""An objective, and the temperatures in it that follow a schedule."""
 
 
-def try_objective(config: CascadeConfig) -> None:
-    """Refuse options that the objective does not have, or that it refuses when it sees a list."""
-    objective, temperatures = make_objective(try_depths(config))
-    for temperature in temperatures:
-        temperature.set(0.0)
-    scores = [torch.tensor([[0.0, 1.0, 2.0]])] * len(config.stages)
-    objective(scores, torch.tensor([[2.0, 1.0, 0.0]]), depth=torch.tensor([[2, 1, 0]]))
+def make_objective(config: CascadeConfig) -> BuiltObjective:
+    """Build the objective of a configuration.
 
+    Args:
+        config: Configuration in which `min_depth` has numbers in place of the names of logged stages.
 
-def make_objective(config: CascadeConfig) -> tuple[Objective, list[Temperature]]:
-    """The objective of a configuration, and the temperatures in it that follow a schedule."""
+    Returns:
+        The objective, and the temperatures in it that follow a schedule.
+
+    Raises:
+        ConfigError: If the objective refuses its options.
+    """
     name = config.objective.name
+    component: Any = registry.get("objective", name)
     temperatures: list[Temperature] = []
-    allowed = inspect.signature(OBJECTIVES[name]).parameters
-    given = _given(config, allowed)
-    for option in config.objective.options:
-        if option not in allowed or option in GIVEN:
-            free = [key for key in allowed if key not in GIVEN]
-            raise ValueError(
-                f"objective: {name} has no option {option!r}{did_you_mean(option, free)}; it has {', '.join(free)}"
-            )
-    if name == "per_stage" and "loss" not in config.objective.options:
-        raise ValueError(f"objective: {name} needs the option 'loss', such as {{name: ranknet_loss}}")
     try:
-        made = partial(_temperature, temperatures)
-        options = {key: _make_option(name, key, value, made) for key, value in config.objective.options.items()}
-        objective = OBJECTIVES[name](**(given | options))
+        convert = partial(_temperature, temperatures)
+        options = {key: _make_option(name, key, value, convert) for key, value in config.objective.options.items()}
+        objective: Objective = component(**_supplied(config, inspect.signature(component).parameters), **options)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"objective: {error}") from None
+        raise ConfigError(f"objective: {error}") from None
     return objective, temperatures
 
 
+def check_objective(objective: Objective, temperatures: Sequence[Temperature]) -> None:
+    """Call an objective on one impression, so that it refuses options that do not fit each other before training."""
+    for temperature in temperatures:
+        temperature.set(0.0)
+    scores = [torch.tensor([[0.0, 1.0, 2.0]])] * objective.stages
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            objective(scores, torch.tensor([[2.0, 1.0, 0.0]]), depth=torch.tensor([[2, 1, 0]]))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"objective: {error}") from None
+
+
 def with_depths(config: CascadeConfig, stages: Sequence[str]) -> CascadeConfig:
-    """The configuration with numbers in place of names of the log's `stages`, wherever it says `min_depth`."""
+    """Return the configuration with numbers instead of names of the log's `stages` in `min_depth`."""
 
     def number(where: str, name: str) -> int:
         if name not in stages:
@@ -174,7 +148,7 @@ def with_depths(config: CascadeConfig, stages: Sequence[str]) -> CascadeConfig:
 
 
 def try_depths(config: CascadeConfig) -> CascadeConfig:
-    """The same while there is no log to look at: any name will do."""
+    """Return the configuration with 0 for every name in `min_depth`, for checks without a log."""
     return _with_depths(config, lambda where, name: 0)
 
 
@@ -195,53 +169,31 @@ def _with_depths(config: CascadeConfig, number: Callable[[str, str], int]) -> Ca
     return config.model_copy(update={"stages": stages, "objective": objective})
 
 
-def _make_option(objective: str, name: str, value: Any, made: Callable[[str, Any], Any]) -> Any:
-    return _make_loss(value) if (objective, name) == ("per_stage", "loss") else make_option(name, value, made)
+def _make_option(objective: str, name: str, value: Any, convert: Callable[[str, Any], Any]) -> Any:
+    if (objective, name) == ("per_stage", "loss"):
+        return make_loss(LossConfig.model_validate({"name": value} if isinstance(value, str) else value))
+    return make_option(name, value, convert)
 
 
-def _make_loss(value: Any) -> nn.Module:
-    """A loss by its name, or by name and options."""
-    try:
-        config = LossConfig.model_validate({"name": value} if isinstance(value, str) else value)
-    except ValidationError as error:
-        raise ValueError(explain(error, "loss")) from None
-    if classifies(config):
-        raise ValueError(f"loss: {config.name} takes an output for each grade, but a stage gives one score")
-    return make_loss(config)
-
-
-def _given(config: CascadeConfig, allowed: Mapping[str, Any]) -> dict[str, Any]:
-    """What the rest of the configuration says already."""
+def _supplied(config: CascadeConfig, allowed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an objective that other sections of the configuration supply."""
     quotas = [stage.quota for stage in config.stages]
     depths = [stage.min_depth for stage in config.stages]
-    known: dict[str, Any] = {"relevant": config.relevant, "stages": len(quotas)}
-    if config.objective.name != "lcron":  # whose training quotas are a choice of their own (LCR 5.1)
-        known["quotas"] = quotas
+    supplied: dict[str, Any] = {"relevant": config.relevant, "stages": len(quotas)}
+    if config.objective.name != "lcron":  # its training quotas are options of their own (LCR 5.1)
+        supplied["quotas"] = quotas
     if any(depth is not None for depth in depths):
         defaults = objectives.BCE(relevant=1, stages=len(depths)).min_depth
-        known["min_depth"] = [a if b is None else b for a, b in zip(defaults, depths, strict=True)]
-    return {key: value for key, value in known.items() if key in allowed}
+        supplied["min_depth"] = [a if b is None else b for a, b in zip(defaults, depths, strict=True)]
+    return {key: value for key, value in supplied.items() if key in allowed and key not in config.objective.options}
 
 
 def _temperature(temperatures: list[Temperature], name: str, value: Any) -> Any:
-    """The value of an option; a temperature with a schedule becomes a tensor, and joins the list."""
-    if name not in _TEMPERATURES or not isinstance(value, dict):
+    """Return the value of an option. A temperature with a schedule becomes a tensor, and joins the list."""
+    if name not in TEMPERATURES or not isinstance(value, dict):
         return value
-    schedule = value.get("schedule", "exponential")
-    if schedule not in _SCHEDULES:
-        raise ValueError(f"{name}.schedule: found {schedule!r}, expected constant, linear or exponential")
-    if schedule == "constant":
-        value = {"end": value.get("start")} | value
-    unknown = [key for key in value if key not in ("start", "end", "schedule")]
-    if unknown or "start" not in value or "end" not in value:
-        raise ValueError(f"{name}: found {value!r}, expected a number or start, end and schedule")
-    start, end = value["start"], value["end"]
-    for key, number in (("start", start), ("end", end)):
-        if not isinstance(number, int | float) or not 0 < number < math.inf:
-            raise ValueError(f"{name}.{key}: found {number!r}, expected a positive number")
-    if schedule == "constant" and start != end:
-        raise ValueError(f"{name}.end: found {end!r}, but the schedule is constant and it starts at {start!r}")
-    temperature = Temperature(torch.tensor(float(start)), float(start), float(end), schedule)
+    schedule = read_schedule(name, value)
+    temperature = Temperature(torch.tensor(schedule.start), *schedule)
     temperatures.append(temperature)
     return temperature.value
 
@@ -250,7 +202,7 @@ def _temperature(temperatures: list[Temperature], name: str, value: Any) -> Any:
 
 
 class Optimizers:
-    """One optimizer for tables with sparse gradients, one for everything else, as if they were one."""
+    """An optimizer for tables with sparse gradients and one for all other weights, with the interface of one."""
 
     def __init__(self, config: OptimizerConfig, cascade: Cascade, objective: nn.Module) -> None:
         sparse = [table.weight for table in _tables(cascade) if table.sparse]
@@ -266,21 +218,21 @@ class Optimizers:
             self.parts["sparse"] = torch.optim.SparseAdam(sparse, lr=config.lr)
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Reset all gradients."""
         for part in self.parts.values():
             part.zero_grad()
 
     def step(self) -> None:
-        """Change all weights."""
+        """Update all weights."""
         for part in self.parts.values():
             part.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of each by name."""
+        """Return the state of each optimizer by name."""
         return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The state of each by name."""
+        """Restore the state of each optimizer."""
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
 

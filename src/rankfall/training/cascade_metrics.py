@@ -1,4 +1,4 @@
-"""How a cascade does on impressions: what survives, stage by stage."""
+"""Metrics of a cascade on impressions: recall, NDCG and lost items per stage."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from rankfall._lists import top_labels
 from rankfall.metrics import funnel
+from rankfall.training.config.cascade_metric_names import JOINT, higher_is_better, measures
 from rankfall.training.distributed.group import ALONE
 
 if TYPE_CHECKING:
@@ -19,22 +20,13 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.loader import Impressions
     from rankfall.training.distributed.group import Group
 
-JOINT = "joint_recall"
-SEED = 0  # of the order of items with equal scores
+__all__ = ["JOINT", "ground_truth", "higher_is_better", "measure_funnel", "measures"]
 
-
-def measures(names: Sequence[str]) -> list[str]:
-    """What is measured of a cascade with these stages."""
-    return [JOINT, *(f"{name}/{what}" for name in names for what in ("recall", "ndcg", "lost"))]
-
-
-def higher_is_better(measure: str) -> bool:
-    """Of what is lost, less is better."""
-    return not measure.endswith("/lost")
+SEED = 0  # seed of the order of items with equal scores
 
 
 def ground_truth(batch: Impressions, relevant: int) -> Tensor:
-    """Membership ``(B, N)`` in the ground truth: the best grades among the relevant items."""
+    """Return membership ``(B, N)`` in the ground truth: the items with the best grades among the relevant ones."""
     return top_labels((batch.grade.float() + 1) * (batch.relevance > 0), relevant, batch.mask)
 
 
@@ -48,11 +40,24 @@ def measure_funnel(
     on_batch: Callable[[int], None] = lambda count: None,
     group: Group = ALONE,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Values and chance levels of each impression in the order of the loader, NaN for those with nothing relevant.
+    """Measure a cascade on all impressions of a loader.
 
-    Values are ``joint_recall`` and, of each stage, ``NAME/recall`` and ``NAME/ndcg`` over the whole list and
-    ``NAME/lost``, the share of the relevant items that it drops. The processes of a `group` take the batches in turn,
-    whole ones, so that all get what one of them alone would get, to the last digit.
+    Metrics are ``joint_recall`` and, for each stage, ``NAME/recall`` and ``NAME/ndcg`` over the whole list and
+    ``NAME/lost``, the share of the relevant items that the stage drops.
+
+    Args:
+        score: Returns the scores ``(B, N)`` of each stage for a batch.
+        loader: Batches of impressions.
+        names: Names of the stages.
+        quotas: Number of items that each stage keeps.
+        relevant: Number of relevant items per impression.
+        on_batch: Called with the size of each batch.
+        group: Processes that share the batches. Each batch is measured as a whole by one process, so that the values
+            do not depend on the number of processes.
+
+    Returns:
+        One value per impression for each metric, in the order of the loader, and the same for a random cascade. NaN
+        for impressions without a relevant item.
     """
     values: list[dict[str, Tensor]] = []
     chances: list[dict[str, Tensor]] = []
@@ -65,9 +70,9 @@ def measure_funnel(
                 flat = [torch.zeros_like(truth)] * len(names)
                 chances.append(_chance(flat, truth, batch.mask, names, quotas, generator))
             else:
-                nothing = dict.fromkeys(measures(names), torch.zeros(len(batch)))
-                values.append(nothing)
-                chances.append(nothing)
+                zeros = dict.fromkeys(measures(names), torch.zeros(len(batch)))
+                values.append(zeros)
+                chances.append(zeros)
             on_batch(len(batch))
     return _joined(values, group), _joined(chances, group)
 
@@ -97,7 +102,7 @@ def _chance(
     quotas: Sequence[int],
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    """What a cascade that knows nothing gets, in expectation where there is a formula."""
+    """Return the values of a random cascade, in expectation where there is a formula."""
     values = _values(flat, truth, mask, names, quotas, generator)
     result = funnel(flat, truth, quotas=quotas, mask=mask, generator=generator)
     values[JOINT] = result.chance.masked_fill(~result.defined, torch.nan)

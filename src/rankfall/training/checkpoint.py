@@ -1,8 +1,7 @@
-"""The checkpoints that a training continues from.
+"""Checkpoints for resuming a training run.
 
-A directory holds the last few, ``step-000000120.safetensors`` is what was known after 120 batches. Each gets its
-name when it is on disk, and an older one is taken away only after that, so that there is a whole one at any moment. One
-that was damaged since is found out by its checksums.
+``step-000000120.safetensors`` is the state after 120 batches. A checkpoint gets its name once it is on disk, and older
+ones are deleted after that, so that there is a complete one at any time. Checksums detect damaged checkpoints.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    State = dict[str, Any]  # mappings by name or number and lists, of plain values and tensors
+    State = dict[str, Any]  # nested mappings and lists of plain values and tensors
 
 KIND = "training"
 NAME = "step-{:09}.safetensors"
-_TENSOR, _NUMBER = "$tensor", "$number "  # in JSON: the key of a tensor's name, the beginning of a key that is a number
+_TENSOR, _NUMBER = "$tensor", "$number "  # in JSON: key of a tensor's name, prefix of integer keys
 
 
 class DamagedError(ValueError):
-    """No checkpoint is left that a training could continue from."""
+    """A run cannot be resumed: its checkpoints are damaged or do not fit this release."""
 
 
 class Checkpoints:
@@ -38,28 +37,38 @@ class Checkpoints:
         self.keep = keep
 
     def paths(self) -> list[Path]:
-        """Those that are there, the newest first."""
+        """Return the paths of all checkpoints, the newest first."""
         return sorted(self.directory.glob("step-*.safetensors"), reverse=True)
 
     def save(self, step: int, state: State) -> None:
-        """Keep what is known after so many batches, and forget what is too old."""
+        """Write the state after `step` batches, and delete checkpoints that are too old."""
         path = self.directory / NAME.format(step)
         tensors, plain = split(state)
         write_checkpoint(path, tensors, {"kind": KIND, "state": plain})
-        # Newer ones are of a training that was given up: they were damaged.
+        # newer ones were damaged: the run was resumed from an older one
         kept = [other for other in self.paths() if other <= path][: self.keep]
         for other in self.paths():
             if other not in kept:
                 other.unlink()
 
     def load(self, on_notice: Callable[[str], None]) -> State | None:
-        """The newest that is whole, or nothing if there is none; `on_notice` hears of those that are damaged."""
+        """Load the newest complete checkpoint.
+
+        Args:
+            on_notice: Called with a message about each damaged checkpoint.
+
+        Returns:
+            The state, or None if there is no checkpoint.
+
+        Raises:
+            DamagedError: If all checkpoints are damaged.
+        """
         damaged = []
         for path in self.paths():
             try:
                 tensors, about = read_checkpoint(path)
                 if about.get("kind") != KIND:
-                    raise ValueError(f"{path} is a checkpoint, but not of a training")
+                    raise ValueError(f"{path} is a checkpoint, but not of a training run")
             except ValueError as error:
                 damaged.append(path)
                 on_notice(str(error))
@@ -68,26 +77,24 @@ class Checkpoints:
                 return state
         if damaged:
             names = ", ".join(path.name for path in damaged)
-            raise DamagedError(
-                f"{self.directory}: all checkpoints are damaged ({names}), training cannot go on; --force starts over"
-            )
+            raise DamagedError(f"{self.directory}: all checkpoints are damaged ({names}); --force starts over")
         return None
 
     def clear(self) -> None:
-        """Forget all."""
+        """Delete all checkpoints."""
         for path in self.paths():
             path.unlink()
 
 
 def seal(path: Path) -> str:
-    """The checksum that a checkpoint has of all of its content; the content itself is not read."""
+    """Return the checksum that a checkpoint stores for its content, without reading the content."""
     with safe_open(path, framework="pt") as file:
         found: str = json.loads(file.metadata()["rankfall"])["checksum"]
     return found
 
 
 def split(state: State) -> tuple[dict[str, Tensor], Any]:
-    """The tensors of a state by name, those that are one tensor under one name, and the rest as JSON can hold it."""
+    """Split a state into its tensors by name, each shared tensor once, and the rest as JSON values."""
     tensors: dict[str, Tensor] = {}
     names: dict[int, str] = {}
 
@@ -97,7 +104,7 @@ def split(state: State) -> tuple[dict[str, Tensor], Any]:
             tensors[stored] = value
             return {_TENSOR: stored}
         if isinstance(value, dict):
-            return {_word(key): visit(part, f"{name}.{key}".lstrip(".")) for key, part in value.items()}
+            return {_to_text(key): visit(part, f"{name}.{key}".lstrip(".")) for key, part in value.items()}
         if isinstance(value, list | tuple):
             return [visit(part, f"{name}.{place}") for place, part in enumerate(value)]
         return value
@@ -106,17 +113,17 @@ def split(state: State) -> tuple[dict[str, Tensor], Any]:
 
 
 def join(plain: Any, tensors: dict[str, Tensor]) -> Any:
-    """A state from its parts; its tensors are nobody else's."""
+    """Join the parts of a state. Its tensors are copies."""
     if isinstance(plain, dict) and _TENSOR in plain:
         return tensors[plain[_TENSOR]].clone()
     if isinstance(plain, dict):
-        return {_key(word): join(part, tensors) for word, part in plain.items()}
+        return {_from_text(word): join(part, tensors) for word, part in plain.items()}
     return [join(part, tensors) for part in plain] if isinstance(plain, list) else plain
 
 
-def _word(key: str | int) -> str:
+def _to_text(key: str | int) -> str:
     return f"{_NUMBER}{key}" if isinstance(key, int) else key
 
 
-def _key(word: str) -> str | int:
+def _from_text(word: str) -> str | int:
     return int(word.removeprefix(_NUMBER)) if word.startswith(_NUMBER) else word

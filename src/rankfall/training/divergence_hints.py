@@ -1,4 +1,4 @@
-"""What may keep a training finite."""
+"""Hints for training runs whose loss, scores or gradients became NaN or infinite."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rankfall.training.config.ranker_config import OptimizerConfig
+    from rankfall.training.config.sections import OptimizerConfig
 
 _TEMPERATURES = ("tau", "temperature")
 
 
-def advice(optimizer: OptimizerConfig, section: str, options: Mapping[str, Any]) -> list[str]:
-    """What to try, the most likely first; `options` are those of the loss or objective in a `section`."""
+def divergence_hints(optimizer: OptimizerConfig, section: str, options: Mapping[str, Any]) -> list[str]:
+    """Return changes to try, the most promising first.
+
+    Args:
+        optimizer: Section of the configuration.
+        section: ``"loss"`` or ``"objective"``.
+        options: Options of the loss or objective.
+    """
     clip = optimizer.clip
     return [
         f"a smaller optimizer.lr than {optimizer.lr:g}",
@@ -23,7 +29,7 @@ def advice(optimizer: OptimizerConfig, section: str, options: Mapping[str, Any])
 
 
 def _temperatures(place: str, options: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """Those that are given, by their keys; of a schedule, where it ends."""
+    """Return the given temperatures by key; the final one of a schedule."""
     found = []
     for key, value in options.items():
         if isinstance(value, dict) and not (key in _TEMPERATURES and "end" in value):

@@ -1,4 +1,4 @@
-"""What a training loop trains, and how far that has come."""
+"""Interface of what a training loop trains, and its position in a training run."""
 
 from __future__ import annotations
 
@@ -8,177 +8,211 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
+from torch import nn
 
-from rankfall.training.build import clip_gradients
 from rankfall.training.distributed.group import ALONE, Group
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from rankfall.training.checkpoint import State
     from rankfall.training.run_directory import TrainingError
 
 
 class Sized(Protocol):
-    """A batch, as far as the loop looks at it."""
+    """A batch with a number of lists or impressions."""
 
     def __len__(self) -> int:
-        """The number of lists or impressions."""
+        """Return the number of lists or impressions."""
 
 
-Batch = TypeVar("Batch", bound=Sized)
-Given = TypeVar("Given", bound=Sized, covariant=True)
+BatchT = TypeVar("BatchT", bound=Sized)
+LoadedT = TypeVar("LoadedT", bound=Sized, covariant=True)
 
 
 class Optimizer(Protocol):
-    """One of torch, or several as one."""
+    """A torch optimizer, or several that act as one."""
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Reset all gradients."""
 
     def step(self) -> object:
-        """Change all weights."""
+        """Update all weights."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Mappings and lists of plain values and tensors."""
+        """Return the state: mappings and lists of plain values and tensors."""
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Become what another one was."""
+        """Restore the optimizer's state."""
 
 
-class Loader(Protocol[Given]):
-    """Batches in an order that the number of the epoch decides, and that can begin behind any of them."""
+class Loader(Protocol[LoadedT]):
+    """Batches in an order that depends on the epoch. Iteration can start after any batch."""
 
     def __len__(self) -> int:
-        """The number of batches of an epoch."""
+        """Return the number of batches per epoch."""
 
-    def __iter__(self) -> Iterator[Given]:
-        """The batches of an epoch, or what was left of them when its state was saved."""
+    def __iter__(self) -> Iterator[LoadedT]:
+        """Return the batches of an epoch, or those that were left when the loaded state was saved."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the next epoch; the first is 0."""
+        """Set the epoch of the next iteration; the first is 0."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The position behind the last batch that was received."""
+        """Return the position after the last batch that was received."""
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Go to a position."""
+        """Continue from a position."""
 
 
 @dataclass(slots=True)
 class Position:
-    """How far a training has come, and what has come of it so far; plain values."""
+    """Position and results of a training run so far, as plain values.
 
-    step: int = 0  # batches in all
-    epoch: int = 1  # the one that is being trained
-    batch: int = 0  # how many of it are done
-    seen: int = 0  # lists or impressions of these
-    sums: dict[str, float] = field(default_factory=dict)  # of the terms of the loss over those
-    seconds: float = 0.0  # of work, interruptions not counted
-    epoch_seconds: float = 0.0  # of these, for the batches of this epoch
-    validation: dict[str, float] = field(default_factory=dict)  # of the epoch before
+    Attributes:
+        step: Batches trained in all epochs.
+        epoch: Current epoch; the first is 1.
+        batch: Batches trained in this epoch.
+        seen: Lists or impressions in these batches.
+        sums: Sums of the terms of the loss over these.
+        seconds: Working time of the run, without interruptions.
+        epoch_seconds: Time of the batches of this epoch.
+        validation: Metrics of the previous epoch.
+        best_epoch: Epoch of the best validation metric, or 0.
+        best: Best validation metric, or NaN.
+        best_weights: Checksum of the best weights.
+        lines: Content of ``metrics.jsonl``.
+    """
+
+    step: int = 0
+    epoch: int = 1
+    batch: int = 0
+    seen: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    epoch_seconds: float = 0.0
+    validation: dict[str, float] = field(default_factory=dict)
     best_epoch: int = 0
-    best: float = math.nan  # or nothing yet
-    best_weights: str = ""  # their checksum
-    lines: list[dict[str, Any]] = field(default_factory=list)  # of metrics.jsonl
+    best: float = math.nan
+    best_weights: str = ""
+    lines: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def parts(self) -> dict[str, float]:
-        """The mean terms of the loss in this epoch."""
+        """Means of the terms of the loss in this epoch."""
         return {name: total / self.seen for name, total in self.sums.items()}
 
     @property
     def per_second(self) -> float:
-        """Lists or impressions, in this epoch."""
+        """Lists or impressions per second in this epoch."""
         return self.seen / self.epoch_seconds
 
     def next_epoch(self) -> None:
-        """Begin the next one."""
+        """Go to the beginning of the next epoch."""
         self.epoch += 1
         self.batch, self.seen, self.sums, self.epoch_seconds = 0, 0, {}, 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """What a batch came to, that of all processes together."""
+class StepResult:
+    """Result of training on one batch, over all processes.
 
-    count: int  # lists or impressions
-    sums: dict[str, float]  # of the terms of the loss over these
+    Attributes:
+        count: Lists or impressions in the batch.
+        sums: Sums of the terms of the loss over these.
+    """
+
+    count: int
+    sums: dict[str, float]
 
 
-class Learner(ABC, Generic[Batch]):
-    """What a loop trains. What its state leaves out must follow from the configuration and the data."""
+class Learner(ABC, Generic[BatchT]):
+    """Model, loss, optimizer and data that a loop trains.
 
-    group: Group = ALONE  # with whom
-    metric: str  # what validation looks at
+    Whatever :meth:`state_dict` leaves out must follow from the configuration and the data.
+
+    Attributes:
+        group: Processes that train together.
+        metric: Validation metric.
+        modules: Modules with trained weights, by name.
+        network: One module that holds all of them. Training calls its `forward`.
+        optimizer: Optimizer of all weights.
+        clip: Largest norm of the gradient of all weights together.
+        loader: Training batches.
+    """
+
+    group: Group = ALONE
+    metric: str
     modules: dict[str, nn.Module]
-    network: nn.Module  # all of them in one, through whose `forward` they are trained
+    network: nn.Module
     optimizer: Optimizer
-    clip: float | None  # largest norm of a gradient
-    loader: Loader[Batch]
+    clip: float | None
+    loader: Loader[BatchT]
 
     @abstractmethod
-    def terms(self, batch: Batch, position: Position) -> tuple[dict[str, Tensor], str]:
-        """The terms of the loss by name, each a mean over the lists of a batch or of this process's share of it.
+    def terms(self, batch: BatchT, position: Position) -> tuple[dict[str, Tensor], str]:
+        """Compute the terms of the loss on a batch, or on this process's share of it.
 
-        And what is NaN or infinite already, if anything is; then only the names of the terms matter.
+        Returns:
+            The terms by name, each a mean over lists; and what is NaN or infinite already, or an empty string. In the
+            latter case only the names of the terms are used.
         """
 
     @abstractmethod
-    def diverged(self, what: str, batch: Batch, position: Position) -> TrainingError:
-        """What to say if something becomes NaN or infinite in a batch."""
+    def diverged(self, what: str, batch: BatchT, position: Position) -> TrainingError:
+        """Return the error for a loss, gradient or score that became NaN or infinite in a batch."""
 
-    def step(self, batch: Batch, position: Position) -> Taken:
-        """Change the weights by one batch."""
+    def step(self, batch: BatchT, position: Position) -> StepResult:
+        """Update the weights with one batch."""
         self.optimizer.zero_grad()
         terms, bad = self.terms(batch, position)
         own = [math.nan if bad else float(term.detach()) * len(batch) for term in terms.values()]
         count, *sums = self.group.totals([len(batch), *own])
-        if not all(map(math.isfinite, sums)):  # which all processes see
+        if not all(map(math.isfinite, sums)):  # in all processes
             with self.group.together():
                 if not all(map(math.isfinite, own)):
                     raise self.diverged(bad or "the loss", batch, position)
-        # What is added up over the processes is divided by their number, and their shares may differ.
+        # Gradients are averaged over the processes, whose shares of the batch may differ in size.
         weight = len(batch) * self.group.world / count
         (torch.stack(list(terms.values())).sum() * weight).backward()
         if not clip_gradients(self.trained, self.clip).isfinite():
             with self.group.together():
                 raise self.diverged("the gradient", batch, position)
         self.optimizer.step()
-        return Taken(int(count), dict(zip(terms, sums, strict=True)))
+        return StepResult(int(count), dict(zip(terms, sums, strict=True)))
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """All weights, those of the loss or objective too."""
+        """All trained weights, including those of the loss or objective."""
         return [parameter for module in self.modules.values() for parameter in module.parameters()]
 
     @abstractmethod
     def validate(self) -> dict[str, float]:
-        """The metrics of the weights as they are."""
+        """Return the validation metrics of the current weights."""
 
     @abstractmethod
     def line(self, position: Position) -> Any:
-        """What is known after an epoch: a data class, one line of ``metrics.jsonl``."""
+        """Return a data class that becomes the line of ``metrics.jsonl`` for an epoch."""
 
     @abstractmethod
     def save(self, path: Path, position: Position) -> None:
-        """Write the weights alone, for those who score."""
+        """Write the weights alone, for scoring."""
 
     @abstractmethod
     def parameters(self) -> int:
-        """How many numbers are trained."""
+        """Return the number of trained weights."""
 
     def is_better(self, value: float, than: float) -> bool:
-        """Whether a value of the metric is better than another."""
+        """Return whether a value of the validation metric is better than another."""
         return value > than
 
     def state_dict(self) -> State:
-        """All that decides what the next batches do, but for the position."""
+        """Return everything that decides the next batches, except the position."""
         return {
-            # with the parameters themselves, of which some may be shared
+            # the parameters themselves, since modules may share some
             "modules": {name: dict(module.state_dict(keep_vars=True)) for name, module in self.modules.items()},
             "optimizer": self.optimizer.state_dict(),
             "loader": self.loader.state_dict(),
@@ -186,9 +220,27 @@ class Learner(ABC, Generic[Batch]):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Become what another learner of the same configuration and data was."""
+        """Restore the state of a learner of the same configuration and data."""
         for name, module in self.modules.items():
             module.load_state_dict(state["modules"][name])
         self.optimizer.load_state_dict(state["optimizer"])
         self.loader.load_state_dict(state["loader"])
         torch.set_rng_state(state["random"])
+
+
+def clip_gradients(parameters: Iterable[Tensor], most: float | None) -> Tensor:
+    """Scale gradients in place so that their common norm is at most `most`, and return the norm before that.
+
+    Only the stored values of sparse gradients are scaled.
+    """
+    gradients = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        if parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()  # otherwise a row that occurs twice would count twice
+        gradients.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
+    norm = nn.utils.get_total_norm(gradients)
+    if most is not None:
+        torch._foreach_mul_(gradients, (most / (norm + 1e-6)).clamp(max=1.0))
+    return norm

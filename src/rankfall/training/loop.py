@@ -1,11 +1,11 @@
-"""The loop of every training, which can stop after any batch and go on from there as if it never had.
+"""The training loop. It can stop after any batch, and a resumed run ends with the same weights, bit for bit.
 
-A :class:`~rankfall.training.learner.Learner` says what a batch costs; the loop changes the weights, measures, and
-keeps the best and the last of them. What decides the rest of a training is the learner's state and the loop's
-:class:`~rankfall.training.learner.Position`; both together are a checkpoint.
+A :class:`~rankfall.training.learner.Learner` updates the weights with each batch; the loop validates and keeps the best
+and the last weights. A checkpoint is the learner's state and the loop's
+:class:`~rankfall.training.learner.Position`, which together decide the rest of the run.
 
-Several processes (`training.distributed`) have a learner and a loop each, take a share of every batch
-and do the same otherwise; the first of them writes and speaks.
+With several processes (`training.distributed`), each has a learner and a loop and takes a share of every batch. The
+first process writes files and reports progress.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from rankfall._tensor_file import read_checkpoint
 from rankfall.models.layers import RowNorm
 from rankfall.training.checkpoint import Checkpoints, DamagedError, seal
 from rankfall.training.distributed.group import ALONE, Group, LostError
-from rankfall.training.learner import Batch, Position
+from rankfall.training.learner import BatchT, Position
 from rankfall.training.run_directory import (
     CHECKPOINTS,
     CONFIG,
     DATA,
     METRICS,
     RESULT,
+    EnvironmentFailure,
     Step,
     Stopped,
-    SurroundingsError,
     TrainResult,
     check_alike,
     check_free,
@@ -54,31 +54,38 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall.training.checkpoint import State
-    from rankfall.training.config.cascade_config import CascadeConfig
-    from rankfall.training.config.ranker_config import RankerConfig
+    from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.learner import Learner
 
     Progress = Callable[[Step], None]
     OnNotice = Callable[[str], None]
 
 BEST, LAST = "best.safetensors", "last.safetensors"
-PATIENCE = 30.0  # seconds for a process that was lost to let go of the directory
+LOCK_TIMEOUT = 30.0  # seconds for a lost process to release the lock of the directory
 
 
-class Loop(Generic[Batch]):
-    """Epochs of batches, a validation after each, and checkpoints on the way.
+class Loop(Generic[BatchT]):
+    """Epochs of batches, with a validation after each, and checkpoints.
 
-    `config` is what the training was told and `data` what it learns from, part for part, with checksums: a training
-    goes on only with the same. `stop` is asked after every batch whether to end early, which raises :class:`Stopped`
-    once a checkpoint is written.
+    Args:
+        learner: What is trained.
+        config: Configuration of the run. A run can be resumed with the same configuration only.
+        out: Run directory.
+        data: Checksums of the parts of the data. A run can be resumed with the same data only.
+        progress: Called after every batch.
+        on_epoch: Called after every epoch with its line of ``metrics.jsonl``.
+        stop: Called after every batch. A true value writes a checkpoint and raises :class:`Stopped`.
+
+    Attributes:
+        open_ended: Whether more epochs may follow later, so that the last checkpoints are kept.
     """
 
-    goes_on = False  # whether there may be more epochs another time, for which the last checkpoints are kept
+    open_ended = False
 
     def __init__(
         self,
-        learner: Learner[Batch],
-        config: RankerConfig | CascadeConfig,
+        learner: Learner[BatchT],
+        config: TrainConfig,
         out: Path,
         *,
         data: Mapping[str, str],
@@ -91,19 +98,19 @@ class Loop(Generic[Batch]):
         self.epochs = self.settings.epochs
         self.progress, self.on_epoch, self.stop = progress, on_epoch, stop
         if not self.group.first:
-            self.progress = self.on_epoch = lambda found: None
+            self.progress = self.on_epoch = lambda value: None
         self.checkpoints = Checkpoints(out / CHECKPOINTS, self.settings.keep)
         self.position = Position()
-        self.trackers = Trackers(config, out)  # before anything is written: what they need may be missing
+        self.trackers = Trackers(config, out)  # raises before anything is written if a package is missing
         self._config, self._data = config.model_dump(mode="json"), dict(data)
         self._made_by = _made_by(self.group)
-        self._before: State = {}
+        self._before_batch: State = {}
         self._saved = self._lap_began = time.perf_counter()
 
-    # --- from one batch to the next -----------------------------------------------------------------------------
+    # --- epochs and batches -------------------------------------------------------------------------------------
 
     def run(self) -> TrainResult:
-        """Train until all epochs are done or the metric no longer becomes better."""
+        """Train until all epochs are done or the validation metric stops improving."""
         self._saved = self._lap_began = time.perf_counter()
         try:
             self.learner.network = self.group.wrap(self.learner.network)
@@ -111,18 +118,18 @@ class Loop(Generic[Batch]):
                 self._train()
                 self._validate()
         except LostError as lost:
-            raise LostError(f"{lost}. Training ended, {self._where()}. {self._rescue()}") from None
+            raise LostError(f"{lost}. Training ended {self._where()}. {self._rescue()}") from None
         self._lap()
         return self._finish()
 
     def _finish(self) -> TrainResult:
-        """Write what came of it."""
+        """Write the result."""
         place = self.position
         result = TrainResult(place.best, place.best_epoch, place.epoch - 1, place.seconds, self.learner.parameters())
         if self.group.first:
             with self.writing():
                 write_file(self.out / RESULT, json.dumps(asdict(result), indent=2) + "\n")
-                if not self.goes_on:
+                if not self.open_ended:
                     self.checkpoints.clear()
         return result
 
@@ -131,14 +138,14 @@ class Loop(Generic[Batch]):
         return done == self.epochs or (patience is not None and done - self.position.best_epoch >= patience)
 
     def _train(self) -> None:
-        """Take the batches of the epoch that are left."""
+        """Train on the remaining batches of the epoch."""
         learner, place = self.learner, self.position
         for module in learner.modules.values():
             module.train()
         learner.loader.set_epoch(place.epoch - 1)
         self._remember()
         for batch in learner.loader:
-            self._take(batch)
+            self._train_batch(batch)
             place.epoch_seconds += self._lap()
             report = self._report()
             self.progress(report)
@@ -148,32 +155,32 @@ class Loop(Generic[Batch]):
             if stopped or due:
                 self.save()
             if stopped:
-                self.group.totals([0])  # nobody leaves before it is written
+                self.group.totals([0])  # no process leaves before the checkpoint is written
                 raise Stopped(self._stopped())
 
-    def _take(self, batch: Batch) -> None:
-        """Learn from a batch."""
+    def _train_batch(self, batch: BatchT) -> None:
+        """Train on one batch."""
         place = self.position
         self.group.seed_noise(self.settings.seed, place.step)
         with self.group.watching():
-            taken = self.learner.step(batch, place)
-        for name, value in taken.sums.items():
+            result = self.learner.step(batch, place)
+        for name, value in result.sums.items():
             place.sums[name] = place.sums.get(name, 0.0) + value
-        place.step, place.batch, place.seen = place.step + 1, place.batch + 1, place.seen + taken.count
+        place.step, place.batch, place.seen = place.step + 1, place.batch + 1, place.seen + result.count
         self._remember()
 
     def _validate(self) -> None:
-        """Measure what an epoch has come to, and keep it."""
+        """Validate after an epoch, and keep its weights."""
         learner, place = self.learner, self.position
         place.validation = learner.validate()
         self._lap()
         value = place.validation[learner.metric]
         self._end_epoch(value, is_best=math.isnan(place.best) or learner.is_better(value, place.best))
-        if self.goes_on or not self._is_over():  # otherwise the result comes next, and is all that is needed
+        if self.open_ended or not self._is_over():  # otherwise the result is written next, and needs no checkpoint
             self.save()
 
     def _end_epoch(self, value: float, *, is_best: bool) -> None:
-        """Write what an epoch has come to, `value` of the metric, and go on to the next."""
+        """Write the line and the weights of an epoch with a `value` of the metric, and go to the next epoch."""
         place = self.position
         epoch = self.learner.line(place)
         place.lines.append(asdict(epoch))
@@ -197,7 +204,7 @@ class Loop(Generic[Batch]):
         self.learner.save(directory / LAST, self.position)
 
     def _lap(self) -> float:
-        """Count the seconds since the last time."""
+        """Add the time since the last call to the working time, and return it."""
         now = time.perf_counter()
         lap, self._lap_began = now - self._lap_began, now
         self.position.seconds += lap
@@ -210,10 +217,10 @@ class Loop(Generic[Batch]):
     # --- checkpoints --------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write a checkpoint; that changes nothing of the training."""
+        """Write a checkpoint."""
         if self.group.first:
             self._save(self.learner.state_dict())
-        self._lap()  # which is no part of an epoch's speed
+        self._lap()  # the time of writing does not count for the speed of an epoch
         self._saved = self._lap_began
 
     def _save(self, state: State) -> None:
@@ -222,33 +229,38 @@ class Loop(Generic[Batch]):
             self.checkpoints.save(self.position.step, {"position": asdict(self.position), **state, **about})
 
     def _remember(self) -> None:
-        """Note what the next batch changes before it changes the weights, in case that it cannot be finished."""
+        """Save the state that the next batch changes before it updates weights, in case a process is lost meanwhile."""
         if self.group.world > 1 and self.group.first:
             own = {"loader": self.learner.loader.state_dict(), "random": torch.get_rng_state()}
-            # nothing else is changed by looking at a batch
+            # a forward pass changes nothing else
             norms = [part for part in self.learner.network.modules() if isinstance(part, RowNorm)]
             kept = [(norm, {name: value.clone() for name, value in norm.named_buffers()}) for norm in norms]
-            self._before = {"own": own, "norms": kept}
+            self._before_batch = {"own": own, "norms": kept}
 
     def _rescue(self) -> str:
-        """Keep what was trained before another process was lost; what there is to go on from."""
+        """Write a checkpoint of the state before the batch in which a process was lost; return a hint for resuming."""
         if not self.group.first:
             return "The same command with --resume continues from the last checkpoint, if there is one"
-        if not self.position.step or not self._before:
+        if not self.position.step or not self._before_batch:
             return self._left()
-        for norm, buffers in self._before["norms"]:
+        for norm, buffers in self._before_batch["norms"]:
             norm.load_state_dict(buffers, strict=False)
-        self._save({**self.learner.state_dict(), **self._before["own"]})
-        return f"That is kept; the same command with --resume continues {self.out} from there"
+        self._save({**self.learner.state_dict(), **self._before_batch["own"]})
+        return f"A checkpoint was written; the same command with --resume continues {self.out} from there"
 
     def resume(self, on_notice: OnNotice) -> bool:
-        """Go to the newest checkpoint, if there is one. Refuse one of another configuration or other data."""
+        """Load the newest checkpoint, and return whether there is one.
+
+        Raises:
+            ConfigError: If the checkpoint has another configuration or other data.
+            DamagedError: If all checkpoints are damaged or do not fit this release.
+        """
         state = None
         with self.group.together():
             if self.group.first:
                 state = self.checkpoints.load(on_notice)
                 if state is None and (self.out / CONFIG).is_file():
-                    on_notice(f"{self.out} has no checkpoint yet: training begins again")
+                    on_notice(f"{self.out} has no checkpoint yet: training starts again")
         state = self.group.of_first(state)
         if state is None:
             return False
@@ -257,10 +269,10 @@ class Loop(Generic[Batch]):
             if self.group.first:
                 if self.position.best_epoch:
                     self._check_best()
-                with self.writing():  # the file may have lines of epochs that come again
+                with self.writing():  # the file may have lines of epochs after the checkpoint
                     write_file(self.out / METRICS, _text(self.position.lines))
-        if any(self.group.gather(self.group.first and self._is_best_gone())):
-            self.position.best = math.nan  # the next epoch is better than nothing
+        if any(self.group.gather(self.group.first and self._is_best_replaced())):
+            self.position.best = math.nan  # so that the next epoch is the best
         return True
 
     def _go_to(self, state: State, on_notice: OnNotice) -> None:
@@ -278,54 +290,54 @@ class Loop(Generic[Batch]):
             ) from None
 
     def _check_data(self, state: State) -> None:
-        """Refuse a checkpoint of other data."""
+        """Check that a checkpoint has the same data."""
         check_same_data(self.out, state["data"], self._data)
 
     def check_alike(self) -> None:
-        """Refuse processes that were told different things."""
+        """Check that all processes have the same configuration and data."""
         check_alike(self.group.gather((self._config, self._data)))
 
     def _check_best(self) -> None:
-        """The best weights so far stand in a file of their own, without which there is nothing to go on for."""
+        """Check the file of the best weights so far, which checkpoints do not contain."""
         try:
             read_checkpoint(self.out / CHECKPOINTS / BEST)
         except ValueError as error:
             raise DamagedError(
-                f"{error}. Without the best weights training cannot go on; --force starts over"
+                f"{error}. Without the best weights training cannot resume; --force starts over"
             ) from None
 
-    def _is_best_gone(self) -> bool:
-        """Whether the best weights before this position were replaced by those of an epoch that comes again.
+    def _is_best_replaced(self) -> bool:
+        """Return whether an epoch after this position, which is trained again, has replaced the best weights.
 
-        It may not come to the same end if the number of processes is another.
+        With another number of processes that epoch may end with other weights.
         """
-        known = self.position.best_weights
-        return bool(known) and not self.goes_on and seal(self.out / CHECKPOINTS / BEST) != known
+        expected = self.position.best_weights
+        return bool(expected) and not self.open_ended and seal(self.out / CHECKPOINTS / BEST) != expected
 
     def _compare_makers(self, before: Mapping[str, str], on_notice: OnNotice) -> None:
         now = self._made_by
         both = before.keys() & now.keys()
         changed = [f"{name} {before[name]}, now {now[name]}" for name in sorted(both) if before[name] != now[name]]
         if changed:
-            on_notice(f"{self.out} was begun with {'; '.join(changed)}: last digits may differ from those of one go")
+            on_notice(f"{self.out} was started with {'; '.join(changed)}: last digits may differ")
 
     @contextmanager
     def writing(self) -> Generator[None]:
-        """Say what is left where a directory cannot be written to."""
+        """Context for writing: an error names the position and the checkpoints that are left."""
         try:
             yield
         except OSError as error:
-            raise SurroundingsError(
-                f"{self.out} cannot be written to: {error}. Training ended, {self._where()}. {self._left()}"
+            raise EnvironmentFailure(
+                f"{self.out} cannot be written to: {error}. Training ended {self._where()}. {self._left()}"
             ) from None
 
     def _left(self) -> str:
-        """What there is to go on from."""
+        """Return a hint for resuming from the checkpoints that are left."""
         count = len(self.checkpoints.paths())
         if not count:
-            return "There is no checkpoint yet: when the cause is gone, training begins again"
-        left = f"are {count} older checkpoints, as good as before" if count > 1 else "is an older checkpoint"
-        return f"There {left}; when the cause is gone, the same command continues, that of a training with --resume"
+            return "There is no checkpoint yet: once the cause is fixed, the same command starts again"
+        left = f"{count} older checkpoints are" if count > 1 else "An older checkpoint is"
+        return f"{left} intact; once the cause is fixed, the same command (train: with --resume) continues"
 
     def _where(self) -> str:
         place = self.position
@@ -339,7 +351,7 @@ class Loop(Generic[Batch]):
 
 def finished(
     out: Path,
-    config: RankerConfig | CascadeConfig,
+    config: TrainConfig,
     data: Mapping[str, str],
     *,
     force: bool,
@@ -347,7 +359,12 @@ def finished(
     on_notice: OnNotice,
     group: Group = ALONE,
 ) -> TrainResult | None:
-    """The result of a run that is to be continued and is finished already; refuse a directory of anything else."""
+    """Return the result of a run that is to be resumed but is finished already, else None.
+
+    Raises:
+        ValueError: If the directory holds other files, or a run that is neither to be replaced nor resumed.
+        ConfigError: If the run has another configuration or other data.
+    """
     result = None
     with group.together():
         if group.first:
@@ -357,9 +374,7 @@ def finished(
     return None if found is None else TrainResult(**found)
 
 
-def _finished(
-    out: Path, config: RankerConfig | CascadeConfig, data: Mapping[str, str], on_notice: OnNotice
-) -> TrainResult | None:
+def _finished(out: Path, config: TrainConfig, data: Mapping[str, str], on_notice: OnNotice) -> TrainResult | None:
     if not (out / CONFIG).is_file():
         return None
     check_same(out, read_config(out).model_dump(mode="json"), config.model_dump(mode="json"))
@@ -368,22 +383,29 @@ def _finished(
     if (out / DATA).is_file():
         check_same_data(out, read_json(out / DATA), data)
     on_notice(f"{out} is finished already")
-    Checkpoints(out / CHECKPOINTS, 1).clear()  # of which some are left if it was killed in its last moment
+    Checkpoints(out / CHECKPOINTS, 1).clear()  # left over if the run was killed at its very end
     return read_result(out)
 
 
-def train_in(loop: Loop[Batch], files: Mapping[str, str], *, resume: bool, on_notice: OnNotice) -> TrainResult:
-    """Run a loop and leave a run directory, with `files` in it; or continue what was begun there."""
+def train_in(loop: Loop[BatchT], files: Mapping[str, str], *, resume: bool, on_notice: OnNotice) -> TrainResult:
+    """Run a loop in its run directory.
+
+    Args:
+        loop: The loop.
+        files: Names and contents of further files of the run.
+        resume: Continue from the last checkpoint in the directory.
+        on_notice: Called with warnings.
+    """
     out, group = loop.out, loop.group
     if not group.first:
-        on_notice = _silent
+        on_notice = _ignore
     loop.check_alike()
     with ExitStack() as held:
         with group.together():
             if group.first:
                 with loop.writing():
                     out.mkdir(parents=True, exist_ok=True)
-                _lock(held, out, PATIENCE if group.restarted else 0)
+                _lock(held, out, LOCK_TIMEOUT if group.restarted else 0)
         resumed = resume and loop.resume(on_notice)
         with group.together():
             if group.first:
@@ -393,11 +415,11 @@ def train_in(loop: Loop[Batch], files: Mapping[str, str], *, resume: bool, on_no
 
 
 def _lock(held: ExitStack, out: Path, patience: float) -> None:
-    """Work alone in a directory, until the end."""
+    """Lock a directory until `held` is closed, and wait `patience` seconds for the lock."""
     deadline = time.monotonic() + patience
     while True:
         try:
-            held.enter_context(locked(out, busy=f"another training is working in {out}"))
+            held.enter_context(locked(out, busy=f"another training run is working in {out}"))
             return
         except LockedError:
             if time.monotonic() >= deadline:
@@ -405,23 +427,23 @@ def _lock(held: ExitStack, out: Path, patience: float) -> None:
             time.sleep(0.1)
 
 
-def _write_beginning(loop: Loop[Batch], files: Mapping[str, str], resumed: bool) -> None:
+def _write_beginning(loop: Loop[BatchT], files: Mapping[str, str], resumed: bool) -> None:
     with loop.writing():
         if resumed:
             clear_temporary(loop.out)
         else:
-            loop.trackers.reach()  # before an older run is lost
+            loop.trackers.reach()  # before an older run is deleted
             clear(loop.out)
         for name, text in files.items():
             write_file(loop.out / name, text)
 
 
-def _silent(text: str) -> None:
-    """Nobody hears it."""
+def _ignore(text: str) -> None:
+    """Callback of the other processes, which print nothing."""
 
 
 def _made_by(group: Group) -> dict[str, str]:
-    """On what the last digits of a training depend, besides what it is told."""
+    """Return what the last digits of the weights depend on, besides configuration and data."""
     processor = torch.backends.cpu.get_cpu_capability()
     return {
         "rankfall": __version__,

@@ -1,4 +1,4 @@
-"""What was measured list by list, as a table."""
+"""Table of metrics per list."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-CHANCE = "chance "  # before a metric's name: what a random scorer gets
+CHANCE = "chance "  # prefix of the columns with the values of a random scorer
 
 
 def values_table(
     qids: pa.Array | pa.ChunkedArray, values: Mapping[str, Tensor], chance: Mapping[str, Tensor]
 ) -> pa.Table:
-    """A row a list: its id, each metric and its chance level; NaN where a metric is undefined."""
+    """Return a table with one row per list: its id, each metric and its chance level. NaN where undefined."""
     columns = {"qid": qids}
     columns |= {name: pa.array(value.numpy()) for name, value in values.items()}
     columns |= {CHANCE + name: pa.array(value.numpy()) for name, value in chance.items()}

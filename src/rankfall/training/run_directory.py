@@ -1,15 +1,15 @@
-"""The directory of a run, and what every training agrees on.
+"""Run directories: their files, errors of training, and checks before a run is written or resumed.
 
 ================================  ====================================================================================
-``config.yaml``                   what was asked for, every default written out
-``metrics.jsonl``                 one line a validation: training loss, validation metric, speed
+``config.yaml``                   the configuration with all defaults
+``metrics.jsonl``                 one line per epoch: training loss, validation metric, speed
 ``checkpoints/best.safetensors``  the weights with the best validation metric
 ``checkpoints/last.safetensors``  the last weights
-``checkpoints/step-*``            what an interrupted training continues from
-``result.json``                   written last: a run that has it is finished
-``data.json``                     the checksums of what it was trained on
-``log.json``                      of a cascade: what the ids and numbers of its log mean
-``days/``                         of a stream: values of every impression, and weights, day by day
+``checkpoints/step-*``            checkpoints of an unfinished run
+``result.json``                   the result, written last: a run that has it is finished
+``data.json``                     checksums of the training data
+``log.json``                      of a cascade: the meaning of the ids and numbers of its log
+``days/``                         of a stream: values of every impression, and weights, per day
 ================================  ====================================================================================
 """
 
@@ -20,56 +20,84 @@ import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from rankfall._files import TEMPORARY, is_temporary
 from rankfall._settings import ConfigError, leaves, read_yaml, shown
-from rankfall.training.config.ranker_config import validate_any
+from rankfall.training.config.cascade_config import CascadeConfig
+from rankfall.training.config.load_config import validate_any
+from rankfall.training.config.ranker_config import RankerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
-    from rankfall.training.config.cascade_config import CascadeConfig
-    from rankfall.training.config.ranker_config import RankerConfig
+    from rankfall.training.config.load_config import TrainConfig
+
+Config = TypeVar("Config", RankerConfig, CascadeConfig)
 
 CONFIG, METRICS, RESULT, CHECKPOINTS = "config.yaml", "metrics.jsonl", "result.json", "checkpoints"
 LOG, DATA, REPORT, DAYS = "log.json", "data.json", "report.html", "days"
 TENSORBOARD, MLFLOW = "tensorboard", "mlflow"  # directories of trackers
-_REPLACE = f".replace{TEMPORARY}"  # in a run that is to be replaced, until it is
-# A training may go on with others.
-HARMLESS = ("data.path", "metrics", "training.keep", "training.checkpoint_every", "training.track", "training.mlflow")
+_REPLACE = f".replace{TEMPORARY}"  # marks a run that is to be replaced, until it is
+RESUME_MUTABLE_KEYS = (
+    "data.path",
+    "metrics",
+    "training.keep",
+    "training.checkpoint_every",
+    "training.track",
+    "training.mlflow",
+)
+"""Keys of a configuration that may change between the start and the resumption of a run."""
 
 
 class TrainingError(ValueError):
-    """A training that cannot go on."""
+    """Training cannot continue."""
 
 
-class SurroundingsError(TrainingError):
-    """What is around a training fails it, a disk or a server; the same training may do well later."""
+class EnvironmentFailure(TrainingError):  # noqa: N818 (public name)
+    """A disk, server or process failed. The same training run may succeed later."""
 
 
-class Stopped(Exception):  # noqa: N818 (nothing is wrong)
-    """A training that was asked to end early, and can be continued."""
+class Stopped(Exception):  # noqa: N818 (not an error)
+    """A training run was asked to stop early. It can be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far a training has come."""
+    """Progress of a training run.
 
-    epoch: int  # the first is 1
+    Attributes:
+        epoch: Current epoch; the first is 1.
+        epochs: Number of epochs.
+        batch: Batches trained in this epoch.
+        batches: Batches per epoch.
+        parts: The loss, or its terms: means over the epoch so far.
+        validation: Metrics of the last validation.
+        per_second: Lists or impressions per second.
+    """
+
+    epoch: int
     epochs: int
     batch: int
-    batches: int  # of an epoch
-    parts: dict[str, float]  # the loss, or its terms: means over the epoch so far
-    validation: dict[str, float]  # the last one's, by metric
-    per_second: float  # lists or impressions
+    batches: int
+    parts: dict[str, float]
+    validation: dict[str, float]
+    per_second: float
 
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What came of a training."""
+    """Result of a training run.
+
+    Attributes:
+        best_metric: Best value of the validation metric.
+        best_epoch: Epoch of that value.
+        epochs: Number of epochs trained.
+        seconds: Working time.
+        parameters: Number of trained weights.
+    """
 
     best_metric: float
     best_epoch: int
@@ -80,7 +108,7 @@ class TrainResult:
 
 @contextmanager
 def repeatable(seed: int, threads: int) -> Generator[None]:
-    """A generator and a number of threads of one's own; the caller's are given back."""
+    """Context with a seeded torch generator and a number of threads; those of the caller are restored."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -91,37 +119,51 @@ def repeatable(seed: int, threads: int) -> Generator[None]:
         torch.set_num_threads(before)
 
 
-def read_config(directory: Path) -> RankerConfig | CascadeConfig:
-    """The configuration of a run."""
+def read_config(directory: Path) -> TrainConfig:
+    """Load the configuration of a run."""
     if not (directory / CONFIG).is_file():
         raise ValueError(f"{directory} is not the directory of a run: it has no {CONFIG} (see 'rankfall train --help')")
     return validate_any(read_yaml(directory / CONFIG), where=str(directory / CONFIG))
 
 
+def read_config_as(kind: type[Config], directory: Path) -> Config:
+    """Load the configuration of a run, and refuse a run of another kind.
+
+    Args:
+        kind: ``RankerConfig`` or ``CascadeConfig``.
+        directory: Run directory.
+    """
+    config = read_config(directory)
+    if not isinstance(config, kind):
+        found, expected = ("cascade", "ranker") if kind is RankerConfig else ("ranker", "cascade")
+        raise ValueError(f"{directory} is the run of a {found}, expected the run of a {expected}")
+    return config
+
+
 def is_finished(directory: Path) -> bool:
-    """Whether a training ended in this directory."""
+    """Return whether the run in a directory is finished."""
     return (directory / RESULT).is_file()
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The content of a file that was written by us."""
+    """Load a JSON file of a run."""
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        raise ValueError(f"{path} is damaged: it is no JSON") from None
+        raise ValueError(f"{path} is damaged: it is not JSON") from None
     return content
 
 
 def read_result(directory: Path) -> TrainResult:
-    """What came of a finished training."""
+    """Load the result of a finished run."""
     try:
         return TrainResult(**read_json(directory / RESULT))
     except TypeError:
-        raise ValueError(f"{directory / RESULT} is damaged: it is not what a training writes") from None
+        raise ValueError(f"{directory / RESULT} is damaged: it is not the result of a training run") from None
 
 
 def read_lines(directory: Path) -> list[dict[str, Any]]:
-    """What is known after each epoch of a run."""
+    """Load ``metrics.jsonl``: one mapping per epoch."""
     path = directory / METRICS
     if not path.is_file():
         return []
@@ -130,12 +172,12 @@ def read_lines(directory: Path) -> list[dict[str, Any]]:
         try:
             found.append(json.loads(line))
         except ValueError:
-            raise ValueError(f"{path} line {number} is damaged: it is no JSON") from None
+            raise ValueError(f"{path} line {number} is damaged: it is not JSON") from None
     return found
 
 
 def check_free(out: Path, *, force: bool, resume: bool) -> None:
-    """Refuse to write over other files, and over a run unless that is to be replaced or continued."""
+    """Check that a directory is free for a run, or holds one that is to be replaced or resumed."""
     if force and resume:
         raise ValueError("force: found with resume; a run is either replaced or continued")
     if out.exists() and not out.is_dir():
@@ -150,30 +192,34 @@ def check_free(out: Path, *, force: bool, resume: bool) -> None:
 
 
 def _content(out: Path) -> Iterator[Path]:
-    """What stands in a directory, but for what is left of a training that was killed before it had begun."""
+    """Return the files of a directory, except those of a run that was killed while it started."""
     return (path for path in out.rglob("*") if not is_temporary(path) and path != out / CHECKPOINTS)
 
 
 def check_same(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to continue a training with another configuration than the one it was begun with."""
+    """Check that a run is resumed with the configuration it was started with."""
     old, new = leaves(dict(before)), leaves(dict(now))
     differences = [f"{key} was {shown(old.get(key))} and is {shown(new.get(key))}" for key in _different(old, new)]
     if differences:
         raise ConfigError(
-            f"{out} was begun with another configuration: {', '.join(differences)}. Continue it as it was, name "
+            f"{out} was started with another configuration: {', '.join(differences)}. Resume with that one, name "
             "another directory, or start over with --force"
         )
 
 
 def _different(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Keys that decide what is trained, of which configurations have different values."""
-    return [key for key in {**one, **other} if not _is_harmless(key) and one.get(key) != other.get(key)]
+    """Return the keys that decide what is trained and have different values."""
+    return [key for key in {**one, **other} if not _is_mutable(key) and one.get(key) != other.get(key)]
 
 
-def check_alike(told: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]]) -> None:
-    """Refuse to train by processes of which one was told another configuration, or has other data, than the first."""
-    config, data = leaves(dict(told[0][0])), told[0][1]
-    for process, (own_config, own_data) in enumerate(told):
+def check_alike(processes: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]]) -> None:
+    """Check that all processes have the same configuration and data.
+
+    Args:
+        processes: Configuration and checksums of the data of each process.
+    """
+    config, data = leaves(dict(processes[0][0])), processes[0][1]
+    for process, (own_config, own_data) in enumerate(processes):
         own = leaves(dict(own_config))
         for key in _different(config, own):
             raise ConfigError(
@@ -181,56 +227,56 @@ def check_alike(told: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]]) -> 
             )
         for name in {**data, **own_data}:
             if data.get(name) != own_data.get(name):
-                raise ConfigError(f"data.path: {name} of process {process} is not the one of process 0")
+                raise ConfigError(f"data.path: {name} of process {process} differs from that of process 0")
 
 
 def check_same_data(out: Path, before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Refuse to continue a training on other data than those it was begun with, by the checksums of their parts."""
+    """Check that a run is resumed with the data it was started with, by the checksums of their parts."""
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if changed:
         raise ConfigError(
-            f"data.path: {out} was begun with other data, different are {', '.join(changed)}. Continue it with the old "
-            "data, name another directory, or start over with --force"
+            f"data.path: {out} was started with other data; {', '.join(changed)} differ. Resume with the old data, "
+            "name another directory, or start over with --force"
         )
 
 
-def _is_harmless(key: str) -> bool:
-    return any(key == part or key.startswith(f"{part}.") for part in HARMLESS)
+def _is_mutable(key: str) -> bool:
+    return any(key == part or key.startswith(f"{part}.") for part in RESUME_MUTABLE_KEYS)
 
 
 def ask_to_replace(out: Path) -> None:
-    """Leave word that a run is to be replaced, for processes that are started again before they came to that."""
+    """Mark a run as to be replaced, for processes that are restarted before they have replaced it."""
     if (out / CONFIG).is_file():
         (out / _REPLACE).touch()
 
 
 def is_to_be_replaced(out: Path) -> bool:
-    """Whether there is a run that was to be replaced, and has not been yet."""
+    """Return whether a run is marked as to be replaced."""
     return (out / _REPLACE).exists()
 
 
 def forget_to_replace(out: Path) -> None:
-    """Leave a run as it is."""
+    """Remove the mark of a run that is to be replaced."""
     (out / _REPLACE).unlink(missing_ok=True)
 
 
 def clear(out: Path) -> None:
-    """Make the directory, and take away what a run before left in it."""
+    """Create the directory, and delete the files of an earlier run."""
     (out / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-    for told in (TENSORBOARD, MLFLOW):
-        if (out / told).exists():
-            shutil.rmtree(out / told)
+    for tracker in (TENSORBOARD, MLFLOW):
+        if (out / tracker).exists():
+            shutil.rmtree(out / tracker)
     measured = [RESULT, METRICS, REPORT, "evaluation*.json", "values*.parquet", f"{DAYS}/*"]
-    # What a training would continue from goes before what it would then miss.
+    # checkpoints first: a run with checkpoints but without its other files could not be resumed
     trained = [f"{CHECKPOINTS}/step-*.safetensors", f"{CHECKPOINTS}/*.safetensors", LOG, DATA]
-    for pattern in (*measured, *trained, CONFIG):  # which is last, as it tells a run from other files
+    for pattern in (*measured, *trained, CONFIG):  # last, since it marks the directory as a run
         for path in out.glob(pattern):
             path.unlink()
-    clear_temporary(out)  # at the end, as one of them says that all of this is to be done
+    clear_temporary(out)  # at the end, since they include the mark that the run is to be replaced
 
 
 def clear_temporary(out: Path) -> None:
-    """Take away what was half written when a training was killed."""
+    """Delete files that were half written when a run was killed."""
     for directory in filter(Path.is_dir, (out, out / CHECKPOINTS, out / DAYS)):
         for path in filter(is_temporary, directory.iterdir()):
             path.unlink()

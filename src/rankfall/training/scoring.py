@@ -1,4 +1,4 @@
-"""Scores of all documents of some lists, and metrics of scores."""
+"""Scores of all documents of lists, and metrics of scores."""
 
 from __future__ import annotations
 
@@ -19,13 +19,19 @@ if TYPE_CHECKING:
     from rankfall.training.build import Ranker
     from rankfall.training.distributed.group import Group
 
-CHUNK_ROWS = 1 << 14  # documents that are scored at once
+CHUNK_ROWS = 1 << 14  # documents scored at once
 
 
 def score(model: Ranker, split: RankingSplit | Lists, group: Group = ALONE) -> Tensor:
-    """The score of every document ``(rows,)``, in the order of the split; dropout and batch norm as in use.
+    """Score every document in evaluation mode.
 
-    The processes of a `group` take the chunks in turn.
+    Args:
+        model: The ranker.
+        split: Lists to score.
+        group: Processes that share the work.
+
+    Returns:
+        Scores ``(rows,)`` in the order of the split.
     """
     lists = split if isinstance(split, Lists) else Lists([split])
     was_training = model.training
@@ -42,7 +48,7 @@ def score(model: Ranker, split: RankingSplit | Lists, group: Group = ALONE) -> T
 
 
 def measure(scores: Tensor, split: RankingSplit | Lists, metrics: Sequence[NamedMetric]) -> dict[str, Tensor]:
-    """Each metric of scores ``(rows,)``: a value a list, NaN where it is undefined."""
+    """Return one value per list for each metric of the scores ``(rows,)``. NaN where a metric is undefined."""
     lists = split if isinstance(split, Lists) else Lists([split])
     if scores.shape != (lists.rows,):
         raise ValueError(f"scores must be one for each of the {lists.rows} documents, got {tuple(scores.shape)}")

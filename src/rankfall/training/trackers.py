@@ -1,9 +1,8 @@
-"""The numbers of a training for those who watch it elsewhere: TensorBoard and MLflow.
+"""Experiment trackers: TensorBoard and MLflow.
 
-What is told is every number of a line of ``metrics.jsonl`` by its place there, ``validation/joint_recall``, and between
-those lines now and then how the epoch is going, ``batch/loss``. All of them are told with the number of batches so far,
-so that both can be looked at on one axis. ``metrics.jsonl`` remains what counts: a training goes on if nobody can
-be told.
+A tracker receives every number of each line of ``metrics.jsonl``, such as ``validation/joint_recall``, and every few
+seconds the progress of the epoch, such as ``batch/loss``. The step of all numbers is the number of batches so far. If a
+tracker fails, training continues without it; ``metrics.jsonl`` is always complete.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rankfall._files import write_file
 from rankfall._settings import leaves
-from rankfall.training.run_directory import MLFLOW, TENSORBOARD, SurroundingsError
+from rankfall.training.run_directory import MLFLOW, TENSORBOARD, EnvironmentFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -30,14 +29,14 @@ if TYPE_CHECKING:
     from mlflow.entities import Param
     from torch.utils.tensorboard import SummaryWriter
 
-    from rankfall.training.config.cascade_config import CascadeConfig
-    from rankfall.training.config.ranker_config import MLflowConfig, RankerConfig, TrackerName
+    from rankfall.training.config.load_config import TrainConfig
+    from rankfall.training.config.sections import MLflowConfig, TrackerName
     from rankfall.training.run_directory import Step
 
 INSTALL = "pip install 'rankfall[track]'"
-EVERY = 5.0  # seconds between what is told of batches, as much as people can look at
+EVERY = 5.0  # seconds between numbers about batches
 _NEEDED = {"tensorboard": ("tensorboard",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
-_ENVIRONMENT = {  # of MLflow, unless it is set
+_ENVIRONMENT = {  # variables of MLflow, unless they are set
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -45,48 +44,57 @@ _ENVIRONMENT = {  # of MLflow, unless it is set
 
 
 class Tracker(Protocol):
-    """Somebody who hears the numbers of a training."""
+    """Receiver of the numbers of a training run."""
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """Hear what is known after so many batches."""
+        """Record numbers after `step` batches."""
 
     def close(self, *, finished: bool) -> None:
-        """Hear no more."""
+        """Close the connection."""
 
 
 class Trackers:
-    """All that a configuration names; refuses those that are not installed, before anything is trained."""
+    """All trackers that a configuration names.
 
-    def __init__(self, config: RankerConfig | CascadeConfig, out: Path) -> None:
+    Raises:
+        EnvironmentFailure: If the packages of a tracker are not installed.
+    """
+
+    def __init__(self, config: TrainConfig, out: Path) -> None:
         self._config, self._out = config, out
         self._trackers: dict[TrackerName, Tracker] = {}
         self._on_notice: Callable[[str], None] = warnings.warn
-        self._told = 0.0
+        self._last_batch = 0.0
         for name in config.training.track:
             missing = [module for module in _NEEDED[name] if find_spec(module) is None]
             if missing:
-                raise SurroundingsError(f"training.track: {name} needs {', '.join(missing)}; {INSTALL} brings that")
+                raise EnvironmentFailure(f"training.track: {name} needs {', '.join(missing)}; {INSTALL}")
 
     @contextmanager
     def opened(self, step: int, on_notice: Callable[[str], None]) -> Generator[None]:
-        """Tell what happens in here, in a training that goes on after so many batches.
+        """Context in which the trackers are connected.
 
-        Those who cannot be reached now are an error; `on_notice` hears of those who cannot be reached later.
+        Args:
+            step: Batches trained before this session.
+            on_notice: Called if a tracker fails later.
+
+        Raises:
+            EnvironmentFailure: If a tracker cannot be reached.
         """
         self._on_notice = on_notice
         finished = False
         try:
             for name in dict.fromkeys(self._config.training.track):
                 self._trackers[name] = self._open(name, step)
-            self._told = time.perf_counter()
+            self._last_batch = time.perf_counter()
             yield
             finished = True
         finally:
-            self._tell(lambda tracker: tracker.close(finished=finished))
+            self._for_each(lambda tracker: tracker.close(finished=finished))
             self._trackers = {}
 
     def reach(self) -> None:
-        """Refuse those who cannot be reached, before anything is written for them."""
+        """Check that the MLflow server can be reached, before anything is written."""
         config = self._config.training
         uri = config.mlflow.uri or os.environ.get("MLFLOW_TRACKING_URI")
         if "mlflow" not in config.track or uri is None:
@@ -100,17 +108,17 @@ class Trackers:
             raise _unreachable("mlflow", error) from None
 
     def log(self, line: Mapping[str, Any], step: int) -> None:
-        """Tell a line of ``metrics.jsonl``."""
+        """Send a line of ``metrics.jsonl``."""
         numbers = flatten(line)
-        self._tell(lambda tracker: tracker.log(numbers, step))
+        self._for_each(lambda tracker: tracker.log(numbers, step))
 
     def batch(self, report: Step, step: int) -> None:
-        """Tell how an epoch is going, if that was not done a moment ago."""
-        if not self._trackers or time.perf_counter() - self._told < EVERY:
+        """Send the progress of the epoch, at most every few seconds."""
+        if not self._trackers or time.perf_counter() - self._last_batch < EVERY:
             return
         numbers = flatten({"loss": sum(report.parts.values()), "parts": report.parts, "per_second": report.per_second})
-        self._tell(lambda tracker: tracker.log({f"batch/{name}": value for name, value in numbers.items()}, step))
-        self._told = time.perf_counter()
+        self._for_each(lambda tracker: tracker.log({f"batch/{name}": value for name, value in numbers.items()}, step))
+        self._last_batch = time.perf_counter()
 
     def _open(self, name: TrackerName, step: int) -> Tracker:
         try:
@@ -118,20 +126,20 @@ class Trackers:
         except Exception as error:
             raise _unreachable(name, error) from None
 
-    def _tell(self, tell: Callable[[Tracker], None]) -> None:
+    def _for_each(self, call: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._trackers.items()):
             try:
-                tell(tracker)
+                call(tracker)
             except Exception as error:
                 del self._trackers[name]
                 self._on_notice(
-                    f"{name} could not be told: {_first_line(error)}. Training goes on without; "
+                    f"{name} failed: {_first_line(error)}. Training continues without it; "
                     f"all numbers are in {self._out}/metrics.jsonl"
                 )
 
 
 def flatten(line: Mapping[str, Any]) -> dict[str, float]:
-    """Every number by its place.
+    """Return every number by its path.
 
     >>> flatten({"epoch": 1, "validation": {"joint_recall": 0.8}, "trained": {"weight": [1.0, 0.5]}})
     {'epoch': 1.0, 'validation/joint_recall': 0.8, 'trained/weight/0': 1.0, 'trained/weight/1': 0.5}
@@ -140,8 +148,8 @@ def flatten(line: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in numbers if not isinstance(value, str)}
 
 
-def _unreachable(name: TrackerName, error: Exception) -> SurroundingsError:
-    return SurroundingsError(f"training.track: {name} cannot be told anything: {_first_line(error)}")
+def _unreachable(name: TrackerName, error: Exception) -> EnvironmentFailure:
+    return EnvironmentFailure(f"training.track: {name} cannot be reached: {_first_line(error)}")
 
 
 def _first_line(error: Exception) -> str:
@@ -149,12 +157,12 @@ def _first_line(error: Exception) -> str:
 
 
 class _TensorBoard:
-    """Event files in the directory of the run."""
+    """TensorBoard event files in the run directory."""
 
     def __init__(self, out: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # What was told of batches that come again is no longer shown.
+        # numbers of batches that are trained again are no longer shown
         self._writer: SummaryWriter = SummaryWriter(str(out / TENSORBOARD), purge_step=step + 1 if step else None)
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
@@ -167,9 +175,9 @@ class _TensorBoard:
 
 
 class _MLflow:
-    """A run of MLflow, by its own name for it in ``mlflow/run.json``; one that is continued remains the same."""
+    """An MLflow run. Its id is in ``mlflow/run.json``, so that a resumed training run uses the same one."""
 
-    def __init__(self, config: RankerConfig | CascadeConfig, out: Path) -> None:
+    def __init__(self, config: TrainConfig, out: Path) -> None:
         with _quiet():
             self._client, uri = _client(config.training.mlflow, out)
             file = out / MLFLOW / "run.json"
@@ -178,21 +186,21 @@ class _MLflow:
                 self._run: str = known["run"]
                 self._client.update_run(self._run, status="RUNNING")
             else:
-                self._run = self._begin(config, out)
+                self._run = self._create(config, out)
                 write_file(file, json.dumps({"uri": uri, "run": self._run}) + "\n")
-            # It cannot take back what it was told of batches that come again, so they are not told twice.
+            # MLflow cannot delete numbers of batches that are trained again, so they are not sent twice
             self._last = dict.fromkeys(self._client.get_run(self._run).data.metrics, 0)
             for name in self._last:
                 self._last[name] = max(one.step for one in self._client.get_metric_history(self._run, name))
 
-    def _begin(self, config: RankerConfig | CascadeConfig, out: Path) -> str:
+    def _create(self, config: TrainConfig, out: Path) -> str:
         name = config.training.mlflow.experiment
         experiment = self._client.get_experiment_by_name(name)
         number = experiment.experiment_id if experiment else self._client.create_experiment(name)
         run = self._client.create_run(number, run_name=out.name, tags={"rankfall.run": str(out.absolute())})
         identifier: str = run.info.run_id
         params = _params(config)
-        for first in range(0, len(params), 100):  # as many as it takes at once
+        for first in range(0, len(params), 100):  # the limit of one request
             self._client.log_batch(identifier, params=params[first : first + 100])
         return identifier
 
@@ -210,7 +218,7 @@ class _MLflow:
 
 
 def _client(config: MLflowConfig, out: Path) -> tuple[MlflowClient, str]:
-    """What talks to MLflow, and to which."""
+    """Return the MLflow client and its address."""
     from mlflow import MlflowClient
 
     own = out.absolute() / MLFLOW
@@ -219,7 +227,7 @@ def _client(config: MLflowConfig, out: Path) -> tuple[MlflowClient, str]:
     return MlflowClient(tracking_uri=uri), uri
 
 
-def _params(config: RankerConfig | CascadeConfig) -> list[Param]:
+def _params(config: TrainConfig) -> list[Param]:
     from mlflow.entities import Param
 
     return [Param(name, str(value)) for name, value in leaves(config.model_dump(mode="json")).items()]
@@ -227,14 +235,14 @@ def _params(config: RankerConfig | CascadeConfig) -> list[Param]:
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """MLflow without its own messages, reports to its makers, and minutes of waiting for a server that is not there."""
+    """Context without MLflow's log messages, telemetry and long retries."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     logger = logging.getLogger("mlflow")
     before = logger.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import mlflow  # noqa: F401 (which sets the level of its messages)
+        import mlflow  # noqa: F401 (sets its log level)
 
         logger.setLevel(logging.WARNING)
         try:

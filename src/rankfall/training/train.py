@@ -1,27 +1,25 @@
-"""Training whatever a configuration describes: a cascade, or one ranker."""
+"""Train what a configuration describes: a ranker or a cascade."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from rankfall.training import train_cascade as cascade
-from rankfall.training import train_ranker as ranker
-from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.distributed.group import ALONE
+from rankfall.training.methods import method_of
 from rankfall.training.run_directory import is_to_be_replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from rankfall.training.config.ranker_config import RankerConfig
+    from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.distributed.group import Group
     from rankfall.training.loop import OnNotice, Progress
     from rankfall.training.run_directory import TrainResult
 
 
-class Options(TypedDict, total=False):
-    """Who is told of a training, and asked whether to end it early."""
+class Callbacks(TypedDict, total=False):
+    """Functions that a training run calls."""
 
     progress: Progress
     on_notice: OnNotice
@@ -29,23 +27,40 @@ class Options(TypedDict, total=False):
 
 
 def train(
-    config: RankerConfig | CascadeConfig,
+    config: TrainConfig,
     out: Path,
     *,
     force: bool = False,
     resume: bool = False,
     group: Group = ALONE,
-    **options: Unpack[Options],
+    **callbacks: Unpack[Callbacks],
 ) -> TrainResult:
-    """Train and leave a run directory, as :func:`cascade.train` and :func:`ranker.train` do.
+    """Train and write a run directory. The same configuration and data give the same weights, bit for bit.
 
-    Processes that were started again go on with what they had begun, whatever they were told at first.
+    Processes that were restarted after a failure continue the run, whatever `force` and `resume` are.
+
+    Args:
+        config: Configuration of a ranker or a cascade.
+        out: Run directory.
+        force: Replace a run that exists in `out`.
+        resume: Continue a run that exists in `out`. The result is the same as without an interruption.
+        group: Processes that train together. All of them call this function with the same arguments.
+        **callbacks: `progress` is called after every batch, `on_notice` with warnings such as damaged checkpoints.
+            `stop` is called after every batch; a true value ends the run early and raises
+            :class:`~rankfall.training.run_directory.Stopped`.
+
+    Raises:
+        ConfigError: If the configuration does not fit the data or the run in `out`.
+        TrainingError: If training cannot continue, for example because the loss became NaN.
     """
     if group.restarted:
         with group.together():
             replaces = group.first and force and is_to_be_replaced(out)
         force = any(group.gather(replaces))
         resume = not force
-    if isinstance(config, CascadeConfig):
-        return cascade.train(config, out, force=force, resume=resume, group=group, **options)
-    return ranker.train(config, out, force=force, resume=resume, group=group, **options)
+    return method_of(config).train(out, force=force, resume=resume, group=group, **callbacks)
+
+
+def continue_run(config: TrainConfig, directory: Path, **callbacks: Unpack[Callbacks]) -> TrainResult:
+    """Train from the last checkpoint that an interrupted process left; see :meth:`TrainingMethod.complete`."""
+    return method_of(config).complete(directory, **callbacks)

@@ -1,4 +1,4 @@
-"""Training a cascade as one network."""
+"""Train a cascade as one network."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ from rankfall.objectives import BCE, Objective
 from rankfall.training.build_cascade import (
     Optimizers,
     check_kept,
+    check_objective,
     check_quotas,
     make_cascade,
     make_objective,
     with_depths,
 )
 from rankfall.training.cascade_metrics import measure_funnel
-from rankfall.training.config.cascade_config import CascadeConfig, Role
-from rankfall.training.config.ranker_config import dump_absolute
+from rankfall.training.config.cascade_config import CascadeConfig
+from rankfall.training.config.overrides import dump_absolute
+from rankfall.training.config.sections import Role
 from rankfall.training.distributed.group import ALONE
-from rankfall.training.divergence_hints import advice
+from rankfall.training.divergence_hints import divergence_hints
 from rankfall.training.learner import Learner, Loader
 from rankfall.training.loop import Loop, finished, train_in
-from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config, repeatable
+from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as, repeatable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
     from rankfall.data.impressions.loader import Impressions, ItemFirstSeen
     from rankfall.data.impressions.spec import Features
+    from rankfall.training.build_cascade import BuiltObjective
     from rankfall.training.config.cascade_config import LogConfig
     from rankfall.training.distributed.group import Group
     from rankfall.training.learner import Position
@@ -55,15 +58,15 @@ REQUESTS_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What is known after an epoch: one line of ``metrics.jsonl``."""
+    """Results of an epoch: one line of ``metrics.jsonl``."""
 
     epoch: int
     loss: float
     parts: dict[str, float]
     validation: dict[str, float]
     impressions_per_second: float
-    seconds: float  # since the training started
-    trained: dict[str, list[float]]  # what the objective has learned: its weights
+    seconds: float  # working time since the start of the run
+    trained: dict[str, list[float]]  # trained weights of the objective
 
 
 def train(
@@ -77,17 +80,23 @@ def train(
     stop: Callable[[], int] = lambda: False,
     group: Group = ALONE,
 ) -> TrainResult:
-    """Train a cascade and leave a run directory; the same configuration and data give the same weights.
+    """Train a cascade and write a run directory; see :func:`rankfall.training.train.train`.
 
-    A run that exists is replaced with `force` only. With `resume` it is continued, and ends as if it had never been
-    interrupted. `progress` hears of every batch, `on_notice` of damaged checkpoints and the like. `stop` is asked after
-    every batch whether to end early. All processes of a `group` call this with the same arguments.
+    Args:
+        config: Configuration of the cascade.
+        out: Run directory.
+        force: Replace a run that exists in `out`.
+        resume: Continue a run that exists in `out`.
+        progress: Called after every batch.
+        on_notice: Called with warnings, such as damaged checkpoints.
+        stop: Called after every batch; a true value ends the run early.
+        group: Processes that train together.
     """
     with group.together():
         log = load_log(config.data)
         config = with_depths(config, log.spec.stage_names)
         check_days(log, config.data)
-        check_depths(log, config)
+        built = build_objective(log, config)
         data = checksums(log, config.data)
     result = finished(out, config, data, force=force, resume=resume, on_notice=on_notice, group=group)
     if result is not None:
@@ -95,7 +104,7 @@ def train(
     with repeatable(config.training.seed, config.training.threads):
         with group.together():
             try:
-                learner = LogLearner(config, out, log, group)
+                learner = LogLearner(config, out, log, group, built)
             except ValueError as error:
                 raise ConfigError(str(error)) from None
             loop = Loop(learner, config, out, data=data, progress=progress, stop=stop)
@@ -108,24 +117,24 @@ def train(
 
 
 class DayLoader(Loader["Impressions"], Protocol):
-    """Batches of impressions whose requests have names."""
+    """Batches of impressions with request ids."""
 
     def requests(self, batch: Impressions) -> pa.ChunkedArray:
-        """The ids of the requests of a batch."""
+        """Return the ids of the requests of a batch."""
 
 
 class _Network(nn.Module):
-    """A cascade and its objective: from a batch to the terms of its loss."""
+    """A cascade and its objective in one module."""
 
     def __init__(self, cascade: Cascade, objective: Objective) -> None:
         super().__init__()
         self.cascade, self.objective = cascade, objective
 
     def forward(self, batch: Impressions) -> tuple[dict[str, Tensor], list[str]]:
-        """The terms, and the stages that have scores which are NaN or infinite."""
+        """Return the terms of the objective, and the names of stages with scores that are NaN or infinite."""
         scores = self.cascade(batch)
         bad = [name for name, stage in zip(self.cascade.names, scores, strict=True) if not stage.isfinite().all()]
-        if bad:  # which objectives refuse, but the terms have names
+        if bad:  # objectives refuse such scores, but the names of the terms are needed
             scores = [torch.zeros_like(stage) for stage in scores]
         labels = batch.grade.float()
         terms = self.objective.parts(scores, labels, relevance=batch.relevance, depth=batch.depth, mask=batch.mask)
@@ -133,34 +142,38 @@ class _Network(nn.Module):
 
 
 class CascadeLearner(Learner["Impressions"]):
-    """A cascade and its objective, whatever it learns from."""
+    """Learner of a cascade; subclasses supply the data.
+
+    Attributes:
+        batches: Number of batches of the whole run, over which temperatures change.
+    """
 
     optimizer: Optimizers
     loader: DayLoader
-    batches: int  # of the whole training, over which temperatures change
+    batches: int
 
-    def __init__(self, config: CascadeConfig, out: Path, features: Features) -> None:
+    def __init__(self, config: CascadeConfig, out: Path, features: Features, built: BuiltObjective) -> None:
         self.config = config
         self.out = out
         self.metric = config.training.metric
         self.cascade = make_cascade(config, features)
-        self.objective, self.temperatures = make_objective(config)
+        self.objective, self.temperatures = built
         self.modules = {"cascade": self.cascade, "objective": self.objective}
         self.network = _Network(self.cascade, self.objective).to(self.group.device)
         self.optimizer = Optimizers(config.optimizer, self.cascade, self.objective)
         self.clip = config.optimizer.clip
         if self.group.device.type == "cuda" and "sparse" in self.optimizer.parts:
-            raise ValueError("stages: found sparse tables, but nccl adds up dense gradients alone; leave sparse out")
+            raise ValueError("stages: found sparse tables, but nccl reduces dense gradients only; leave out sparse")
 
     def terms(self, batch: Impressions, position: Position) -> tuple[dict[str, Tensor], str]:
-        """The terms of the objective."""
+        """Compute the terms of the objective for a batch."""
         for temperature in self.temperatures:
             temperature.set(position.step / max(1, self.batches - 1))
         terms, bad = self.network(batch.to(self.group.device))
         return terms, f"the scores of {bad[0]}" if bad else ""
 
     def line(self, position: Position) -> Epoch:
-        """What is known after an epoch."""
+        """Return the results of an epoch."""
         parts = position.parts
         return Epoch(
             epoch=position.epoch,
@@ -177,48 +190,50 @@ class CascadeLearner(Learner["Impressions"]):
         self.cascade.save(path)
 
     def parameters(self) -> int:
-        """Of all stages."""
+        """Return the number of weights of all stages."""
         return sum(parameter.numel() for parameter in self.cascade.parameters())
 
     def diverged(self, what: str, batch: Impressions, position: Position) -> TrainingError:
-        """With the requests of the batch."""
+        """Return the error for a batch, with its requests and hints."""
         requests = ", ".join(map(str, self.loader.requests(batch)[:REQUESTS_SHOWN].to_pylist()))
         more = len(batch) - REQUESTS_SHOWN
         kept = f". Finished epochs are kept in {self.out}" if position.best_epoch else ""
         return TrainingError(
             f"{self.config.objective.name}: {what} became NaN or infinite in epoch {position.epoch}, day {batch.day} "
             f"(requests {requests}{f' and {more} more' if more > 0 else ''}). Try "
-            f"{', '.join(advice(self.config.optimizer, 'objective', self.config.objective.options))}{kept}"
+            f"{', '.join(divergence_hints(self.config.optimizer, 'objective', self.config.objective.options))}{kept}"
         )
 
 
 class LogLearner(CascadeLearner):
-    """Learns from the days for training, and is measured on those for validation."""
+    """Learner of a cascade on the training days of a log, validated on its validation days."""
 
-    def __init__(self, config: CascadeConfig, out: Path, log: ImpressionLog, group: Group) -> None:
+    def __init__(
+        self, config: CascadeConfig, out: Path, log: ImpressionLog, group: Group, built: BuiltObjective | None = None
+    ) -> None:
         self.group = group
-        super().__init__(config, out, log.features)
+        super().__init__(config, out, log.features, built or build_objective(log, config))
         self.loader = make_loader(log, config, "train", group)
         check_kept(self.objective, self.loader)
         self.valid = make_loader(log, config, "valid")
         self.batches = config.training.epochs * len(self.loader)
 
     def validate(self) -> dict[str, float]:
-        """The means over all impressions."""
+        """Return the means of all metrics over the validation impressions."""
         values, _ = measure(self.cascade, self.valid, self.config, group=self.group)
         means = means_of(values)
         if math.isnan(means[self.metric]):
             days = ", ".join(self.config.data.valid)
             with self.group.together():
-                raise TrainingError(f"data.valid: no impression of {days} has a relevant item: nothing can be measured")
+                raise TrainingError(f"data.valid: no impression of {days} has a relevant item, so no metric is defined")
         return means
 
 
-# --- what a training starts from, and what it leaves --------------------------------------------------------------
+# --- data, objective and finished runs ----------------------------------------------------------------------------
 
 
 def load_log(config: LogConfig) -> ImpressionLog:
-    """The log of a configuration."""
+    """Open the log of a configuration."""
     try:
         return ImpressionLog.load(config.path)
     except ValueError as error:
@@ -226,13 +241,17 @@ def load_log(config: LogConfig) -> ImpressionLog:
 
 
 def make_loader(log: ImpressionLog, config: CascadeConfig, role: Role, group: Group = ALONE) -> ImpressionLoader:
-    """The loader of the days that have this use: shuffled for training, in the order of time otherwise.
+    """Return the loader of the days for one use: shuffled for training, else in the order of time.
 
-    For training each process of a `group` has its share of every batch, otherwise the whole of it.
+    Args:
+        log: The log.
+        config: Configuration of the cascade.
+        role: ``"train"``, ``"valid"`` or ``"test"``.
+        group: For training, each process loads its share of every batch.
     """
     days = config.data.days(role)
     if not days:
-        raise ConfigError(f"data.{role}: no day is named, expected some of {', '.join(log.days)}")
+        raise ConfigError(f"data.{role}: found no day, expected some of {', '.join(log.days)}")
     if role == "train":
         return training_loader(log, config, days, group)
     loader = measuring_loader(log, config, days)
@@ -247,7 +266,7 @@ def training_loader(
     group: Group = ALONE,
     first_days: ItemFirstSeen | None = None,
 ) -> ImpressionLoader:
-    """Days in the order of the configuration's seed, with its negatives."""
+    """Return a loader that shuffles days by the seed of the configuration and adds its negatives."""
     settings, data = config.training, config.data
     return ImpressionLoader(
         log,
@@ -266,7 +285,7 @@ def training_loader(
 def measuring_loader(
     log: ImpressionLog, config: CascadeConfig, days: Sequence[str], first_days: ItemFirstSeen | None = None
 ) -> ImpressionLoader:
-    """Days in the order of time, with lists as long as they are measured."""
+    """Return a loader of days in the order of time, with lists of the length that is measured."""
     settings = config.training
     return ImpressionLoader(
         log,
@@ -287,7 +306,7 @@ def measure(
     on_batch: Callable[[int], None] = lambda count: None,
     group: Group = ALONE,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The values of each impression, and their chance levels; dropout and batch norm as in use."""
+    """Return the metrics of each impression in evaluation mode, and those of a random cascade."""
 
     def score(batch: Impressions) -> list[Tensor]:
         return [stage.cpu() for stage in cascade(batch.to(group.device))]
@@ -309,20 +328,18 @@ def measure(
 
 
 def means_of(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Over the impressions on which a measure is defined."""
+    """Return the means over the impressions on which a metric is defined."""
     return {name: float(value.nanmean()) for name, value in values.items()}
 
 
 def load_run(directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> tuple[CascadeConfig, Cascade]:
-    """The configuration of a run and its cascade, ready to score."""
-    config = read_config(directory)
-    if not isinstance(config, CascadeConfig):
-        raise ValueError(f"{directory} is the run of a ranker, expected that of a cascade")
+    """Load the configuration of a run and its cascade, in evaluation mode."""
+    config = read_config_as(CascadeConfig, directory)
     return config, Cascade.load(directory / CHECKPOINTS / f"{checkpoint}.safetensors").eval()
 
 
 def check_days(log: ImpressionLog, config: LogConfig) -> None:
-    """Refuse days that are not there or have two uses."""
+    """Refuse days that do not exist or have two uses."""
     used: dict[str, str] = {}
     for role in get_args(Role):
         try:
@@ -331,25 +348,40 @@ def check_days(log: ImpressionLog, config: LogConfig) -> None:
             raise ConfigError(f"data.{role}: {str(error).removeprefix('days: ')}") from None
         for day in days:
             if used.setdefault(day.name, role) != role:
-                raise ConfigError(f"data: {day.name} stands in {used[day.name]} and in {role}; a day has one use")
+                raise ConfigError(f"data: {day.name} is in {used[day.name]} and in {role}; a day has one use")
 
 
-def check_depths(log: ImpressionLog, config: CascadeConfig) -> None:
-    """Refuse a stage that would never see an item."""
-    objective, _ = make_objective(config)
+def build_objective(log: ImpressionLog, config: CascadeConfig) -> BuiltObjective:
+    """Build the objective of a run, once, and check it before anything is written.
+
+    Args:
+        log: The log to train on.
+        config: Configuration with depths as numbers; see :func:`~rankfall.training.build_cascade.with_depths`.
+
+    Raises:
+        ConfigError: If the objective refuses its options, or would train a stage on no item of the log.
+    """
+    built = make_objective(config)
+    check_objective(*built)
+    _check_depths(log, config, built[0])
+    return built
+
+
+def _check_depths(log: ImpressionLog, config: CascadeConfig, objective: Objective) -> None:
+    """Refuse a stage that would be trained on no item."""
     deepest = len(log.spec.stages) - 1
     if isinstance(objective, BCE):
         for stage, least in zip(config.stages, objective.min_depth, strict=True):
             if least > deepest:
                 names = ", ".join(f"{depth} {name}" for depth, name in enumerate(log.spec.stage_names))
                 raise ConfigError(
-                    f"stages: with bce {stage.name} would see items from depth {least} on, but the log's stages are "
-                    f"{names}; give it a min_depth, or objective.min_depth=0 to train all stages on all items"
+                    f"stages: with bce {stage.name} would train on items from depth {least} on, but the log's stages "
+                    f"are {names}; give it a min_depth, or objective.min_depth=0 to train all stages on all items"
                 )
 
 
 def checksums(log: ImpressionLog, config: LogConfig) -> dict[str, str]:
-    """Of everything that a training reads."""
+    """Return the checksums of everything that a training run reads."""
     days = log.choose([*config.train, *config.valid])
     found = {f"day {day.name}": day.manifest["sha256"] for day in days}
     found["features"] = hashlib.sha256(json.dumps(log.manifest["features"], sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Training one ranker."""
+"""Train one ranker."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ from torch import Tensor, nn
 
 from rankfall._settings import ConfigError
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
-from rankfall.data.lists.list_loader import ListBatch, ListLoader, Lists
+from rankfall.data.lists.list_loader import ListLoader, Lists
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.data.moments import Moments
 from rankfall.metrics.named import parse
 from rankfall.models import FeatureScaling
-from rankfall.training.build import Ranker, classifies, make_loss, make_optimizer, make_ranker
-from rankfall.training.config.ranker_config import RankerConfig, Role, dump_absolute
+from rankfall.training.build import Ranker, check_loss, classifies, make_loss, make_optimizer, make_ranker
+from rankfall.training.config.overrides import dump_absolute
+from rankfall.training.config.ranker_config import RankerConfig
+from rankfall.training.config.sections import Role
 from rankfall.training.distributed.group import ALONE
-from rankfall.training.divergence_hints import advice
+from rankfall.training.divergence_hints import divergence_hints
 from rankfall.training.learner import Learner
 from rankfall.training.loop import Loop, finished, train_in
-from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, TrainingError, read_config, repeatable
+from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, TrainingError, read_config_as, repeatable
 from rankfall.training.scoring import measure, score
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rankfall.data.lists.list_loader import ListBatch
     from rankfall.training.config.ranker_config import DataConfig
     from rankfall.training.distributed.group import Group
     from rankfall.training.learner import Position
@@ -45,20 +48,20 @@ CHUNK_ROWS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What is known after an epoch: one line of ``metrics.jsonl``."""
+    """Results of an epoch: one line of ``metrics.jsonl``."""
 
     epoch: int
     loss: float
     metric: float
     lists_per_second: float
-    seconds: float  # since the training started
-    trained: dict[str, float]  # what the loss has learned: alpha of ARF
+    seconds: float  # working time since the start of the run
+    trained: dict[str, float]  # trained weights of the loss, such as alpha of ARF
 
 
 OnValidation = Callable[[Epoch, Ranker], None]
 
 
-# --- one training -------------------------------------------------------------------------------------------------
+# --- a training run -----------------------------------------------------------------------------------------------
 
 
 def train(
@@ -73,17 +76,25 @@ def train(
     stop: Callable[[], int] = lambda: False,
     group: Group = ALONE,
 ) -> TrainResult:
-    """Train a ranker and leave a run directory; the same configuration and data give the same weights.
+    """Train a ranker and write a run directory; see :func:`rankfall.training.train.train`.
 
-    A run that exists is replaced with `force` only. With `resume` it is continued, and ends as if it had never been
-    interrupted. `progress` hears of every batch, `on_validation` of every epoch, with the model as it is then,
-    `on_notice` of damaged checkpoints and the like. `stop` is asked after every batch whether to end early. All
-    processes of a `group` call this with the same arguments.
+    Args:
+        config: Configuration of the ranker.
+        out: Run directory.
+        force: Replace a run that exists in `out`.
+        resume: Continue a run that exists in `out`.
+        progress: Called after every batch.
+        on_validation: Called after every epoch with its results and the current model.
+        on_notice: Called with warnings, such as damaged checkpoints.
+        stop: Called after every batch; a true value ends the run early.
+        group: Processes that train together.
     """
     with group.together():
         data = load_data(config.data)
         lists = {role: load_lists(data, config.data, role) for role in get_args(Role) if config.data.splits(role)}
         _check_apart(data, config.data)
+        loss = make_loss(config.loss)
+        check_loss(loss, config.loss)
         checksums = data.manifest["files"]
     result = finished(out, config, checksums, force=force, resume=resume, on_notice=on_notice, group=group)
     if result is not None:
@@ -93,7 +104,7 @@ def train(
             grades = _grades(lists["train"]) if classifies(config.loss) else None
             model = make_ranker(config.model, _fit_scaling(data, config.data), grades)
             loop = Loop(
-                _Learner(config, out, model, lists["train"], lists["valid"], group),
+                RankerLearner(config, out, model, loss, lists["train"], lists["valid"], group),
                 config,
                 out,
                 data=checksums,
@@ -106,25 +117,32 @@ def train(
 
 
 class _Network(nn.Module):
-    """A ranker and its loss: from features, as they stand in a batch, to its value."""
+    """A ranker and its loss in one module."""
 
     def __init__(self, model: Ranker, loss: nn.Module) -> None:
         super().__init__()
         self.model, self.loss = model, loss
 
     def forward(self, features: Tensor, batch: ListBatch) -> tuple[Tensor, bool]:
-        """The value, and whether scores are NaN or infinite."""
+        """Return the value of the loss, and whether scores are NaN or infinite."""
         outputs = self.model(features)
         if not outputs.isfinite().all():
             return outputs.sum(), True
         return self.loss(batch.pad(outputs), batch.labels, mask=batch.mask), False
 
 
-class _Learner(Learner[ListBatch]):
-    """A ranker and its loss."""
+class RankerLearner(Learner["ListBatch"]):
+    """Learner of a ranker."""
 
     def __init__(
-        self, config: RankerConfig, out: Path, model: Ranker, lists: Lists, valid: Lists, group: Group
+        self,
+        config: RankerConfig,
+        out: Path,
+        model: Ranker,
+        loss: nn.Module,
+        lists: Lists,
+        valid: Lists,
+        group: Group,
     ) -> None:
         self.group = group
         self.config = config
@@ -134,7 +152,7 @@ class _Learner(Learner[ListBatch]):
         self.valid = valid
         self.measured = parse(config.training.metric)
         self.metric = self.measured.name
-        self.loss = make_loss(config.loss)
+        self.loss = loss
         self.modules = {"model": model, "loss": self.loss}
         self.network = _Network(model, self.loss)
         self.clip = config.optimizer.clip
@@ -150,7 +168,7 @@ class _Learner(Learner[ListBatch]):
         )
 
     def terms(self, batch: ListBatch, position: Position) -> tuple[dict[str, Tensor], str]:
-        """The loss."""
+        """Compute the loss of a batch."""
         try:
             loss, bad = self.network(self.lists.gather(batch.rows), batch)
         except ValueError as error:
@@ -159,7 +177,7 @@ class _Learner(Learner[ListBatch]):
         return {"loss": loss}, "the scores" if bad else ""
 
     def validate(self) -> dict[str, float]:
-        """The metric that training looks at."""
+        """Return the validation metric."""
         values = measure(score(self.model, self.valid, self.group), self.valid, [self.measured])[self.metric]
         mean = float(values.nanmean())
         if math.isnan(mean):
@@ -171,11 +189,11 @@ class _Learner(Learner[ListBatch]):
         return {self.metric: mean}
 
     def is_better(self, value: float, than: float) -> bool:
-        """Higher or lower, as the metric has it."""
+        """Return whether a value is better, in the direction of the metric."""
         return value > than if self.measured.higher_is_better else value < than
 
     def line(self, position: Position) -> Epoch:
-        """What is known after an epoch."""
+        """Return the results of an epoch."""
         trained = {name: parameter.item() for name, parameter in self.loss.named_parameters()}
         reached, loss = position.validation[self.metric], position.parts["loss"]
         return Epoch(position.epoch, loss, reached, position.per_second, position.seconds, trained)
@@ -184,25 +202,25 @@ class _Learner(Learner[ListBatch]):
         """Write the weights of the model and of the loss."""
         parts = self.modules.items()
         tensors = {f"{part}.{key}": tensor for part, module in parts for key, tensor in module.state_dict().items()}
-        about = {
+        metadata = {
             "epoch": position.epoch,
             "metric": self.metric,
             "value": position.validation[self.metric],
             "features": self.lists.features,
             "grades": self.model.grades,
         }
-        write_checkpoint(path, tensors, about)
+        write_checkpoint(path, tensors, metadata)
 
     def parameters(self) -> int:
-        """Of the model and of the loss."""
+        """Return the number of weights of the model and of the loss."""
         return sum(parameter.numel() for parameter in self.trained)
 
     def diverged(self, what: str, batch: ListBatch, position: Position) -> TrainingError:
-        """With the queries of the batch."""
+        """Return the error for a batch, with its queries and hints."""
         kept = f". Finished epochs are kept in {self.out}" if position.best_epoch else ""
         return TrainingError(
             f"{self.config.loss.name}: {what} became NaN or infinite in {self._where(position)} "
-            f"({self._named(batch)}). Try {', '.join(_advice(self.config))}{kept}"
+            f"({self._named(batch)}). Try {', '.join(_hints(self.config))}{kept}"
         )
 
     def _where(self, position: Position) -> str:
@@ -214,9 +232,9 @@ class _Learner(Learner[ListBatch]):
         return f"qid {', '.join(qids)}" + (f" and {more} more" if more else "")
 
 
-def _advice(config: RankerConfig) -> list[str]:
-    """What may keep a training finite, the most likely first."""
-    found = advice(config.optimizer, "loss", config.loss.options)
+def _hints(config: RankerConfig) -> list[str]:
+    """Return changes to try after a divergence, the most promising first."""
+    found = divergence_hints(config.optimizer, "loss", config.loss.options)
     if not config.data.standardise:
         found.append("data.standardise=true")
     if not config.data.log1p:
@@ -224,11 +242,11 @@ def _advice(config: RankerConfig) -> list[str]:
     return found
 
 
-# --- what a training starts from ----------------------------------------------------------------------------------
+# --- data ---------------------------------------------------------------------------------------------------------
 
 
 def load_data(config: DataConfig) -> RankingData:
-    """The prepared data of a configuration."""
+    """Open the prepared data of a configuration."""
     try:
         return RankingData.load(config.path)
     except ValueError as error:
@@ -236,10 +254,10 @@ def load_data(config: DataConfig) -> RankingData:
 
 
 def load_lists(data: RankingData, config: DataConfig, role: Role) -> Lists:
-    """The lists of a configuration that are for training, validation or testing."""
+    """Return the lists of a configuration for training, validation or testing."""
     names = config.splits(role)
     if not names:
-        raise ConfigError(f"data.{role}: no split is named, expected some of {', '.join(data)}")
+        raise ConfigError(f"data.{role}: found no split, expected some of {', '.join(data)}")
     try:
         splits = [data[name] for name in names]
     except ValueError as error:
@@ -251,7 +269,7 @@ def load_lists(data: RankingData, config: DataConfig, role: Role) -> Lists:
 
 
 def _check_apart(data: RankingData, config: DataConfig) -> None:
-    """Refuse parts of a split that overlap, whose names differ: ``all`` and ``all:1/5``."""
+    """Refuse splits with different names that overlap, such as ``all`` and ``all:1/5``."""
     for one, other in combinations([*config.train, *config.valid, *config.test], 2):
         if np.may_share_memory(data[one].features, data[other].features):
             raise ConfigError(f"data: {one} and {other} have lists in common; a list has one use")
@@ -269,7 +287,7 @@ def _fit_scaling(data: RankingData, config: DataConfig) -> FeatureScaling:
 
 
 def _log_moments(data: RankingData, config: DataConfig) -> Moments:
-    """Moments of the logarithms, for which what is stored of the values is no help."""
+    """Return the moments of the logarithms. The stored moments are those of the values."""
     logarithm = FeatureScaling.identity(data.features, log1p=True)
     chunks = Lists([data[name] for name in config.train]).chunks(CHUNK_ROWS)
     parts = [Moments.of(logarithm(chunk).numpy()) for chunk in chunks]
@@ -283,18 +301,16 @@ def _grades(lists: Lists) -> int:
     return max(2, int(labels.max()) + 1)
 
 
-# --- the directory of a run ---------------------------------------------------------------------------------------
+# --- a finished run -----------------------------------------------------------------------------------------------
 
 
 def load_run(directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> tuple[RankerConfig, Ranker]:
-    """The configuration of a run and its model, ready to score."""
-    config = read_config(directory)
-    if not isinstance(config, RankerConfig):
-        raise ValueError(f"{directory} is the run of a cascade, expected that of a ranker")
-    tensors, about = read_checkpoint(directory / CHECKPOINTS / f"{checkpoint}.safetensors")
-    scaling = FeatureScaling.identity(about["features"], log1p=config.data.log1p)
-    with torch.random.fork_rng(devices=[]):  # the first weights are drawn and thrown away
-        model = make_ranker(config.model, scaling, about["grades"])
+    """Load the configuration of a run and its model, in evaluation mode."""
+    config = read_config_as(RankerConfig, directory)
+    tensors, metadata = read_checkpoint(directory / CHECKPOINTS / f"{checkpoint}.safetensors")
+    scaling = FeatureScaling.identity(metadata["features"], log1p=config.data.log1p)
+    with torch.random.fork_rng(devices=[]):  # initial weights are drawn and then replaced
+        model = make_ranker(config.model, scaling, metadata["grades"])
     own = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
     try:
         model.load_state_dict(own)

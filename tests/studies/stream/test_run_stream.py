@@ -10,6 +10,7 @@ import shutil
 import signal
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,9 @@ from rankfall._settings import ConfigError
 from rankfall.reporting.stream_table import markdown_tables, terminal_stream
 from rankfall.simulation.simulate import Simulation, append_days, simulate_log
 from rankfall.studies.evaluate import evaluate_run
-from rankfall.training.config.ranker_config import merge
-from rankfall.training.run_directory import Stopped, SurroundingsError
+from rankfall.studies.results import DayResult, StreamResult
+from rankfall.training.config.overrides import merge
+from rankfall.training.run_directory import EnvironmentFailure, Stopped
 from reporting.test_report import Page, check_pictures
 from support.command_line import run as command
 from support.forks import DEADLINE
@@ -90,7 +92,7 @@ def test_a_schedule_spans_all_days(log: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"lcron: a temperature follows a schedule over the 3 days .* there are 4"):
         streamed(content, tmp_path / "stream", resume=True)
     content["data"]["days"] = WEEK[:3]
-    assert not streamed(content, tmp_path / "stream", resume=True)["failed"]
+    assert not streamed(content, tmp_path / "stream", resume=True).failed
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -204,25 +206,25 @@ def test_the_page_the_picture_and_the_tables_say_the_same(out: Path, capsys: pyt
 
 
 def test_days_on_which_nothing_can_be_measured(out: Path) -> None:
-    result = json.loads((out / "stream.json").read_text())
-    days = [{"day": entry["day"], "impressions": 40, "methods": [], "tests": []} for entry in result["days"]]
-    result |= {"days": days, "methods": [], "tests": [], "incomplete": ["LCRON", "BCE, all"]}
+    result = StreamResult.load(out / "stream.json")
+    days = [DayResult(entry.day, 40, [], []) for entry in result.days]
+    result = replace(result, days=days, methods=[], tests=[], incomplete=["LCRON", "BCE, all"])
     Console(width=80, file=io.StringIO()).print(terminal_stream(result))
     assert "LCRON" in markdown_tables(result)
 
 
 def test_a_narrow_terminal_folds_tables(out: Path) -> None:
-    result = json.loads((out / "stream.json").read_text())
+    result = StreamResult.load(out / "stream.json")
     for width in (40, 80):
         console = Console(width=width, record=True, file=io.StringIO())
         console.print(terminal_stream(result))
         text = console.export_text()
         assert all(len(line) <= width for line in text.splitlines())
         assert "…" not in text
-        for entry in result["days"]:
-            for method in entry["methods"]:
-                figures = method["metrics"]["joint_recall"]
-                assert f"{figures['mean']:.3f}±{figures['std']:.3f}".replace("0.", ".") in text
+        for entry in result.days:
+            for method in entry.methods:
+                summary = method.metrics["joint_recall"]
+                assert f"{summary.mean:.3f}±{summary.std:.3f}".replace("0.", ".") in text
 
 
 # --- what may go wrong ----------------------------------------------------------------------------------------------
@@ -249,7 +251,7 @@ def test_a_method_that_diverges_lets_the_others_go_on(log: Path, tmp_path: Path)
     assert [method["name"] for method in result["methods"]] == ["LCRON", "BCE, all"]
     assert result["incomplete"] == ["wild"]
     assert "became NaN or infinite" in result["failed"][0]["message"]
-    assert "What failed" in Page(tmp_path / "out/report.html").headings
+    assert "Failed runs" in Page(tmp_path / "out/report.html").headings
 
 
 def test_it_stops_between_batches_and_goes_on(log: Path, tmp_path: Path) -> None:
@@ -297,7 +299,7 @@ def test_a_run_says_where_it_is_when_the_disk_is_full(
         raise OSError("no space left")
 
     monkeypatch.setattr("rankfall.training.loop.write_file", full)
-    with pytest.raises(SurroundingsError, match=f"Training ended, after batch 3 of {WEEK[0]}"):
+    with pytest.raises(EnvironmentFailure, match=f"Training ended after batch 3 of {WEEK[0]}"):
         streamed(content, tmp_path / "out", resume=True)
 
 
@@ -339,8 +341,8 @@ def test_items_that_are_born_later(tmp_path: Path) -> None:
     streamed(content, tmp_path / "out")
     append_days(Simulation(days=3, **plan), tmp_path / "log")
     result = streamed(content, tmp_path / "out", resume=True)
-    assert not result["failed"]
-    assert [entry["day"] for entry in result["days"]] == WEEK[1:3]
+    assert not result.failed
+    assert [entry.day for entry in result.days] == WEEK[1:3]
 
 
 def forget(log: Path, name: str) -> None:
@@ -371,8 +373,8 @@ def test_days_that_are_done_with_may_be_damaged(tmp_path: Path) -> None:
     (growing / "days" / WEEK[0] / "impressions.arrow").write_bytes(b"")
     drop_day(growing, 2)
     result = streamed(content, tmp_path / "out", resume=True)
-    assert not result["failed"]
-    assert result["learned"] == WEEK[:3]
+    assert not result.failed
+    assert result.learned == WEEK[:3]
 
 
 @pytest.mark.parametrize("drawn", [{"negatives": 3}, {"negatives": 0, "length": 30}])
@@ -382,8 +384,8 @@ def test_items_are_drawn_from_all_days_or_not_at_all(tmp_path: Path, drawn: dict
     streamed(content, tmp_path / "out")
     forget(growing, WEEK[0])
     add_day(growing, 2)
-    (failed,) = streamed(content, tmp_path / "out", resume=True)["failed"]
-    assert f"does not have {WEEK[0]} any more; put them back" in failed["message"]
+    (failed,) = streamed(content, tmp_path / "out", resume=True).failed
+    assert f"no longer has {WEEK[0]}; restore these days" in failed.message
 
 
 def test_items_of_other_days_are_not_drawn(tmp_path: Path) -> None:
@@ -405,8 +407,8 @@ def test_a_day_that_is_replaced_meanwhile_is_not_learned_from(tmp_path: Path) ->
             other.rename(place)
 
     result = streamed(one_method(growing), tmp_path / "out", on_step=replace_second)
-    assert f"{place} has changed since the stream took it up" in result["failed"][0]["message"]
-    assert result["learned"] == WEEK[:1]
+    assert f"{place} has changed since the stream accepted it" in result.failed[0].message
+    assert result.learned == WEEK[:1]
 
 
 def test_a_run_goes_on_with_its_own_days(log: Path, tmp_path: Path) -> None:
@@ -414,13 +416,13 @@ def test_a_run_goes_on_with_its_own_days(log: Path, tmp_path: Path) -> None:
     streamed(content, tmp_path / "out")
     ledger = json.loads((tmp_path / "out/days.json").read_text())
     for days, named, message in (
-        (WEEK[:2], 2, f"has learned from 3 days, up to {WEEK[2]}, found 2"),
-        ([WEEK[1], WEEK[0], WEEK[2]], 4, f"learned from {WEEK[0]} where the stream now has {WEEK[1]}"),
+        (WEEK[:2], 2, f"was trained on 3 days, up to {WEEK[2]}, found 2"),
+        ([WEEK[1], WEEK[0], WEEK[2]], 4, f"was trained on {WEEK[0]} where the stream now has {WEEK[1]}"),
     ):
         (tmp_path / "out/days.json").write_text(json.dumps({day: ledger[day] for day in days}))
         content["data"]["days"] = WEEK[:named]
-        (failed,) = streamed(content, tmp_path / "out", resume=True)["failed"]
-        assert message in failed["message"]
+        (failed,) = streamed(content, tmp_path / "out", resume=True).failed
+        assert message in failed.message
 
 
 def test_late_and_changed_days_are_not_learned_from(tmp_path: Path) -> None:
@@ -437,10 +439,10 @@ def test_late_and_changed_days_are_not_learned_from(tmp_path: Path) -> None:
     (place).rename(growing / "days" / WEEK[2])  # other content under the old name
     said: list[str] = []
     result = streamed(content, tmp_path / "out", resume=True, on_notice=said.append)
-    assert result["learned"] == [WEEK[0], WEEK[2], WEEK[3]]
+    assert result.learned == [WEEK[0], WEEK[2], WEEK[3]]
     assert [text for text in said if "seed" not in text] == [
-        f"{WEEK[1]} came after {WEEK[2]}, which is newer, and is left out",
-        f"{growing / 'days' / WEEK[2]} has changed since the stream took it up; no day is learned from twice",
+        f"{WEEK[1]} arrived after {WEEK[2]}, which is newer, and is left out",
+        f"{growing / 'days' / WEEK[2]} has changed since the stream accepted it; no day is trained on twice",
     ]
 
 
@@ -449,7 +451,7 @@ def test_damaged_days(tmp_path: Path) -> None:
     (drop_day(growing, 3) / "manifest.json").write_text("{")
     content = one_method(growing)
     said: list[str] = []
-    assert streamed(content, tmp_path / "out", on_notice=said.append)["learned"] == WEEK[:3]
+    assert streamed(content, tmp_path / "out", on_notice=said.append).learned == WEEK[:3]
     (text,) = said
     assert f"{WEEK[3]} should be a day of the log but has no readable manifest.json; it is left out" in text
     (growing / "days" / WEEK[1] / "impressions.arrow").write_bytes(b"")
@@ -468,7 +470,7 @@ def test_tables_keep_the_size_they_began_with(tmp_path: Path) -> None:
             feature["rows"] += 5
     (growing / "manifest.json").write_text(json.dumps(manifest))
     content["data"]["days"] = WEEK[:3]
-    with pytest.raises(ConfigError, match=r"was begun with 42 rows of video, .* now has 47"):
+    with pytest.raises(ConfigError, match=r"was started with 42 rows of video, .* now has 47"):
         streamed(content, tmp_path / "out", resume=True)
 
 
@@ -521,7 +523,7 @@ def test_it_follows_a_log_that_another_process_writes(forks: Forks, log: Path, t
     add_day(growing, 2)
     wait_for(lambda: learned(out) == WEEK[:3], process)
     said = stopped(process, signal.SIGTERM)
-    assert f"learned from {WEEK[2]}, whose joint_recall before was: lcron" in said
+    assert f"trained on {WEEK[2]}; joint_recall before: lcron" in said
 
     add_day(growing, 3)
     process = start(forks, config, out, "--resume")
@@ -549,15 +551,15 @@ def test_it_follows_a_log_that_another_process_writes(forks: Forks, log: Path, t
     [
         ({"data": {"train": WEEK[0]}}, [], "data: unknown key 'train'; allowed are path, days, negatives"),
         ({"data": {"days": "2024-01-13..2030-01-01"}}, [], "data.days: "),
-        ({"data": {"days": WEEK[:1]}}, [], "a stream needs two days, one to learn from and one to test on"),
+        ({"data": {"days": WEEK[:1]}}, [], "a stream needs two days, one to train on and one to test on"),
         ({"data": {"days": [WEEK[2], WEEK[0]]}}, [], f"data.days: found {WEEK[2]} before {WEEK[0]}, which is older"),
         ({"data": {"path": "nowhere"}}, [], "data.path: nowhere is not an impression log"),
         ({"epochs": 3}, [], "unknown key 'epochs'"),
-        ({"training": {"epochs": 2}}, [], "a stream goes over each day once"),
+        ({"training": {"epochs": 2}}, [], "a stream trains on each day once"),
         ({"training": {"bach": 2}}, [], "methods.LCRON: training: unknown key 'bach', did you mean"),
-        ({"methods": {"LCRON": {"tune": {}}}}, [], "methods.LCRON.tune: unknown, expected relevant, stages"),
-        ({"methods": {"lcron": {}}}, [], "methods: 'LCRON' and 'lcron' would have one directory, lcron"),
-        ({"seeds": [1, 1]}, [], "seeds [1, 1] name one seed twice"),
+        ({"methods": {"LCRON": {"tune": {}}}}, [], "methods.LCRON.tune: unknown; allowed are relevant, stages"),
+        ({"methods": {"lcron": {}}}, [], "methods: 'LCRON' and 'lcron' would have the same directory, lcron"),
+        ({"seeds": [1, 1]}, [], "seeds [1, 1] contain a seed twice"),
         ({"data": {"days": f"..{WEEK[2]}"}}, ["--follow", "LOG"], "expected FIRST.. or .."),
         (
             {"objective": {"topk": {"tau": {"start": 10.0, "end": 1.0}}}},
@@ -593,7 +595,7 @@ def test_a_stream_is_not_lost_by_accident(
     assert f"{out} holds a stream already" in capsys.readouterr().err
     assert command("stream", config, "--out", str(out), "--force", "--resume") == 2
     assert command("stream", config, "--out", str(out), "--resume", "optimizer.lr=0.7") == 1
-    assert "was begun with another configuration: optimizer.lr was 0.05 and is 0.7" in capsys.readouterr().err
+    assert "was started with another configuration: optimizer.lr was 0.05 and is 0.7" in capsys.readouterr().err
     assert stream_outcome(out) == before
     (tmp_path / "thesis.txt").write_text("years of work")
     assert command("stream", config, "--out", str(tmp_path), "--force") == 1

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from rankfall.studies.results import StreamResult
+
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
@@ -65,9 +67,9 @@ def test_every_day_is_read_once(tmp_path: Path, read: Counter[str], drawn: dict[
     growing = log_of(tmp_path / "log", range(3))
     over = False
 
-    def more(result: dict[str, Any]) -> None:
+    def more(result: StreamResult) -> None:
         nonlocal over
-        over = len(result["learned"]) == 4
+        over = len(result.learned) == 4
         if not over:
             add_day(growing, 3)
 

@@ -11,16 +11,10 @@ import yaml
 from rankfall import losses
 from rankfall._settings import ConfigError, dump
 from rankfall.models import ACTIVATIONS
-from rankfall.training.config.ranker_config import (
-    Activation,
-    LinearConfig,
-    LossName,
-    MLPConfig,
-    apply_overrides,
-    load_config,
-    merge,
-    validate,
-)
+from rankfall.training.config.load_config import load_config
+from rankfall.training.config.overrides import apply_overrides, merge
+from rankfall.training.config.ranker_config import LinearConfig, LossName, MLPConfig, validate
+from rankfall.training.config.sections import Activation
 from support.command_line import run
 
 if TYPE_CHECKING:
@@ -75,18 +69,39 @@ def test_every_loss_and_activation_can_be_named() -> None:
         ("training.metric=recall@5", "found 'recall@5'; expected recall@m@k"),
         ("training.metric=ndcg@0", "expected ndcg or ndcg@k, where cutoffs are whole numbers above 0"),
         ("metrics=[mrr, mrr@5]", "metrics.1: found 'mrr@5'; expected mrr"),
-        ("data.valid=S1", "data: split 'S1' stands in train and in valid"),
+        ("data.valid=S1", "data: split 'S1' is in train and in valid"),
         ("data={path: x, train: [S1]}", "data.valid is missing"),
         ("data.train=[]", "data.train: found []"),
         ("loss.name=lamda_loss", "loss.name: found 'lamda_loss', did you mean 'lambda_loss'; allowed are mse_loss"),
         ("loss={name: softmax_loss, k: 3}", "loss: softmax_loss has no option 'k'; its options are none"),
         ("loss={name: relax_loss, m: 3, k: 2, taw: 1}", "relax_loss has no option 'taw', did you mean 'tau'"),
         ("loss={name: relax_loss, m: 3}", "loss: relax_loss needs the option 'k'"),
-        ("loss={name: lambda_loss, k: five}", "loss: lambda_loss refuses its options: k must be an int, got str"),
-        ("loss={name: lambda_loss, k: 0}", "k must be at least 1, got 0"),
-        ("loss={name: arf, m: 3, k: 2, sort: nerual_sort}", "got 'nerual_sort', did you mean 'neural_sort'"),
-        ("loss={name: topk_bce_loss, k: 2, topk: {name: dftopk, power: 2}}", "dftopk has no option 'power'"),
-        ("loss={name: topk_bce_loss, k: 2, topk: 7}", "topk must be an operator's name"),
+        ("loss={name: lambda_loss, k: five}", "loss.k: found 'five', expected a valid integer"),
+        ("loss={name: lambda_loss, k: 0}", "loss.k: found 0, expected greater than or equal to 1"),
+        (
+            "loss={name: arf, m: 3, k: 2, sort: nerual_sort}",
+            "loss.sort: found 'nerual_sort', did you mean 'neural_",
+        ),
+        ("loss={name: topk_bce_loss, k: 2, topk: {name: dftopk, power: 2}}", "loss.topk: dftopk has no option 'power'"),
+        ("loss={name: topk_bce_loss, k: 2, topk: 7}", "loss.topk: found 7, expected an operator's name"),
+        (
+            "loss={name: lambda_loss, version: sond}",
+            "loss.version: found 'sond', did you mean 'sound', expected",
+        ),
+        ("loss={name: lambda_loss, mix: 2}", "loss.mix: found 2, expected less than or equal to 1"),
+        ("loss={name: relax_loss, m: 2, k: 1, tau: 0}", "loss.tau: found 0, expected greater than 0"),
+        (
+            "loss={name: relax_loss, m: 2, k: 1, tau: {start: 9, end: 1}}",
+            "loss.tau: found {'start': 9, 'end': 1}",
+        ),
+        (
+            "loss={name: topk_bce_loss, k: 2, topk: {name: soft_sort, power: 3}}",
+            "topk.power: found 3, expected 1 or 2",
+        ),
+        (
+            "loss={name: topk_bce_loss, k: 2, topk: {name: dftopk, gradient: exact}}",
+            "refuses its options: gradient",
+        ),
         ("loss={name: relax_loss, m: 2, k: 1, reduction: none}", "has no option 'reduction'"),
         ("loss", "override: found 'loss', expected key=value"),
         ("loss={", "override 'loss={', line 1"),
@@ -105,6 +120,22 @@ def test_a_mistake_is_named_with_what_is_allowed(
     assert message in err
     assert err.startswith("error: ")
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"loss": {"name": "arf", "m": 3, "k": 2, "sort": {"name": "soft_sort", "tau": 2.0}}},
+        {"loss": {"name": "topk_bce_loss", "k": 2, "topk": "dftopk"}},
+    ],
+)
+def test_validation_builds_nothing(section: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("a module was built")
+
+    monkeypatch.setattr("torch.nn.Module.__init__", refuse)
+    monkeypatch.setattr("rankfall.ops.topk", refuse)
+    assert validate({**SMALLEST, **section}).loss.name == section["loss"]["name"]
 
 
 def test_every_mistake_is_listed_at_once() -> None:
@@ -223,7 +254,7 @@ def test_show_knows_comparisons_streams_and_searches(
     assert capsys.readouterr().out == shown
     assert run("config", "show", str(file), wrong) == 1
     assert "did you mean" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"one\.yaml is a .* Expected the configuration of one training"):
+    with pytest.raises(ConfigError, match=r"one\.yaml is a .* Expected the configuration of one training run"):
         load_config(file)
 
 

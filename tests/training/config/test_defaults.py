@@ -14,8 +14,8 @@ from rankfall.data import ImpressionLog
 from rankfall.registry import names, options
 from rankfall.training.build_cascade import make_cascade, make_objective
 from rankfall.training.config.cascade_config import validate_cascade
-from rankfall.training.config.defaults import with_defaults
 from rankfall.training.config.ranker_config import LossName, validate
+from rankfall.training.methods import method_of
 from support.cascades import content, liked_log
 from support.command_line import run
 from support.planted import config_for
@@ -42,12 +42,12 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", names("objective"))
 def test_an_objective_with_its_defaults_written_out_is_the_same(name: str, log: Path) -> None:
     short = validate_cascade(content(log, objective={"name": name, **REQUIRED_OPTIONS.get(name, {})}))
-    shown = with_defaults(short)
+    shown = method_of(short).with_defaults()
     # the quotas of the stages are not repeated
     defined_by_stages = {"quotas"} if name != "lcron" else set()
     assert set(options("objective", name)) - defined_by_stages == set(shown["objective"]) - {"name"}
     long = validate_cascade(shown)
-    assert with_defaults(long) == shown
+    assert method_of(long).with_defaults() == shown
     scores = [torch.randn(4, 7, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)]
     grades = torch.arange(7.0).expand(4, 7)
     depth = torch.tensor([-1, -1, 0, 0, 1, 1, 2]).expand(4, 7)
@@ -60,7 +60,7 @@ def test_a_model_with_its_defaults_written_out_is_the_same(kind: str, log: Path)
     given = content(log)
     given["stages"] = [{"name": "only", "quota": 3, "model": {"kind": kind}}]
     short = validate_cascade(given)
-    shown = with_defaults(short)
+    shown = method_of(short).with_defaults()
     assert set(shown["stages"][0]["model"]) == {"kind", *options("model", kind)}
     features = ImpressionLog.load(log).features
     made = []
@@ -73,19 +73,19 @@ def test_a_model_with_its_defaults_written_out_is_the_same(kind: str, log: Path)
 @pytest.mark.parametrize("name", get_args(LossName))
 def test_a_loss_with_its_defaults_written_out_is_accepted(name: str, tmp_path: Path) -> None:
     config = validate(config_for(tmp_path, loss={"name": name, **LOSS_OPTIONS.get(name, {})}))
-    shown = with_defaults(config)
+    shown = method_of(config).with_defaults()
     assert set(shown["loss"]) == {"name", *options("loss", name)}
-    assert with_defaults(validate(shown)) == shown
+    assert method_of(validate(shown)).with_defaults() == shown
 
 
 def test_names_of_stages_and_schedules_stay_what_they_are(log: Path) -> None:
     given = content(log, objective={"name": "bce"})
     given["stages"][1]["min_depth"] = "ranked"
-    shown = with_defaults(validate_cascade(given))
+    shown = method_of(validate_cascade(given)).with_defaults()
     assert shown["stages"][1]["min_depth"] == "ranked"
     assert "min_depth" not in shown["objective"]  # which would win over the stages'
     tau = {"start": 10, "end": 1}
-    shown = with_defaults(validate_cascade(content(log, objective={"name": "arf_v2", "tau": tau})))
+    shown = method_of(validate_cascade(content(log, objective={"name": "arf_v2", "tau": tau}))).with_defaults()
     assert shown["objective"]["tau"] == tau
     validate_cascade(shown)
 

@@ -19,9 +19,10 @@ from safetensors.torch import load_file
 
 from rankfall.data.lists.list_loader import Lists
 from rankfall.data.lists.ranking_data import RankingData
-from rankfall.training.build_cascade import OBJECTIVES
+from rankfall.registry import names
 from rankfall.training.checkpoint import Checkpoints
-from rankfall.training.config.ranker_config import LossName, set_option
+from rankfall.training.config.overrides import set_option
+from rankfall.training.config.ranker_config import LossName
 from rankfall.training.distributed.group import ONE_BY_ONE, Group, LostError, Processes
 from rankfall.training.run_directory import check_alike
 from support import torchrun_program
@@ -53,7 +54,7 @@ TOPK = ("dftopk", "lapsum_topk", "sparse_topk", "sigmoid_topk", "hard_topk", "so
 def objectives() -> list[dict[str, Any]]:
     """Every objective, LCRON with every operator and weight, and every loss of a stage."""
     return [
-        *({"name": name} for name in OBJECTIVES if name != "per_stage"),
+        *({"name": name} for name in names("objective") if name != "per_stage"),
         *({"name": "lcron", "topk": name, "e2e_weight": "learned", "quotas": [4, 2]} for name in TOPK),
         {"name": "lcron", "e2e_weight": 0},
         {"name": "lcron", "single_weight": 0},
@@ -175,11 +176,11 @@ def test_gradients_are_reduced_one_by_one_if_some_are_sparse(found: dict[str, An
 
 def test_what_one_refuses_all_refuse(found: dict[str, Any]) -> None:
     first, second = found["refused"]
-    assert first == ["OSError: no 0", "ElsewhereError: process 1 of 2: no 1", "OSError: no 0", ""]
+    assert first == ["OSError: no 0", "PeerError: process 1 of 2: no 1", "OSError: no 0", ""]
     assert second == [
-        "ElsewhereError: process 0 of 2: no 0",
-        "ElsewhereError: process 1 of 2: no 1",
-        "ElsewhereError: process 0 of 2: no 0",
+        "PeerError: process 0 of 2: no 0",
+        "PeerError: process 1 of 2: no 1",
+        "PeerError: process 0 of 2: no 0",
         "",
     ]
 
@@ -207,7 +208,7 @@ def test_processes_must_be_told_the_same() -> None:
     check_alike([one, ({"optimizer": {"lr": 0.1}, "data": {"path": "b"}}, {"day 1": "x"})])
     with pytest.raises(ValueError, match=r"optimizer\.lr: found 0\.1 in process 0 and 0\.2 in process 2"):
         check_alike([one, one, ({"optimizer": {"lr": 0.2}, "data": {"path": "a"}}, {"day 1": "x"})])
-    with pytest.raises(ValueError, match=r"data\.path: day 1 of process 1 is not the one of process 0"):
+    with pytest.raises(ValueError, match=r"data\.path: day 1 of process 1 differs from that of process 0"):
         check_alike([one, (one[0], {"day 1": "y"})])
 
 
@@ -251,9 +252,7 @@ def test_what_was_trained_before_a_loss_is_kept(
 ) -> None:
     content, whole = noisy[kind]
     content, run = set_option(content, "training.checkpoint_every", 1e9), tmp_path / "run"
-    with pytest.raises(
-        LostError, match=r"processes ended\. Training ended, after batch \d of \d in epoch \d\. That is"
-    ):
+    with pytest.raises(LostError, match=r"processes ended\. Training ended after batch \d of \d in epoch \d\. A check"):
         train(content, run, group=Twin(lost_after))
     assert newest(run) == (lost_after + 1) // 2  # one exchange comes before the weights change, one after it
     train(content, run, resume=True, group=Twin())
@@ -263,7 +262,7 @@ def test_what_was_trained_before_a_loss_is_kept(
 def test_what_is_lost_before_anything_was_trained(
     noisy: dict[str, tuple[dict[str, Any], Path]], tmp_path: Path
 ) -> None:
-    with pytest.raises(LostError, match=r"ended, before the first batch\. There is no checkpoint yet: when the cause"):
+    with pytest.raises(LostError, match=r"ended before the first batch\. There is no checkpoint yet: once the cause"):
         train(noisy["ranker"][0], tmp_path / "run", group=Twin(0))
 
 
@@ -358,11 +357,11 @@ def test_processes_are_lost_and_started_again(config: Path, whole: Path, tmp_pat
     kill_process(launcher, 1)  # for which there is no further start
     said = launcher.communicate(timeout=DEADLINE)[1]
     assert launcher.returncode == 1
-    first, _, second = said.partition("error: one of the 2 processes ended. Training ended, after batch ")[2].partition(
-        "error: one of the 2 processes ended. Training ended, after batch "
+    first, _, second = said.partition("error: one of the 2 processes ended. Training ended after batch ")[2].partition(
+        "error: one of the 2 processes ended. Training ended after batch "
     )
     assert "The same command with --resume continues from the last checkpoint" in first  # of the one that was left
-    assert f"That is kept; the same command with --resume continues {run} from there" in second
+    assert f"A checkpoint was written; the same command with --resume continues {run} from there" in second
     assert "rankfall/training" not in said
     assert before
     assert lines(run)[: len(before)] == before  # the seconds of an epoch that came again would be others
@@ -372,7 +371,7 @@ def test_processes_are_lost_and_started_again(config: Path, whole: Path, tmp_pat
     steps: list[Any] = []
     heard: list[str] = []
     train(json.loads(config.read_text()), run, resume=True, on_notice=heard.append, progress=steps.append)
-    assert [note for note in heard if "was begun with processes 2, now 1" in note]
+    assert [note for note in heard if "was started with processes 2, now 1" in note]
     assert (steps[0].epoch - 1) * steps[0].batches + steps[0].batch == step + 1
     assert_same_curve(run, whole)
 

@@ -16,10 +16,10 @@ import pytest
 from rankfall.training import train_cascade as cascade
 from rankfall.training.checkpoint import Checkpoints
 from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.config.ranker_config import validate_any
+from rankfall.training.config.load_config import validate_any
 from rankfall.training.distributed import ray_backend
 from rankfall.training.distributed.ray_backend import train_by_ray
-from rankfall.training.run_directory import Stopped, SurroundingsError, is_to_be_replaced
+from rankfall.training.run_directory import EnvironmentFailure, Stopped, is_to_be_replaced
 from rankfall.training.train import train
 from support import failing_work
 from support.cascades import content, liked_log
@@ -129,26 +129,26 @@ def test_a_training_that_is_asked_to_end_keeps_what_it_has(
     assert newest["position"]["step"] == (epoch - 1) * 10 + batch
 
 
-def test_last_words_are_heard(engine: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_sent_at_the_end_arrive(engine: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = threading.Event()
 
     class Late(Here):
         def fit(self) -> None:
             looked.wait(60)
-            engine.ray.get(self.task["ear"].hear.remote("stopped", "my last words"))
+            engine.ray.get(self.task["actor"].send.remote("stopped", "the last message"))
 
-    take = ray_backend._Heard.take
+    handle = ray_backend._Outcome.handle
 
-    def take_and_wait(self: ray_backend._Heard, said: list[tuple[str, Any]]) -> None:
-        take(self, said)
+    def handle_and_wait(self: ray_backend._Outcome, messages: list[tuple[str, Any]]) -> None:
+        handle(self, messages)
         looked.set()
         for thread in threading.enumerate():
             if isinstance(thread, ray_backend._Fit):
                 thread.join(60)
 
     monkeypatch.setattr(ray_backend, "_trainer", Late)
-    monkeypatch.setattr(ray_backend._Heard, "take", take_and_wait)
-    with pytest.raises(Stopped, match="my last words"):
+    monkeypatch.setattr(ray_backend._Outcome, "handle", handle_and_wait)
+    with pytest.raises(Stopped, match="the last message"):
         train_by_ray(cascade_config(tmp_path), tmp_path / "run", engine)
 
 
@@ -161,7 +161,7 @@ def test_a_run_is_to_be_replaced_until_it_is(engine: Ray, tmp_path: Path, monkey
             seen.append(is_to_be_replaced(tmp_path))
 
     monkeypatch.setattr(ray_backend, "_trainer", Dead)
-    with pytest.raises(SurroundingsError, match="processes of the training died 4 times"):
+    with pytest.raises(EnvironmentFailure, match="training processes died 4 times"):
         train_by_ray(cascade_config(tmp_path), tmp_path, engine, force=True)
     assert seen == [True]  # which processes that are started again look at
     assert not is_to_be_replaced(tmp_path)

@@ -78,8 +78,9 @@ def by_grades(comparison: dict[str, Any], out: Path, data: LogData, metrics: Seq
         folds=[len(next(iter(chance.values())))],
     )
     summary = summarise(outcome)
-    methods = [old | new for old, new in zip(comparison["methods"], summary["methods"], strict=True)]
-    return {**comparison, **summary, "metrics": list(metrics), "methods": methods}
+    methods = [old | new.to_json() for old, new in zip(comparison["methods"], summary.methods, strict=True)]
+    tests = [test.to_json() for test in summary.tests]
+    return {**comparison, "metrics": list(metrics), "methods": methods, "tests": tests}
 
 
 def _measure(log: ImpressionLog, run: Path, metrics: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

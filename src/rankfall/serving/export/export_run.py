@@ -16,7 +16,7 @@ from rankfall.serving.export.logged_requests import check_features, sample_reque
 from rankfall.serving.export.onnx_graphs import has_index, inputs_of, scorer_of
 from rankfall.serving.export.write_bundle import QUERIES, BundleSource, write_bundle
 from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.run_directory import CHECKPOINTS, CONFIG, LOG, is_finished, read_config, read_json
+from rankfall.training.run_directory import CHECKPOINTS, CONFIG, LOG, is_finished, read_config_as, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -152,10 +152,7 @@ def _cascade_config(run: Path) -> CascadeConfig:
     # a directory of runs, such as that of a demo, may have a configuration of its own
     if not (run / CHECKPOINTS).is_dir() and (below := _runs_below(run)):
         raise ValueError(f"{run} is not a run directory; the runs below it are {', '.join(map(str, below))}")
-    config = read_config(run)
-    if not isinstance(config, CascadeConfig):
-        raise ValueError(f"{run} is the run of a ranker, expected the run of a cascade")
-    return config
+    return read_config_as(CascadeConfig, run)
 
 
 def _runs_below(directory: Path) -> list[Path]:

@@ -1,14 +1,17 @@
-"""LambdaMART by LightGBM, as a method of a comparison (Burges 2010; Ke et al. 2017)."""
+"""LambdaMART of LightGBM as a method of a comparison (Burges 2010; Ke et al. 2017)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.metrics.named import parse
+from rankfall.studies.baselines.baseline import Baseline, BaselineConfig
+from rankfall.training.config.sections import Count
 from rankfall.training.scoring import measure
 from rankfall.training.train_ranker import load_lists
 
@@ -19,14 +22,45 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.data.lists.list_loader import Lists
-    from rankfall.studies.comparison_plan import TreesConfig
 
 MODEL_FILE = "model.txt"
-MAX_LABEL = 30  # of LightGBM's gains
+MAX_LABEL = 30  # limit of LightGBM
+
+
+class TreesConfig(BaselineConfig):
+    """LightGBM's LambdaMART (Burges 2010; Ke et al. 2017); names and defaults are LightGBM's."""
+
+    kind: Literal["lightgbm"] = "lightgbm"
+    seed: int
+    num_leaves: Annotated[int, Field(ge=2)] = 31
+    learning_rate: float = Field(default=0.1, gt=0)
+    n_estimators: Count = Field(default=500, description="Trees, at most.")
+    patience: Count | None = Field(default=50, description="Trees without a better validation before stopping.")
+    min_data_in_leaf: Annotated[int, Field(ge=0)] = 20
+    lambda_l2: float = Field(default=0.0, ge=0)
+    feature_fraction: float = Field(default=1.0, gt=0, le=1)
+    bagging_fraction: float = Field(default=1.0, gt=0, le=1)
+    lambdarank_truncation_level: Count = 30
+
+
+class LambdaMART(Baseline[TreesConfig]):
+    """LambdaMART by LightGBM as a method of a comparison."""
+
+    kind: ClassVar[str] = "lightgbm"
+    config_class: ClassVar[type[BaselineConfig]] = TreesConfig
+    config: TreesConfig
+
+    def fit(self, directory: Path) -> float:
+        """Grow trees, and return the validation metric of the best number of them."""
+        return fit(self.config, directory)
+
+    def score(self, directory: Path, lists: Lists) -> Tensor:
+        """Return the scores ``(rows,)`` of all documents by the trees of a run."""
+        return score(self.config, directory, lists)
 
 
 def fit(config: TreesConfig, directory: Path) -> float:
-    """Grow trees until validation stops to get better, judged by the metric that judges every method."""
+    """Fit trees with early stopping by the validation metric of the comparison, and return its best value."""
     lightgbm = import_lightgbm()
     data = RankingData.load(config.data.path)
     train, valid = load_lists(data, config.data, "train"), load_lists(data, config.data, "valid")
@@ -50,18 +84,18 @@ def fit(config: TreesConfig, directory: Path) -> float:
 
 
 def score(config: TreesConfig, directory: Path, lists: Lists) -> Tensor:
-    """The scores of a fitted model ``(rows,)``."""
+    """Return the scores ``(rows,)`` of a fitted model."""
     booster = import_lightgbm().Booster(model_file=directory / MODEL_FILE)
     return torch.from_numpy(_predict(booster, lists))
 
 
 def parameters(config: TreesConfig) -> dict[str, Any]:
-    """What LightGBM is told: the options of the method, and that its result shall repeat."""
+    """Return the parameters of LightGBM: the options of the method, and those that make results repeatable."""
     names = {"num_leaves", "learning_rate", "min_data_in_leaf", "lambda_l2", "feature_fraction", "bagging_fraction"}
     return {
         **config.model_dump(include=names | {"lambdarank_truncation_level", "seed"}),
         "objective": "lambdarank",
-        "metric": "None",  # it gets ours, as a function
+        "metric": "None",  # our own is passed as a function
         "bagging_freq": 1 if config.bagging_fraction < 1 else 0,
         "num_threads": 1,
         "deterministic": True,
@@ -71,7 +105,7 @@ def parameters(config: TreesConfig) -> dict[str, Any]:
 
 
 def import_lightgbm() -> Any:
-    """LightGBM, which only this method needs."""
+    """Import LightGBM, which only this method needs."""
     try:
         import lightgbm
     except ImportError:
@@ -95,5 +129,5 @@ def _predict(booster: Any, lists: Lists) -> NDArray[np.float64]:
 
 
 def _features(lists: Lists) -> NDArray[np.float32]:
-    """Features as prepared: to a tree, a monotone change of one is no change."""
+    """Return the features unscaled: trees do not depend on monotone transformations."""
     return np.concatenate([split.features for split in lists.splits])

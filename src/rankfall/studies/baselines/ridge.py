@@ -1,17 +1,19 @@
-"""Ridge regression of the labels: the figure that every method must beat."""
+"""Ridge regression of the labels, the simplest baseline of a comparison."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from rankfall._files import write_file
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.data.moments import Moments
 from rankfall.metrics.named import parse
+from rankfall.studies.baselines.baseline import Baseline, BaselineConfig
 from rankfall.training.scoring import measure
 from rankfall.training.train_ranker import load_lists
 
@@ -23,14 +25,41 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.data.lists.list_loader import Lists
-    from rankfall.studies.comparison_plan import RidgeConfig
 
 MODEL_FILE = "ridge.json"
-CHUNK_ROWS = 1 << 16  # documents that are in memory at once
+CHUNK_ROWS = 1 << 16  # documents in memory at the same time
+
+
+class RidgeConfig(BaselineConfig):
+    """Linear regression of the labels with a squared penalty, in closed form."""
+
+    kind: Literal["ridge"] = "ridge"
+    alphas: list[Annotated[float, Field(gt=0)]] = Field(
+        default=[0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0],
+        min_length=1,
+        description="Weights of the penalty, of which validation chooses one.",
+    )
+
+
+class Ridge(Baseline[RidgeConfig]):
+    """Ridge regression of the labels as a method of a comparison."""
+
+    kind: ClassVar[str] = "ridge"
+    config_class: ClassVar[type[BaselineConfig]] = RidgeConfig
+    tunes_itself: ClassVar[bool] = True
+    config: RidgeConfig
+
+    def fit(self, directory: Path) -> float:
+        """Fit all penalties, and return the validation metric of the best one."""
+        return fit(self.config, directory)
+
+    def score(self, directory: Path, lists: Lists) -> Tensor:
+        """Return the scores ``(rows,)`` of all documents by the weights of a run."""
+        return score(self.config, directory, lists)
 
 
 def fit(config: RidgeConfig, directory: Path) -> float:
-    """Fit standardised features to the labels, for every penalty, and keep what is best on validation."""
+    """Fit a model for every penalty, keep the best on validation data, and return its validation metric."""
     data = RankingData.load(config.data.path)
     train, valid = load_lists(data, config.data, "train"), load_lists(data, config.data, "valid")
     metric = parse(config.metric)
@@ -44,12 +73,12 @@ def fit(config: RidgeConfig, directory: Path) -> float:
 
 
 def score(config: RidgeConfig, directory: Path, lists: Lists) -> Tensor:
-    """The scores of a fitted model ``(rows,)``."""
+    """Return the scores ``(rows,)`` of a fitted model."""
     return _predict(config, json.loads((directory / MODEL_FILE).read_text()), lists)
 
 
 def _models(config: RidgeConfig, train: Lists) -> list[dict[str, Any]]:
-    """The regression for each penalty alpha: the weights w that minimise |y - X w|^2 + alpha |w|^2."""
+    """Return a model for each penalty alpha: the weights w that minimise |y - X w|^2 + alpha |w|^2."""
     parts = [Moments.of(chunk) for chunk in _chunks(config, train)]
     scaling = sum(parts[1:], start=parts[0]).scaling()
     labels = train.labels - train.labels.mean(dtype=np.float64)

@@ -1,15 +1,15 @@
-"""Training on one day after another: each is measured by what was learned before it, then learned from, once.
+"""Train one run on one day after another: each day is measured with the weights before it, then trained on once.
 
-The epochs of such a run are days, in the order in which they came. It can go on whenever there are more of them, so its
-last checkpoints stay. Besides what the directories of all runs have:
+The epochs of such a run are days, in order of time. The run can be continued when there are more days, so its last
+checkpoints are kept. Files besides those of every run directory:
 
 ================================  ====================================================================================
-``days/2024-01-14.parquet``       of every impression of a day what the weights before it got, and chance
-``days/2024-01-14.safetensors``   the weights after that day, if they are asked for
+``days/2024-01-14.parquet``       metrics and chance levels of every impression of a day, with the weights before it
+``days/2024-01-14.safetensors``   the weights after that day, if requested
 ``days/latest.safetensors``       a link to the newest of these
 ================================  ====================================================================================
 
-The best weights of a stream are the last, and both names lead to them.
+The best weights of such a run are the last; both checkpoint names lead to them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from rankfall._settings import ConfigError
 from rankfall.data.impressions.compatibility import check_compatible, encoding_signature
 from rankfall.data.impressions.loader import ItemFirstSeen
 from rankfall.data.impressions.log import open_day
-from rankfall.training.build_cascade import check_kept, check_quotas, has_schedule, make_objective, with_depths
-from rankfall.training.config.cascade_config import Role
-from rankfall.training.config.ranker_config import dump_absolute
+from rankfall.training.build_cascade import check_kept, check_quotas, with_depths
+from rankfall.training.config.component_checks import has_schedule
+from rankfall.training.config.overrides import dump_absolute
+from rankfall.training.config.sections import Role
 from rankfall.training.loop import Loop, train_in
 from rankfall.training.per_list_table import values_table
 from rankfall.training.run_directory import (
@@ -50,7 +51,7 @@ from rankfall.training.run_directory import (
 from rankfall.training.train_cascade import (
     CascadeLearner,
     Epoch,
-    check_depths,
+    build_objective,
     means_of,
     measure,
     measuring_loader,
@@ -65,9 +66,10 @@ if TYPE_CHECKING:
 
     from rankfall.data import ImpressionLoader, ImpressionLog
     from rankfall.data.impressions.loader import Impressions
+    from rankfall.training.build_cascade import BuiltObjective
     from rankfall.training.checkpoint import State
     from rankfall.training.config.cascade_config import CascadeConfig
-    from rankfall.training.config.ranker_config import RankerConfig
+    from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.learner import Position
     from rankfall.training.loop import OnNotice, Progress
     from rankfall.training.run_directory import TrainResult
@@ -79,12 +81,12 @@ LATEST = "latest.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class DayEpoch(Epoch):
-    """What is known after a day; `validation` is of that day, by the weights before it."""
+    """Metrics of a day; `validation` is measured with the weights before it."""
 
     day: str
 
 
-def stream(
+def train_days(
     config: CascadeConfig,
     out: Path,
     log: ImpressionLog,
@@ -98,30 +100,37 @@ def stream(
     on_notice: OnNotice = warnings.warn,
     stop: Callable[[], int] = lambda: False,
 ) -> TrainResult:
-    """Learn from days one after the other, measure each before that, and leave a run directory.
+    """Measure and train on days one after the other, and leave a run directory.
 
-    `days` are all of the stream, in their order and with the checksums of their files; the log must have those that
-    the run has not learned from yet. With `resume` it goes on where it was, as if it had never been interrupted.
-    `weights` keeps those after every day. Runs may share what `first_days` knows of the log. `progress` hears of every
-    batch, and `stop` is asked after each whether to end early. `on_day` hears of every day that was learned from, once
-    a checkpoint has it, and of the last one again if the run goes on from there: whoever was killed meanwhile has not
-    done what there is to do after a day.
+    Args:
+        config: the training configuration.
+        out: directory of the run.
+        log: the log; it must have the days that the run has not been trained on yet.
+        days: checksums of all days of the stream, in order.
+        resume: continue a run, with the same result as if it had never been interrupted.
+        weights: keep the weights after every day.
+        first_days: first days of items, which runs on the same log can share.
+        progress: receives the progress after every batch.
+        on_day: receives every day that was trained on, after its checkpoint is written. A continued run passes the
+            last day again, because the process may have been killed before the callback returned.
+        on_notice: receives messages, for instance about damaged checkpoints.
+        stop: called after every batch; a true value ends the run, which raises :class:`Stopped`.
     """
     config, first_days = with_depths(config, log.spec.stage_names), first_days or ItemFirstSeen()
-    # negatives are drawn from what the stream has seen, whatever else the log has
+    # negatives are drawn from days of the stream, whatever other days the log has
     log = replace(log, days={day: log.days[day] for day in days if day in log.days})
     _check_pool(config, log, days)
-    check_depths(log, config)
+    built = build_objective(log, config)
     check_free(out, force=False, resume=resume)
     if resume and (out / CONFIG).is_file():
         check_begun(config, out, log)
     else:
-        there = [day for day in days if day in log.days]
-        check_quotas(config, measuring_loader(log, config, there[1:] or there, first_days))
-        check_kept(make_objective(config)[0], training_loader(log, config, there, first_days=first_days))
+        present = [day for day in days if day in log.days]
+        check_quotas(config, measuring_loader(log, config, present[1:] or present, first_days))
+        check_kept(built[0], training_loader(log, config, present, first_days=first_days))
     with repeatable(config.training.seed, config.training.threads):
         try:
-            learner = _DayLearner(config, out, log, days, first_days)
+            learner = _DayLearner(config, out, log, days, first_days, built)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         loop = _DayLoop(learner, config, out, days=days, weights=weights, on_day=on_day, progress=progress, stop=stop)
@@ -130,40 +139,40 @@ def stream(
 
 
 def check_begun(config: CascadeConfig, out: Path, log: ImpressionLog) -> None:
-    """Refuse to go on with a run by another configuration, or with a log whose ids and numbers mean other things."""
+    """Raise if a run was started with another configuration, or with a log whose ids or numbers differ in meaning."""
     if (out / CONFIG).is_file():
         before = read_config(out)
-        check_same(out, _told(before), _told(with_depths(config, log.spec.stage_names)))
+        check_same(out, _resumable_settings(before), _resumable_settings(with_depths(config, log.spec.stage_names)))
         _check_log(out, log)
 
 
 def _check_pool(config: CascadeConfig, log: ImpressionLog, days: Iterable[str]) -> None:
-    """Refuse to draw items without knowing all days on which they came up: others would be drawn than before."""
+    """Raise if items are drawn and a day of the stream is missing: other items would be drawn than before."""
     data = config.data
     drawn = (data.negatives and data.negatives_from == "items") or data.length is not None
-    gone = [day for day in days if day not in log.days]
-    if drawn and gone:
+    missing = [day for day in days if day not in log.days]
+    if drawn and missing:
         name = "negatives" if data.negatives else "length"
         raise ConfigError(
-            f"data.{name}: items are drawn from those of all days of the stream so far, but {log.path} does not have "
-            f"{', '.join(gone)} any more; put them back, or begin another stream"
+            f"data.{name}: items are drawn from all days of the stream, but {log.path} no longer has "
+            f"{', '.join(missing)}; restore these days, or start another stream"
         )
 
 
-def _told(config: RankerConfig | CascadeConfig) -> dict[str, Any]:
-    """What a run must be told again to go on, but for the days: there may be more of them."""
-    told = config.model_dump(mode="json")
-    told["data"] = {key: value for key, value in told["data"].items() if key not in get_args(Role)}
-    return told
+def _resumable_settings(config: TrainConfig) -> dict[str, Any]:
+    """Return the settings that must not change when a run is continued: all but the days, which may increase."""
+    settings = config.model_dump(mode="json")
+    settings["data"] = {key: value for key, value in settings["data"].items() if key not in get_args(Role)}
+    return settings
 
 
 def values_file(run: Path, day: str) -> Path:
-    """Where the values of a day's impressions stand in the directory of a run."""
+    """Return the file of a run with the metrics of a day's impressions."""
     return run / DAYS / f"{day}.parquet"
 
 
 def weights_file(run: Path, day: str) -> Path:
-    """Where the weights after a day stand in the directory of a run, if they are kept."""
+    """Return the file of a run with the weights after a day."""
     return run / DAYS / f"{day}.safetensors"
 
 
@@ -171,7 +180,7 @@ def weights_file(run: Path, day: str) -> Path:
 
 
 class _OneDay:
-    """The batches of one day at a time: the epochs of a stream, every one in the order of a first epoch."""
+    """Batches of one day at a time, shuffled as in a first epoch."""
 
     def __init__(
         self, log: ImpressionLog, config: CascadeConfig, days: Mapping[str, str], first_days: ItemFirstSeen
@@ -184,17 +193,17 @@ class _OneDay:
 
     @property
     def day(self) -> str:
-        """The one that was chosen last."""
+        """The current day."""
         return self._days[self._number]
 
     @property
     def loader(self) -> ImpressionLoader:
-        """That of the day."""
-        assert self._loader is not None  # a day is chosen before it is read
+        """Loader of the current day."""
+        assert self._loader is not None  # set_epoch is called before batches are read
         return self._loader
 
     def has_chosen(self, epoch: int) -> bool:
-        """Whether that is the day."""
+        """Whether the day of an epoch, counted from 0, is the current one."""
         return self._loader is not None and self._number == epoch
 
     def __len__(self) -> int:
@@ -204,7 +213,7 @@ class _OneDay:
         return iter(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose a day by its number, from 0 on."""
+        """Open the day of an epoch, counted from 0."""
         if self.has_chosen(epoch):
             return
         self._number, self._loader = epoch, None
@@ -214,7 +223,7 @@ class _OneDay:
             self._loader.load_state_dict(self._state["loader"])
 
     def _check_day(self) -> None:
-        """Refuse a day that is another by now: the log was looked at before the days before it were learned from."""
+        """Raise if the day has changed since the stream accepted it."""
         try:
             (listed,) = self._log.choose([self.day])
             day = open_day(listed.path, self.day)
@@ -222,48 +231,54 @@ class _OneDay:
             raise ConfigError(f"data.{error}") from None
         for found in (listed, day):
             if found.manifest.get("sha256") != self._checksums[self.day]:
-                raise ConfigError(f"data.path: {day.path} has changed since the stream took it up")
+                raise ConfigError(f"data.path: {day.path} has changed since the stream accepted it")
 
     def state_dict(self) -> dict[str, Any]:
-        """The day and the position in it."""
+        """Return the day and the position in it."""
         return {"day": self.day, "loader": self.loader.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a position, once its day is chosen: if that is done with, the log may not have it any more."""
+        """Restore a position when its day is opened; a finished day may no longer be in the log."""
         self._state = state
 
     def requests(self, batch: Impressions) -> pa.ChunkedArray:
-        """The ids of the requests of a batch."""
+        """Return the ids of the requests of a batch."""
         return self.loader.requests(batch)
 
 
 class _DayLearner(CascadeLearner):
-    """A cascade that learns from one day after the other."""
+    """A cascade that is trained on one day after the other."""
 
     loader: _OneDay
 
     def __init__(
-        self, config: CascadeConfig, out: Path, log: ImpressionLog, days: Mapping[str, str], first_days: ItemFirstSeen
+        self,
+        config: CascadeConfig,
+        out: Path,
+        log: ImpressionLog,
+        days: Mapping[str, str],
+        first_days: ItemFirstSeen,
+        built: BuiltObjective,
     ) -> None:
-        super().__init__(config, out, log.features)
+        super().__init__(config, out, log.features, built)
         self.log, self._first_days = log, first_days
         self.loader = _OneDay(log, config, days, first_days)
-        self.batches = _batches(log, config, days) if has_schedule(self.temperatures) else 0
+        self.batches = _batches(log, config, days) if has_schedule(config.objective.options) else 0
         self.measured: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
 
     def validate(self, on_batch: Callable[[int], None] = lambda count: None) -> dict[str, float]:
-        """Measure the day that comes next."""
+        """Measure the current day."""
         loader = measuring_loader(self.log, self.config, [self.loader.day], self._first_days)
         self.measured = measure(self.cascade, loader, self.config, on_batch=on_batch)
         return means_of(self.measured[0])
 
     def line(self, position: Position) -> DayEpoch:
-        """What is known after a day."""
+        """Return the line of a day for ``metrics.jsonl``."""
         epoch = super().line(position)
         return DayEpoch(**{name: getattr(epoch, name) for name in Epoch.__slots__}, day=self.loader.day)
 
     def table(self) -> pa.Table:
-        """What was measured, impression by impression."""
+        """Return the metrics of the current day, one row per impression."""
         requests = self.log.days[self.loader.day].table()["request"].cast(pa.string())
         return values_table(requests, *self.measured)
 
@@ -273,9 +288,9 @@ def _batches(log: ImpressionLog, config: CascadeConfig, days: Iterable[str]) -> 
 
 
 class _DayLoop(Loop["Impressions"]):
-    """A loop whose epochs are days, and which can go on when there are more of them."""
+    """A training loop whose epochs are days, and which can be continued with more days."""
 
-    goes_on = True
+    open_ended = True
     learner: _DayLearner
 
     def __init__(
@@ -294,17 +309,17 @@ class _DayLoop(Loop["Impressions"]):
         super().__init__(learner, config, out, data=data, progress=progress, stop=stop)
         self.epochs = len(days)
         self._days, self._weights, self._on_day = list(days), weights, on_day
-        self._config = _told(config)
+        self._config = _resumable_settings(config)
 
     def run(self) -> TrainResult:
-        """Do what is left to do after the last day, then learn from the days that are left."""
+        """Finish the last day, then train on the remaining days."""
         place = self.position
-        if place.lines and not place.batch:  # otherwise the next one has begun, and all of that was done
+        if place.lines and not place.batch:  # otherwise the next day has begun, and the last one was finished
             self._end_day(place.lines[-1]["day"])
         return super().run()
 
     def _train(self) -> None:
-        """Measure a day, unless that was done, and take the batches of it that are left."""
+        """Measure a day, unless this was done before, and train on its remaining batches."""
         self.learner.loader.set_epoch(self.position.epoch - 1)
         if not self.position.batch:
             self._measure()
@@ -313,7 +328,7 @@ class _DayLoop(Loop["Impressions"]):
     def _measure(self) -> None:
         place = self.position
         place.validation = {}
-        if place.epoch == 1:  # nothing was learned before it
+        if place.epoch == 1:  # there are no weights before the first day
             return
         self.progress(Step(place.epoch, self.epochs, 0, len(self.learner.loader), {}, {}, 0.0))
         place.validation = self.learner.validate(self._pause)
@@ -325,24 +340,24 @@ class _DayLoop(Loop["Impressions"]):
                 pq.write_table(self.learner.table(), temporary)
 
     def _pause(self, count: int) -> None:
-        """End early between two batches that are measured; the day is measured again."""
+        """Stop between two measured batches; the day is measured again when the run continues."""
         if self.stop():
             raise Stopped(self._stopped())
 
     def _validate(self) -> None:
-        """Keep what a day has come to; how good it is will be measured on the next."""
+        """End a day: write a checkpoint. Its weights are measured on the next day."""
         self._end_epoch(self.position.validation.get(self.learner.metric, math.nan), is_best=True)
         self.save()
         self._end_day(self.learner.loader.day)
 
     def _end_day(self, day: str) -> None:
-        """Keep the weights after a day, and let others do what they do with them, which changes nothing here."""
+        """Write the weights after a day, and call `on_day`, which does not change random numbers of the run."""
         if self._weights:
             with self.writing():
                 self._keep_weights(weights_file(self.out, day))
         with torch.random.fork_rng(devices=[]):
             self._on_day(day)
-        self._lap_began = time.perf_counter()  # it was no work of this run
+        self._lap_began = time.perf_counter()  # the callback does not count as training time
 
     def _keep_weights(self, file: Path) -> None:
         file.parent.mkdir(exist_ok=True)
@@ -351,7 +366,7 @@ class _DayLoop(Loop["Impressions"]):
             temporary.symlink_to(file.name)
 
     def _check_data(self, state: State) -> None:
-        """Refuse a checkpoint that learned from other days than these; there may be more of them."""
+        """Raise if a checkpoint was trained on other days; additional days are allowed."""
         place = state["position"]
         begun = [line["day"] for line in place["lines"]]
         if place["batch"]:
@@ -359,22 +374,22 @@ class _DayLoop(Loop["Impressions"]):
         now = self._days[: len(begun)]
         if len(now) < len(begun):
             raise ConfigError(
-                f"data.days: {self.out} has learned from {len(begun)} days, up to {begun[-1]}, found {len(now)}; a "
-                "stream goes on with all of its days and maybe more"
+                f"data.days: {self.out} was trained on {len(begun)} days, up to {begun[-1]}, found {len(now)}; a "
+                "stream is continued with all of its days"
             )
         for before, day in zip(begun, now, strict=True):
             if before != day:
-                raise ConfigError(f"data.days: {self.out} learned from {before} where the stream now has {day}")
+                raise ConfigError(f"data.days: {self.out} was trained on {before} where the stream now has {day}")
         names = [f"day {day}" for day in begun]
         check_same_data(self.out, *({name: data[name] for name in names} for data in (state["data"], self._data)))
-        if has_schedule(self.learner.temperatures) and len(state["data"]) != len(self._data):
+        if has_schedule(self.learner.config.objective.options) and len(state["data"]) != len(self._data):
             raise ConfigError(
                 f"objective: a temperature follows a schedule over the {len(state['data'])} days with which {self.out} "
-                f"was begun, now there are {len(self._data)}. Give it one value, or begin another stream"
+                f"was started, now there are {len(self._data)}. Use one value, or start another stream"
             )
 
     def _check_best(self) -> None:
-        """The best weights are the last, which are written again."""
+        """Do nothing: the best weights are the last, which are written again."""
 
     def _where(self) -> str:
         place = self.position
@@ -383,16 +398,16 @@ class _DayLoop(Loop["Impressions"]):
         if not place.batch:
             return f"before {self._days[place.epoch - 1]}"
         day, loader = self._days[place.epoch - 1], self.learner.loader
-        batches = f" of {len(loader)}" if loader.has_chosen(place.epoch - 1) else ""  # unknown before it is opened
+        batches = f" of {len(loader)}" if loader.has_chosen(place.epoch - 1) else ""  # unknown before the day is opened
         return f"after batch {place.batch}{batches} of {day}"
 
 
 def _check_log(run: Path, log: ImpressionLog) -> None:
-    """Refuse a log whose ids or numbers mean something else than those that the run began with."""
+    """Raise if ids or numbers of a log differ in meaning from those that the run was started with."""
     try:
         trained = json.loads((run / LOG).read_text())
     except (FileNotFoundError, ValueError):
-        return  # killed before it was written, and so before anything was learned
+        return  # the run was killed before it trained
     before, now = (
         {one["embedding"]: one["rows"] for one in of["features"]}
         for of in (trained["features"], log.features.to_json())
@@ -400,8 +415,8 @@ def _check_log(run: Path, log: ImpressionLog) -> None:
     for table, rows in before.items():
         if table is not None and now.get(table, rows) != rows:
             raise ConfigError(
-                f"data.path: {run} was begun with {rows:,} rows of {table}, {log.path} now has {now[table]:,}. Tables "
-                "have the size they began with: days are added with the ids of the first, or a new stream is begun"
+                f"data.path: {run} was started with {rows:,} rows of {table}, {log.path} now has {now[table]:,}. The "
+                "size of a table is fixed: add days with the ids of the first, or start a new stream"
             )
     check_compatible(
         trained, log, used={*trained["rules"], *(f"sequence.{one['name']}" for one in trained["features"]["sequences"])}

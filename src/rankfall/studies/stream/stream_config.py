@@ -1,7 +1,7 @@
-"""What a stream is told, and the runs it consists of.
+"""Configuration of a stream, and the plan of its runs.
 
-A stream is a training configuration of a cascade whose data have `days` in place of days for each use, with the
-`methods` that change it, as in a comparison, and `seeds`:
+A stream is a training configuration of a cascade with `days` in place of train, valid and test days, with `methods`
+that change it, as in a comparison, and `seeds`:
 
 .. code-block:: yaml
 
@@ -19,15 +19,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from rankfall._settings import ConfigError, Section, explain, read_yaml
+from rankfall._settings import ConfigError, Section, read_yaml
 from rankfall._suggest import did_you_mean
-from rankfall.training.build_cascade import has_schedule, make_objective, try_depths
+from rankfall.studies.method_config import Methods, Seeds, check_keys, validated
 from rankfall.training.config.cascade_config import LogConfig, validate_cascade
-from rankfall.training.config.ranker_config import apply_overrides, merge, set_option
+from rankfall.training.config.component_checks import has_schedule
+from rankfall.training.config.overrides import apply_overrides, merge, set_option
+from rankfall.training.methods import method_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,13 +38,13 @@ if TYPE_CHECKING:
     from rankfall.training.config.cascade_config import CascadeConfig
 
 RUNS = "runs"
-ALL = ".."  # days
+ALL = ".."  # range of all days
 _USES = ("train", "valid", "test")
-_SECTIONS = ("relevant", "stages", "share", "objective", "optimizer", "training")  # that a method may change
+_SECTIONS = ("relevant", "stages", "share", "objective", "optimizer", "training")  # sections that a method may change
 
 
 class StreamConfig(Section):
-    """A training configuration of cascades over days that several methods change."""
+    """A training configuration of a cascade over days, and the methods that change it."""
 
     data: dict[str, Any] = Field(description="path, days, negatives, negatives_from, length.")
     relevant: int | None = None
@@ -51,33 +53,31 @@ class StreamConfig(Section):
     objective: dict[str, Any] = Field(default={})
     optimizer: dict[str, Any] = Field(default={})
     training: dict[str, Any] = Field(default={})
-    methods: dict[str, dict[str, Any] | None] = Field(
-        default={}, description="What each method changes, by its name in tables; by default there is one."
+    methods: Methods = Field(
+        default={}, description="Changes of each method, by its name in tables; by default there is one method."
     )
-    seeds: list[Annotated[int, Field(ge=0)]] = Field(default=[0], min_length=1)
+    seeds: Seeds = Field(default=[0])
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
+    def _check_data(self) -> Self:
         allowed = ["path", "days", *(name for name in LogConfig.model_fields if name not in ("path", *_USES))]
         for key in self.data:
             if key not in allowed:
-                why = "; a stream learns from every day and is tested on it before that" if key in _USES else ""
+                why = "; a stream tests on every day, then trains on it" if key in _USES else ""
                 hint = did_you_mean(key, allowed)
                 raise ValueError(f"data: unknown key {key!r}{hint}; allowed are {', '.join(allowed)}{why}")
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds {self.seeds} name one seed twice")
         return self
 
     @property
     def days(self) -> list[str]:
-        """Names and ranges of days, by default all of the log."""
+        """Names and ranges of days, by default all days of the log."""
         days = self.data.get("days", ALL)
         return [days] if isinstance(days, str) else days
 
 
 @dataclass(frozen=True)
 class StreamRun:
-    """A method with a seed."""
+    """A run of a stream: a method with a seed."""
 
     method: str
     seed: int
@@ -86,58 +86,57 @@ class StreamRun:
 
 
 def load_stream(path: Path, overrides: Sequence[str] = ()) -> StreamConfig:
-    """The stream in a YAML file, with ``key=value`` words that change it."""
-    try:
-        return StreamConfig.model_validate(apply_overrides(read_yaml(path), overrides))
-    except ValidationError as error:
-        raise ConfigError(explain(error, str(path))) from None
+    """Read a stream from a YAML file and apply ``key=value`` overrides."""
+    return validated(StreamConfig, apply_overrides(read_yaml(path), overrides), str(path))
 
 
 def make_runs(config: StreamConfig, out: Path) -> list[StreamRun]:
-    """Every run of a stream, method after method, all of them checked."""
+    """Plan and check the runs of a stream: every method with every seed."""
     methods = config.methods or {str(config.objective.get("name", "method")): {}}
     names = {method: file_name(method) for method in methods}
     runs = []
     for method, changes in methods.items():
         same = [other for other in names if names[other] == names[method]]
         if len(same) > 1:
-            raise ConfigError(f"methods: {' and '.join(map(repr, same))} would have one directory, {names[method]}")
+            raise ConfigError(
+                f"methods: {' and '.join(map(repr, same))} would have the same directory, {names[method]}"
+            )
         for seed in config.seeds:
             resolved = _resolve(config, method, changes or {}, seed)
             runs.append(StreamRun(method, seed, resolved, out / RUNS / f"{names[method]}-{seed}"))
     first = runs[0]
     for run in runs:
-        for what, of in (("the metrics", run.config.metrics), ("training.metric", run.config.training.metric)):
-            expected = first.config.metrics if what == "the metrics" else first.config.training.metric
-            if of != expected:
+        for name, found, expected in (
+            ("the metrics", run.config.metrics, first.config.metrics),
+            ("training.metric", run.config.training.metric, first.config.training.metric),
+        ):
+            if found != expected:
                 raise ConfigError(
-                    f"methods.{run.method}: found {what} {of}, expected those of {first.method}, {expected}, so that "
+                    f"methods.{run.method}: found {name} {found}, expected {expected} as for {first.method}, so that "
                     "methods can be compared"
                 )
     return runs
 
 
 def scheduled(run: StreamRun) -> bool:
-    """Whether a temperature changes over the stream, whose length must then be known."""
-    _, temperatures = make_objective(try_depths(run.config))
-    return has_schedule(temperatures)
+    """Whether a temperature follows a schedule, which needs the number of days in advance."""
+    return has_schedule(run.config.objective.options)
 
 
 def _resolve(config: StreamConfig, method: str, changes: dict[str, Any], seed: int) -> CascadeConfig:
     where = f"methods.{method}" if config.methods else "config"
-    for key in changes:
-        if key not in _SECTIONS:
-            raise ConfigError(f"{where}.{key}: unknown, expected {', '.join(_SECTIONS)}")
-    days = {"train": config.days, "valid": config.days}  # every day is for both
+    check_keys(changes, _SECTIONS, where)
+    days = {"train": config.days, "valid": config.days}  # every day is measured and trained on
     data = {key: value for key, value in config.data.items() if key != "days"} | days
     given = {name: value for name in _SECTIONS if (value := getattr(config, name)) is not None}
     content = set_option(merge(given, changes), "training.seed", seed)
     resolved = validate_cascade({"data": data, **content}, where=where)
     if resolved.training.epochs != 1 or resolved.training.patience is not None:
-        raise ConfigError(f"{where}: training.epochs and training.patience: a stream goes over each day once")
+        raise ConfigError(f"{where}: training.epochs and training.patience: a stream trains on each day once")
+    method_of(resolved).check_components(where)
     return resolved
 
 
 def file_name(method: str) -> str:
-    """What directories of a method are called: ``LCRON, DFTopK`` is ``lcron-dftopk``."""
+    """Return the directory name of a method: ``lcron-dftopk`` for ``LCRON, DFTopK``."""
     return re.sub(r"[^a-z0-9_]+", "-", method.lower()).strip("-") or "method"

@@ -1,19 +1,19 @@
-"""From the values of impressions, day by day, to what a stream says: figures and tests of every day and of all.
+"""Summaries of a stream: metrics and tests of every day, and of all days together.
 
-Of a day, a method is tested on its impressions, as in a comparison. Of all days together the unit is the day: all its
-impressions are measured by the same weights, so its mean is one number that says how well these do. Memory holds one
-metric of one day.
+The methods of a day are tested on its impressions, as in a comparison. Over all days the unit is the day, because all
+impressions of a day are measured with the same weights. Memory holds one metric of one day.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from rankfall.studies.comparison_summary import Outcome, summarise
+from rankfall.studies.comparison_summary import Outcome, Summary, summarise
+from rankfall.studies.results import DayResult, MethodResult
 from rankfall.studies.stream.day_learner import values_file
 from rankfall.training.cascade_metrics import higher_is_better
 from rankfall.training.per_list_table import CHANCE
@@ -24,65 +24,61 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    Entry = dict[str, Any]  # what is said of a day
-    Directories = Mapping[str, Sequence[Path]]  # of the runs of each method, one a seed
+    from rankfall.studies.results import MethodTest, MetricSummary
+
+    Directories = Mapping[str, Sequence[Path]]  # run directories of each method, one per seed
 
 
-def day_entry(day: str, directories: Directories, metrics: Sequence[str]) -> Entry:
-    """Figures and tests of a day, of the methods whose runs have all measured it."""
-    there = measured(day, directories)
-    entry: Entry = {"day": day, "impressions": 0, "methods": [], "tests": []}
-    if not there:
-        return entry
-    by_method: dict[str, dict[str, Any]] = {method: {} for method in there}
-    tests: list[dict[str, Any]] = []
-    for metric in metrics:
-        values = {method: _values(day, directories[method], metric) for method in there}
-        chance = _values(day, directories[there[0]][:1], CHANCE + metric)[0]
-        entry["impressions"] = len(chance)
-        if int((~chance.isnan()).sum()) < 2:  # too few have a relevant item to say anything
-            return entry
-        part = _summarised({metric: values}, {metric: chance})
-        for method in part["methods"]:
-            by_method[method["name"]] |= method["metrics"]
-        tests += part["tests"]
-    return entry | {"methods": [{"name": name, "metrics": of} for name, of in by_method.items()], "tests": tests}
+def summarise_day(day: str, directories: Directories, metrics: Sequence[str]) -> DayResult:
+    """Summarise a day for the methods whose runs have all measured it."""
+    methods = measured_methods(day, directories)
+    summaries: dict[str, dict[str, MetricSummary]] = {method: {} for method in methods}
+    tests: list[MethodTest] = []
+    impressions = 0
+    for metric in metrics if methods else ():
+        values = {method: _values(day, directories[method], metric) for method in methods}
+        chance = _values(day, directories[methods[0]][:1], CHANCE + metric)[0]
+        impressions = len(chance)
+        if int((~chance.isnan()).sum()) < 2:  # too few impressions have a relevant item
+            return DayResult(day, impressions, [], [])
+        summary = _summarise({metric: values}, {metric: chance})
+        for method in summary.methods:
+            summaries[method.name] |= method.metrics
+        tests += summary.tests
+    return DayResult(day, impressions, [MethodResult(name, of) for name, of in summaries.items()], tests)
 
 
-def overall(entries: Sequence[Entry], directories: Directories, metrics: Sequence[str]) -> dict[str, Any]:
-    """Figures over all days and tests with days as the unit, of the methods that have measured all of them.
+def summarise_days(days: Sequence[DayResult], directories: Directories, metrics: Sequence[str]) -> tuple[str, Summary]:
+    """Summarise all days for the methods that have measured all of them, with the day as the unit.
 
-    With a single day its own are all there is. `unit` says what was tested on.
+    Returns:
+        The unit and the summary. A single day is returned as it is, with impressions as the unit.
     """
-    used = [entry for entry in entries if entry["methods"]]
-    figures = {(entry["day"], method["name"]): method["metrics"] for entry in used for method in entry["methods"]}
-    complete = [method for method in directories if all((entry["day"], method) in figures for entry in used)]
+    used = [entry for entry in days if entry.methods]
+    summaries = {(entry.day, method.name): method.metrics for entry in used for method in entry.methods}
+    complete = [method for method in directories if all((entry.day, method) in summaries for entry in used)]
     if not used or not complete:
-        return {"unit": "days", "methods": [], "tests": []}
+        return "days", Summary([], [])
     if len(used) == 1:
-        return {"unit": "impressions", "methods": used[0]["methods"], "tests": used[0]["tests"]}
+        return "impressions", Summary(used[0].methods, used[0].tests)
 
     def over_days(metric: str, method: str) -> Tensor:
-        values = [figures[entry["day"], method][metric]["values"] for entry in used]
-        return torch.tensor(values, dtype=torch.double).T
+        return torch.tensor([summaries[entry.day, method][metric].values for entry in used], dtype=torch.double).T
 
     def chance_over_days(metric: str) -> Tensor:
-        return torch.tensor(
-            [figures[entry["day"], complete[0]][metric]["chance"] for entry in used], dtype=torch.double
-        )
+        return torch.tensor([summaries[entry.day, complete[0]][metric].chance for entry in used], dtype=torch.double)
 
-    chance = {metric: chance_over_days(metric) for metric in metrics}
     values = {metric: {method: over_days(metric, method) for method in complete} for metric in metrics}
-    return {"unit": "days", **_summarised(values, chance)}
+    return "days", _summarise(values, {metric: chance_over_days(metric) for metric in metrics})
 
 
-def measured(day: str, directories: Directories) -> list[str]:
-    """The methods whose runs have all measured a day."""
+def measured_methods(day: str, directories: Directories) -> list[str]:
+    """Return the methods whose runs have all measured a day."""
     return [method for method, runs in directories.items() if all(values_file(run, day).is_file() for run in runs)]
 
 
-def _summarised(values: Mapping[str, Mapping[str, Tensor]], chance: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Of the values (seeds, units) of each metric and method."""
+def _summarise(values: Mapping[str, Mapping[str, Tensor]], chance: Mapping[str, Tensor]) -> Summary:
+    """Summarise values (seeds, units) by metric and method."""
     methods = list(next(iter(values.values())))
     return summarise(
         Outcome(
@@ -95,6 +91,6 @@ def _summarised(values: Mapping[str, Mapping[str, Tensor]], chance: Mapping[str,
 
 
 def _values(day: str, runs: Sequence[Path], column: str) -> Tensor:
-    """A column of the values of a day, a row a run."""
+    """Return a column of the values of a day, one row per run."""
     columns = [pq.read_table(values_file(run, day), columns=[column])[column].to_numpy() for run in runs]
     return torch.from_numpy(np.stack(columns).astype(np.float64))

@@ -1,1 +1,1 @@
-"""Configurations of training runs: one YAML file, validated before anything is read or written."""
+"""Configurations of training runs: one YAML file, validated before any data are read or written."""

@@ -1,4 +1,4 @@
-"""What the training of a cascade is told: the log, the stages, the objective.
+"""Configuration of a training run of a cascade: log, stages, objective.
 
 .. code-block:: yaml
 
@@ -16,11 +16,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
-from rankfall._settings import ConfigError, Section, explain
-from rankfall.training.cascade_metrics import measures
-from rankfall.training.config.ranker_config import Count, Kept, MLflowConfig, OptimizerConfig, Seconds, TrackerNames
+from rankfall._settings import ConfigError, OptionError, Section, explain
+from rankfall.training.config.cascade_metric_names import measures
+from rankfall.training.config.component_checks import check_model, check_objective
+from rankfall.training.config.sections import (
+    Count,
+    Kept,
+    MLflowConfig,
+    Names,
+    OptimizerConfig,
+    Patience,
+    Role,
+    Seconds,
+    Seed,
+    Threads,
+    TrackerNames,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,58 +41,54 @@ if TYPE_CHECKING:
 ObjectiveName = Literal[
     "bce", "icc", "rankflow", "fs_ranknet", "fs_lambda_loss", "sort_ce", "arf", "arf_v2", "lcron", "per_stage"
 ]
-Role = Literal["train", "valid", "test"]
-
-
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str | int) else value
-
-
-DayNames = Annotated[list[str], BeforeValidator(_as_list)]
 
 
 class LogConfig(Section):
-    """Which days of an impression log are for what."""
+    """Impression log: its directory, and the days for training, validation and testing."""
 
-    path: str = Field(description="A directory made by 'rankfall simulate' or 'rankfall prepare'.")
-    train: DayNames = Field(min_length=1, description="Days, or ranges FIRST..LAST, that are trained on in this order.")
-    valid: DayNames = Field(min_length=1, description="Days on which training stops and methods are chosen.")
-    test: DayNames = Field(default=[], description="Days that are only measured.")
-    negatives: int = Field(default=0, ge=0, description="Items added at random to every training list.")
+    path: str = Field(description="Directory made by 'rankfall simulate' or 'rankfall prepare'.")
+    train: Names = Field(min_length=1, description="Days, or ranges FIRST..LAST, to train on in this order.")
+    valid: Names = Field(min_length=1, description="Days for early stopping and for choosing settings.")
+    test: Names = Field(default=[], description="Days for the final evaluation only.")
+    negatives: int = Field(default=0, ge=0, description="Random items added to every training list.")
     negatives_from: Literal["items", "batch"] = Field(
-        default="items", description="Those that the log knows by the end of the day, or those of the batch."
+        default="items",
+        description="Pool of random items: those in the log by the end of the day, or those of the batch.",
     )
-    length: Count | None = Field(default=None, description="Items of validation and test lists, the rest at random.")
+    length: Count | None = Field(
+        default=None, description="Length of validation and test lists, filled up with random items."
+    )
 
     def days(self, role: Role) -> list[str]:
-        """The days that have this use."""
+        """Return the names and ranges of days for one use."""
         return {"train": self.train, "valid": self.valid, "test": self.test}[role]
 
 
 class StageConfig(Section):
-    """A model and the number of items it keeps."""
+    """Stage of a cascade: a model and the number of items it keeps."""
 
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     quota: Count
-    model: dict[str, Any] = Field(description="kind: two_tower, din or mlp, and its options.")
+    model: dict[str, Any] = Field(description="kind (two_tower, din or mlp) and the options of the model.")
     min_depth: int | str | None = Field(
         default=None,
-        description="What this stage sees in training by bce: items that got at least so far in the log, to the stage "
-        "of this number or name there.",
+        description="Items that the objective bce trains this stage on: those that reached the logged stage of this "
+        "number or name.",
     )
 
     @model_validator(mode="after")
-    def _model_can_be_made(self) -> Self:
-        from rankfall.training.build_cascade import try_model
-
-        try_model(self.model)
+    def _check_model(self) -> Self:
+        try:
+            check_model(self.model)
+        except OptionError as error:
+            raise error.inside("model") from None
         return self
 
 
 class ObjectiveConfig(Section):
-    """An objective by name, and its options beside it; quotas and the number of stages are known already.
+    """Name of an objective, and its options as further keys. The stages supply quotas and their own number.
 
-    A temperature is a number, or ``{start: 10, end: 1, schedule: exponential}`` over the whole training.
+    A temperature is a number, or ``{start: 10, end: 1, schedule: exponential}`` over the whole training run.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -88,8 +97,13 @@ class ObjectiveConfig(Section):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What stands beside the name."""
+        """The options of the objective, without its name."""
         return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        check_objective(self.name, self.options)
+        return self
 
 
 def _is_cascade_metric(name: str) -> str:
@@ -99,23 +113,23 @@ def _is_cascade_metric(name: str) -> str:
 
 
 class CascadeOptimizerConfig(OptimizerConfig):
-    """How weights are changed; the default is that of the papers on cascades."""
+    """Optimizer and its options, with the default learning rate of the papers on cascades."""
 
     lr: float = Field(default=1e-2, gt=0)
 
 
 class CascadeTrainingConfig(Section):
-    """How long, and on what in turn."""
+    """Epochs, batch size, early stopping and checkpoints."""
 
     epochs: Count = Field(default=1, description="Passes over the training days.")
-    batch: Count = Field(default=1024, description="Impressions in a batch.")
-    patience: Count | None = Field(default=None, description="Epochs without a better validation before stopping.")
+    batch: Count = Field(default=1024, description="Impressions per batch.")
+    patience: Patience = None
     metric: Annotated[str, AfterValidator(_is_cascade_metric)] = Field(
-        default="joint_recall", description="What validation looks at."
+        default="joint_recall", description="Metric of early stopping and of the best checkpoint."
     )
-    seed: int = Field(default=0, ge=0, lt=2**63, description="Of the first weights, the order of impressions, noise.")
-    threads: Count = Field(default=1, description="Of the processor; weights repeat for the same number.")
-    window: Count = Field(default=1 << 15, description="Impressions that are shuffled together.")
+    seed: Seed = 0
+    threads: Threads = 1
+    window: Count = Field(default=1 << 15, description="Number of impressions that are shuffled together.")
     checkpoint_every: Seconds = 300.0
     keep: Kept = 2
     track: TrackerNames = Field(default=[])
@@ -123,43 +137,48 @@ class CascadeTrainingConfig(Section):
 
 
 class CascadeConfig(Section):
-    """Everything a training of a cascade is told."""
+    """Configuration of a training run of a cascade."""
 
     data: LogConfig
-    relevant: Count = Field(default=10, description="Relevant items of an impression, those of the best grades.")
+    relevant: Count = Field(default=10, description="Relevant items per impression: those of the best grades.")
     stages: list[StageConfig] = Field(min_length=1)
-    share: list[str] = Field(default=[], description="Embedding tables that all stages have in common.")
+    share: list[str] = Field(default=[], description="Embedding tables that all stages share.")
     objective: ObjectiveConfig
     optimizer: CascadeOptimizerConfig = CascadeOptimizerConfig()
     training: CascadeTrainingConfig = CascadeTrainingConfig()
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_stages(self) -> Self:
         names = [stage.name for stage in self.stages]
         for before, stage in zip(self.stages, self.stages[1:], strict=False):
             if stage.quota > before.quota:
                 raise ValueError(
-                    f"stages: {stage.name} keeps {stage.quota} items, but {before.name} before it only {before.quota}"
+                    f"stages: {stage.name} keeps {stage.quota} items, but {before.name} before it keeps {before.quota}"
                 )
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"stages: {name!r} stands there twice")
+                raise ValueError(f"stages: two stages have the name {name!r}")
         metric = self.training.metric
         if metric != "joint_recall" and metric.rpartition("/")[0] not in names:
             raise ValueError(f"training.metric: found {metric!r}, the stages are {', '.join(names)}")
-        from rankfall.training.build_cascade import try_objective
-
-        try_objective(self)
         return self
 
     @property
     def metrics(self) -> list[str]:
-        """What is evaluated."""
+        """The metrics of the evaluation."""
         return measures([stage.name for stage in self.stages])
 
 
 def validate_cascade(content: Mapping[str, Any], *, where: str = "config") -> CascadeConfig:
-    """A checked configuration of a cascade; `where` stands before what is wrong with it."""
+    """Validate a mapping as the configuration of a cascade.
+
+    Args:
+        content: The mapping.
+        where: Prefix of error messages, such as the path of the file.
+
+    Raises:
+        ConfigError: If a key or value is wrong. The message names every wrong key.
+    """
     try:
         return CascadeConfig.model_validate(dict(content))
     except ValidationError as error:

@@ -6,26 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall.registry import config_value, explicit_operator, options
 from rankfall.training.build_cascade import make_objective, try_depths
-from rankfall.training.config.cascade_config import CascadeConfig
 
 if TYPE_CHECKING:
     from rankfall.registry import Kind
+    from rankfall.training.config.cascade_config import CascadeConfig
     from rankfall.training.config.ranker_config import RankerConfig
 
 
-def with_defaults(config: RankerConfig | CascadeConfig) -> dict[str, Any]:
-    """Return a configuration's content with every option of its models, loss or objective written out.
-
-    Args:
-        config: A validated configuration.
-
-    Returns:
-        A mapping that validates to an equivalent configuration.
-    """
+def ranker_with_defaults(config: RankerConfig) -> dict[str, Any]:
+    """Return the content of a ranker's configuration with every option of its loss written out."""
     content = config.model_dump(mode="json")
-    if not isinstance(config, CascadeConfig):
-        content["loss"] = _fill(content["loss"], _defaults("loss", config.loss.name))
-        return content
+    content["loss"] = _fill(content["loss"], _defaults("loss", config.loss.name))
+    return content
+
+
+def cascade_with_defaults(config: CascadeConfig) -> dict[str, Any]:
+    """Return the content of a cascade's configuration with every option of its models and objective written out."""
+    content = config.model_dump(mode="json")
     for stage in content["stages"]:
         stage["model"] = _fill(stage["model"], _defaults("model", stage["model"]["kind"]))
     content["objective"] = _fill(content["objective"], _objective_defaults(config))

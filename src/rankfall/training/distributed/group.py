@@ -1,8 +1,8 @@
-"""Processes that train together: who they are, and what they tell each other.
+"""Groups of processes that train together.
 
-``torchrun`` starts the processes, :func:`joined` makes a :class:`Group` of them. A process alone is a group as well,
-one that has nobody to wait for: whoever trains need not ask how many there are. Tensors that are exchanged for
-bookkeeping are on the CPU (gloo); gradients are where the weights are (gloo, or nccl on GPUs).
+``torchrun`` starts the processes, :func:`joined` returns their :class:`Group`. A single process is a group of one, so
+that training code is the same for any number of processes. Bookkeeping tensors are exchanged on the CPU (gloo);
+gradients on the device of the weights (gloo, or nccl on GPUs).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from rankfall.models.layers import RowNorm
 from rankfall.training.checkpoint import join, split
-from rankfall.training.run_directory import SurroundingsError
+from rankfall.training.run_directory import EnvironmentFailure
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -34,62 +34,70 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ONE_BY_ONE = "gloo_one_by_one"
+ONE_BY_ONE = "gloo_one_by_one"  # backend that runs one reduction at a time
 
 
-class LostError(SurroundingsError):
-    """A process that no longer answers."""
+class LostError(EnvironmentFailure):
+    """Another process ended or does not answer."""
 
 
-class ElsewhereError(ValueError):
-    """What another process refuses, or what the first one will say."""
+class PeerError(ValueError):
+    """An error of another process, which reports it."""
 
 
 class Group:
-    """A process that trains alone."""
+    """A group of one process, and the interface of larger ones.
+
+    Attributes:
+        rank: Number of this process, from 0.
+        world: Number of processes.
+        device: Device of the weights.
+        restarted: Whether the processes were restarted after one of them had died.
+        all_informed: Whether all processes know of the last error that one of them raised in :meth:`together`.
+    """
 
     rank = 0
     world = 1
-    device = torch.device("cpu")  # of the weights
-    restarted = False  # after one of them had died
-    all_know = True  # what one of them refuses
+    device = torch.device("cpu")
+    restarted = False
+    all_informed = True
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes and speaks."""
+        """Whether this is the process that writes files and prints messages."""
         return self.rank == 0
 
     def total(self, numbers: Tensor) -> Tensor:
-        """The sum over all processes."""
+        """Return the sum of a tensor over all processes."""
         return numbers
 
     def totals(self, numbers: Sequence[float]) -> list[float]:
-        """The same of plain numbers, in double precision."""
+        """Return the sums of plain numbers over all processes, in double precision."""
         return list(numbers)
 
     def gather(self, value: T) -> list[T]:
-        """What each process has, of small plain values."""
+        """Return the values of all processes, by rank; for small plain values."""
         return [value]
 
     def of_first(self, state: State | None) -> State | None:
-        """What the first process has, of anything that a checkpoint can hold."""
+        """Return the state of the first process: anything that a checkpoint can hold."""
         return state
 
     def wrap(self, network: nn.Module) -> nn.Module:
-        """A module whose gradients are the means over all processes."""
+        """Wrap a module so that its gradients are means over all processes."""
         return network
 
     def seed_noise(self, seed: int, step: int) -> None:
-        """Let every process draw its own random numbers in a batch; those of the first simply go on."""
+        """Give every process its own random numbers for a batch; the first process keeps its generator."""
 
     @contextmanager
     def watching(self) -> Generator[None]:
-        """Work that needs the others, and raises :class:`LostError` if one of them is gone."""
+        """Context for communication: raises :class:`LostError` if another process is gone."""
         yield
 
     @contextmanager
     def together(self) -> Generator[None]:
-        """Work that each process does by itself; what one of them refuses is refused by all."""
+        """Context for work of each process by itself: an error in one of them is raised in all."""
         yield
 
 
@@ -98,7 +106,14 @@ ALONE = Group()
 
 @contextmanager
 def joined(timeout: float) -> Generator[Group]:
-    """The processes that torchrun started, or this one alone. They wait `timeout` seconds for each other."""
+    """Join the processes that torchrun started, or return a group of this process alone.
+
+    Args:
+        timeout: Seconds that the processes wait for each other.
+
+    Raises:
+        LostError: If the other processes cannot be reached.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         alone = Group()
         alone.restarted = restarts() > 0
@@ -111,39 +126,39 @@ def joined(timeout: float) -> Generator[Group]:
         raise LostError(f"the other processes cannot be reached: {error}") from None
     try:
         group = Processes(device, timeout)
-        group.restarted = any(group.gather(restarts()))  # of those that are left of a restart some do not count it
+        group.restarted = any(group.gather(restarts()))  # processes that survived a restart do not count it
         yield group
     finally:
         dist.destroy_process_group()
 
 
 def restarts() -> int:
-    """How often torchrun has started this process again."""
+    """Return the number of times torchrun has restarted this process."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def is_first_start() -> bool:
-    """Whether this is the first process that torchrun started, and not started again."""
+    """Return whether this is process 0 of torchrun, in its first start."""
     return "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] == "0" and not restarts()
 
 
 def _join(backend: str, timeout: timedelta) -> None:
     store, rank, world = next(rendezvous("env://", timeout=timeout))
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # It lives as long as torchrun, and would lead to processes that were there before a restart.
+        # The store lives as long as torchrun and still holds the addresses of processes before a restart.
         store = PrefixStore(f"restart {restarts()}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
 
 
 def _one_by_one(store: Store, rank: int, world: int, timeout: timedelta) -> dist.ProcessGroupGloo:
-    """Gloo with one thread, so that no two reductions run at once.
+    """Create a gloo backend with one thread, so that no two reductions run at once.
 
-    Its usual two threads note the name of what they have just finished in one string, without a lock. The name of a
-    dense reduction fits into the string itself, that of a sparse one does not: where both are under way, a name is
-    written into freed memory, and the process dies sooner or later (seen with torch 2.13).
+    The default two threads write the name of the last finished reduction to one string without a lock. The name of a
+    dense reduction fits into the string object, that of a sparse one does not. If both run at once, a name is written
+    to freed memory and the process crashes sooner or later (seen with torch 2.13).
     """
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # which its stub calls by another name
-    names = os.environ.get("GLOO_SOCKET_IFNAME")  # which others of gloo's groups look at by themselves
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # its stub has another name
+    names = os.environ.get("GLOO_SOCKET_IFNAME")  # other gloo groups read this variable themselves
     options._devices = (
         [dist.ProcessGroupGloo.create_device(interface=name) for name in names.split(",")]
         if names
@@ -167,12 +182,12 @@ def _device() -> torch.device:
 
 
 class Processes(Group):
-    """Several processes, of which this is one."""
+    """A group of several processes."""
 
     def __init__(self, device: torch.device, timeout: float) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.device = device
-        self.all_know = False
+        self.all_informed = False
         self._timeout = timeout
 
     def total(self, numbers: Tensor) -> Tensor:
@@ -210,8 +225,8 @@ class Processes(Group):
         sparse = any(isinstance(part, nn.Embedding) and part.sparse for part in network.modules())
         with self.watching():
             wrapped = nn.parallel.DistributedDataParallel(network, process_group=self._one_by_one if sparse else None)
-        # Statistics of batch norm are those of all rows, so nobody need be told those of the first in every batch.
-        wrapped.broadcast_buffers = False  # which as an argument is deprecated, by a name that older releases lack
+        # Batch norm already uses the rows of all processes, so its statistics need no broadcast in every batch.
+        wrapped.broadcast_buffers = False  # deprecated as an argument; older releases lack the new name
         return wrapped
 
     @cached_property
@@ -219,8 +234,8 @@ class Processes(Group):
         return dist.new_group(backend=ONE_BY_ONE, timeout=timedelta(seconds=self._timeout))
 
     def seed_noise(self, seed: int, step: int) -> None:
-        # Not a stream that goes on, so that a training can go on with any number of processes. That of the
-        # first is kept in checkpoints; on a GPU it has no other than this one.
+        # Seeded per batch rather than continued, so that a run can be resumed with any number of processes. The
+        # generator of the first process is part of checkpoints; on a GPU it is seeded like the others.
         if self.rank or self.device.type != "cpu":
             torch.manual_seed(int(np.random.SeedSequence([seed, self.rank, step]).generate_state(1, np.uint64)[0]))
 
@@ -247,16 +262,16 @@ class Processes(Group):
         self._agree("")
 
     def _agree(self, problem: str) -> None:
-        """Raise what another process refuses, or what the first will say; the first raises its own by itself."""
+        """Raise the error of another process; the first process raises its own error itself."""
         refused = [(rank, found) for rank, found in enumerate(self.gather(problem)) if found]
-        self.all_know = bool(refused)
+        self.all_informed = bool(refused)
         if refused and not (self.first and problem):
             rank, found = refused[0]
-            raise ElsewhereError(f"process {rank} of {self.world}: {found}") from None
+            raise PeerError(f"process {rank} of {self.world}: {found}") from None
 
 
 class _Total(torch.autograd.Function):
-    """A sum over all processes, each of which has a part of the loss: so its gradient is a sum over all of them."""
+    """Sum over all processes. Each has a part of the loss, so the gradient is a sum over all of them too."""
 
     @staticmethod
     def forward(ctx: Any, numbers: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Training by processes that Ray Train starts, on one machine or many, and starts again if one of them dies.
+"""Training in processes that Ray Train starts, on one machine or many, and restarts if one of them dies.
 
-Each process runs the training that torchrun's would: the loop, its checkpoints and its files are the same. The
-directory of the run and the data must be seen by all machines.
+The processes run the same loop as under torchrun, with the same checkpoints and files. All machines must have access to
+the run directory and the data.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rankfall._ray import ATTEMPTS, enter
-from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.distributed.group import ElsewhereError, Group, LostError, Processes
-from rankfall.training.distributed.ray_channel import Ear
+from rankfall.training.distributed.group import Group, LostError, PeerError, Processes
+from rankfall.training.distributed.ray_channel import ProgressActor
+from rankfall.training.methods import method_of
 from rankfall.training.run_directory import (
+    EnvironmentFailure,
     Step,
     Stopped,
-    SurroundingsError,
     TrainResult,
     ask_to_replace,
     forget_to_replace,
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall._ray import Ray
-    from rankfall.training.config.ranker_config import RankerConfig
+    from rankfall.training.config.load_config import TrainConfig
 
-_INTERVAL = 0.5  # seconds between what is heard of a training, and between what it is asked
+_INTERVAL = 0.5  # seconds between progress messages, and between checks for a request to stop
 
 
 def train_by_ray(
-    config: RankerConfig | CascadeConfig,
+    config: TrainConfig,
     out: Path,
     engine: Ray,
     *,
@@ -55,17 +55,32 @@ def train_by_ray(
     on_notice: Callable[[str], None] = lambda text: None,
     stop: Callable[[], int] = lambda: False,
 ) -> TrainResult:
-    """Train in so many processes, by default one for each processor, and leave a run directory.
+    """Train in several processes and write a run directory.
 
-    Each takes a share of every batch and waits up to `timeout` seconds for the others. If one dies, all are started
-    again and go on from the last checkpoint. `progress` hears now and then how far it is, and `stop` is asked whether
-    to end early.
+    If a process dies, all of them are restarted and continue from the last checkpoint.
+
+    Args:
+        config: Configuration of a ranker or a cascade.
+        out: Run directory.
+        engine: Ray, which is running.
+        workers: Number of processes, each of which takes a share of every batch. Default: one per processor.
+        force: Replace a run that exists in `out`.
+        resume: Continue a run that exists in `out`.
+        timeout: Seconds that a process waits for the others.
+        progress: Called about twice a second.
+        on_notice: Called with warnings, such as damaged checkpoints.
+        stop: Called about twice a second; a true value ends the run early.
+
+    Raises:
+        ValueError: If there are fewer processors than `workers`, or a process refuses the configuration or data.
+        Stopped: If the run ended early because of `stop`.
+        EnvironmentFailure: If processes died too often.
     """
     workers = workers or engine.workers
     if workers > engine.workers:
         raise ValueError(f"workers: found {workers}, expected at most {engine.workers}, as many as Ray has processors")
     ray = engine.ray
-    ear = ray.remote(num_cpus=0)(Ear).remote()
+    actor = ray.remote(num_cpus=0)(ProgressActor).remote()
     task = {
         "directory": os.getcwd(),
         "config": config,
@@ -73,66 +88,66 @@ def train_by_ray(
         "force": force,
         "resume": resume,
         "timeout": timeout,
-        "ear": ear,
+        "actor": actor,
         "gpu": _use_gpu(config, workers, engine),
     }
     fit = _Fit(_trainer(task, workers, engine))
     if force:
         ask_to_replace(out)
     try:
-        heard = _follow(fit, ear, engine, progress, on_notice, stop)
+        outcome = _follow(fit, actor, engine, progress, on_notice, stop)
     finally:
         if force:
             forget_to_replace(out)
-    return _result(fit, heard)
+    return _result(fit, outcome)
 
 
 def _follow(
     fit: _Fit,
-    ear: Any,
+    actor: Any,
     engine: Ray,
     progress: Callable[[Step], None],
     on_notice: Callable[[str], None],
     stop: Callable[[], int],
-) -> _Heard:
-    """Train to the end, and pass on what is said in both directions."""
-    heard = _Heard(progress, on_notice)
+) -> _Outcome:
+    """Train to the end, and pass messages on in both directions."""
+    outcome = _Outcome(progress, on_notice)
     fit.start()
     while fit.is_alive():
         fit.join(_INTERVAL)
         if stop():
-            engine.ray.get(ear.end.remote())
-        heard.take(engine.ray.get(ear.said.remote()))
-    heard.take(engine.ray.get(ear.said.remote()))  # what was said between the last look and the end
-    return heard
+            engine.ray.get(actor.request_stop.remote())
+        outcome.handle(engine.ray.get(actor.receive.remote()))
+    outcome.handle(engine.ray.get(actor.receive.remote()))  # messages since the last call
+    return outcome
 
 
-def _result(fit: _Fit, heard: _Heard) -> TrainResult:
+def _result(fit: _Fit, outcome: _Outcome) -> TrainResult:
     if fit.error is not None and type(fit.error).__module__.partition(".")[0] != "ray":
-        raise fit.error  # a mistake of ours; what Ray says is that processes died
-    if heard.mistake:
-        raise RuntimeError(f"in a process of the training: {heard.mistake}")
-    if heard.result is not None:  # whatever was said by those that were started before
-        return heard.result
-    if heard.stopped:
-        raise Stopped(heard.stopped)
-    if heard.errors:
-        raise ValueError(min(heard.errors)[1])  # who refuses it himself knows best
+        raise fit.error  # a bug of ours; Ray's own errors mean that processes died
+    if outcome.bug:
+        raise RuntimeError(f"in a training process: {outcome.bug}")
+    if outcome.result is not None:  # processes of earlier starts may have sent errors
+        return outcome.result
+    if outcome.stopped:
+        raise Stopped(outcome.stopped)
+    if outcome.errors:
+        raise ValueError(min(outcome.errors)[1])  # prefers the process that failed to those that report a peer's error
     # Ray Train does not try again if a process dies in the moment in which it is started.
     times = "while they were started" if hasattr(fit.error, "controller_failure") else f"{ATTEMPTS} times"
-    raise SurroundingsError(
-        f"processes of the training died {times}, by lack of memory or from outside; --resume continues it"
+    raise EnvironmentFailure(
+        f"training processes died {times}, for lack of memory or killed from outside; --resume continues the run"
     ) from fit.error
 
 
-def _use_gpu(config: RankerConfig | CascadeConfig, workers: int, engine: Ray) -> bool:
-    """Whether there is a GPU for each process, and work for it: others stay on the CPU under torchrun as well."""
+def _use_gpu(config: TrainConfig, workers: int, engine: Ray) -> bool:
+    """Return whether there is a GPU for each process and the method can use it, as under torchrun."""
     gpus: float = engine.ray.cluster_resources().get("GPU", 0)
-    return isinstance(config, CascadeConfig) and workers > 1 and gpus >= workers
+    return method_of(config).trains_on_gpu and workers > 1 and gpus >= workers
 
 
 class _Fit(threading.Thread):
-    """A training that goes on in a thread, since in the main one Ray Train would take Ctrl-C for itself."""
+    """Thread in which Ray Train runs. In the main thread it would handle Ctrl-C itself."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(daemon=True)
@@ -140,7 +155,7 @@ class _Fit(threading.Thread):
         self._trainer = trainer
 
     def run(self) -> None:
-        """Train to the end."""
+        """Run the trainer, and keep its error."""
         try:
             self._trainer.fit()
         except Exception as error:
@@ -148,13 +163,13 @@ class _Fit(threading.Thread):
 
 
 def _trainer(task: dict[str, Any], workers: int, engine: Ray) -> Any:
-    # Processes of which one has failed need not part in peace.
+    # After a failure of one process, the others need not shut down their group in an orderly way.
     os.environ.setdefault("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "5")
     train: Any = import_module("ray.train")
     train_torch: Any = import_module("ray.train.torch")
     out: Path = task["out"]
     out.parent.mkdir(parents=True, exist_ok=True)
-    notes = tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".ray", dir=out.parent.resolve())  # Ray's own
+    notes = tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".ray", dir=out.parent.resolve())  # files of Ray itself
     engine.cleanup.callback(shutil.rmtree, notes, ignore_errors=True)
     return train_torch.TorchTrainer(
         _work,
@@ -171,28 +186,28 @@ def _trainer(task: dict[str, Any], workers: int, engine: Ray) -> Any:
     )
 
 
-# --- a process of the training ------------------------------------------------------------------------------------
+# --- in a training process ----------------------------------------------------------------------------------------
 
 
 def _work(task: dict[str, Any]) -> None:
-    ear, group = task["ear"], None
+    actor, group = task["actor"], None
     try:
         enter(task["directory"])
         group = _group(task)
         _train(task, group)
     except LostError:
-        raise  # so that Ray starts all of them again
+        raise  # so that Ray restarts all processes
     except (ValueError, OSError) as error:
-        _tell(ear, "error", (isinstance(error, ElsewhereError), str(error)))
-        if group is None or not group.all_know:
-            raise  # so that Ray ends those that wait for this one
+        _send(actor, "error", (isinstance(error, PeerError), str(error)))
+        if group is None or not group.all_informed:
+            raise  # so that Ray ends the processes that wait for this one
     except Exception:
-        _tell(ear, "mistake", traceback.format_exc())
+        _send(actor, "bug", traceback.format_exc())
         raise
 
 
 def _group(task: dict[str, Any]) -> Group:
-    """The processes that Ray has joined, on the devices for which it has."""
+    """Return the group of processes that Ray has connected, on their devices."""
     if int(os.environ["WORLD_SIZE"]) == 1:
         return Group()
     if not task["gpu"]:
@@ -206,12 +221,12 @@ def _group(task: dict[str, Any]) -> Group:
 def _train(task: dict[str, Any], group: Group) -> None:
     import ray
 
-    ear = task["ear"]
-    before = group.gather(ray.get(ear.begin.remote()) if group.first else None)[0]
-    if before is None:
+    actor = task["actor"]
+    earlier_starts = group.gather(ray.get(actor.start.remote()) if group.first else None)[0]
+    if earlier_starts is None:
         return
-    group.restarted = before > 0
-    mouth = _Mouth(ear) if group.first else None
+    group.restarted = earlier_starts > 0
+    reporter = ProgressReporter(actor) if group.first else None
     try:
         result = train(
             task["config"],
@@ -219,70 +234,70 @@ def _train(task: dict[str, Any], group: Group) -> None:
             force=task["force"],
             resume=task["resume"],
             group=group,
-            progress=mouth.report if mouth else _silent,
-            on_notice=mouth.notice if mouth else _silent,
-            stop=mouth.is_asked_to_end if mouth else lambda: False,
+            progress=reporter.report if reporter else _ignore,
+            on_notice=reporter.notice if reporter else _ignore,
+            stop=reporter.stop_requested if reporter else lambda: False,
         )
     except Stopped as stopped:
-        if mouth:
-            _tell(ear, "stopped", str(stopped))
+        if reporter:
+            _send(actor, "stopped", str(stopped))
     else:
-        if mouth:
-            _tell(ear, "result", asdict(result))
+        if reporter:
+            _send(actor, "result", asdict(result))
 
 
-class _Mouth:
-    """What the first process says of the training, and asks, as often as is worth it."""
+class ProgressReporter:
+    """Callbacks of the first process: they send progress to the actor and check for a request to stop."""
 
-    def __init__(self, ear: Any) -> None:
-        self._ear = ear
-        self._reported = self._asked = 0.0
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self._last_report = self._last_check = 0.0
 
     def report(self, step: Step) -> None:
-        if time.monotonic() - self._reported >= _INTERVAL:
-            self._reported = time.monotonic()
-            self._ear.hear.remote("step", asdict(step))
+        if time.monotonic() - self._last_report >= _INTERVAL:
+            self._last_report = time.monotonic()
+            self._actor.send.remote("step", asdict(step))
 
     def notice(self, text: str) -> None:
-        _tell(self._ear, "notice", text)
+        _send(self._actor, "notice", text)
 
-    def is_asked_to_end(self) -> bool:
-        if time.monotonic() - self._asked < _INTERVAL:
+    def stop_requested(self) -> bool:
+        if time.monotonic() - self._last_check < _INTERVAL:
             return False
         import ray
 
-        self._asked = time.monotonic()
-        asked: bool = ray.get(self._ear.is_asked_to_end.remote())
-        return asked
+        self._last_check = time.monotonic()
+        requested: bool = ray.get(self._actor.stop_requested.remote())
+        return requested
 
 
-def _silent(found: object) -> None:
-    """Others speak only if something is wrong."""
+def _ignore(value: object) -> None:
+    """Callback of the other processes, which send errors only."""
 
 
-def _tell(ear: Any, kind: str, content: object) -> None:
-    """Say something that must be heard."""
+def _send(actor: Any, kind: str, content: object) -> None:
+    """Send a message and wait until it has arrived."""
     import ray
 
-    ray.get(ear.hear.remote(kind, content))
+    ray.get(actor.send.remote(kind, content))
 
 
-# --- what is heard of them ----------------------------------------------------------------------------------------
+# --- in the command -----------------------------------------------------------------------------------------------
 
 
-class _Heard:
-    """What came of a training."""
+class _Outcome:
+    """Result or errors of a training run, from the messages of its processes."""
 
     def __init__(self, progress: Callable[[Step], None], on_notice: Callable[[str], None]) -> None:
         self._progress, self._on_notice = progress, on_notice
         self.result: TrainResult | None = None
-        self.stopped = ""  # where, if it was
-        self.mistake = ""  # of ours, to be traced back
-        self.errors: list[tuple[bool, str]] = []  # and whether another process knows better
+        self.stopped = ""  # position at which the run stopped early
+        self.bug = ""  # traceback
+        self.errors: list[tuple[bool, str]] = []  # whether it reports a peer's error, and the message
 
-    def take(self, said: list[tuple[str, Any]]) -> None:
-        """Pass on what processes have said, or keep it."""
-        for kind, content in said:
+    def handle(self, messages: list[tuple[str, Any]]) -> None:
+        """Call the callbacks for progress and notices, and keep everything else."""
+        for kind, content in messages:
             if kind == "step":
                 self._progress(Step(**content))
             elif kind == "notice":
@@ -291,7 +306,7 @@ class _Heard:
                 self.errors.append(content)
             elif kind == "stopped":
                 self.stopped = content
-            elif kind == "mistake":
-                self.mistake = content
+            elif kind == "bug":
+                self.bug = content
             else:
                 self.result = TrainResult(**content)

@@ -1,6 +1,6 @@
-"""Who stands between a command and the processes that train for it: what they say, and what they are asked.
+"""Ray actor between a command and the processes that train for it.
 
-It lives in a process of its own, which need not wait for torch: what it keeps are plain values.
+The actor runs in a process of its own that does not import torch: it keeps plain values only.
 """
 
 from __future__ import annotations
@@ -8,33 +8,37 @@ from __future__ import annotations
 from typing import Any
 
 
-class Ear:
-    """Keeps what processes say until somebody asks, and what they are asked."""
+class ProgressActor:
+    """Queue of messages from the training processes to the command, and the command's request to stop."""
 
     def __init__(self) -> None:
-        self._said: list[tuple[str, Any]] = []
-        self._begun = 0
-        self._refused = self._end = False
+        self._messages: list[tuple[str, Any]] = []
+        self._starts = 0
+        self._failed = self._stop_requested = False
 
-    def begin(self) -> int | None:
-        """How often a training was begun before, or nothing if it need not be again: its error would be the same."""
-        self._begun += 1
-        return None if self._refused else self._begun - 1
+    def start(self) -> int | None:
+        """Count a start of the processes.
 
-    def hear(self, kind: str, content: object) -> None:
-        """Keep what a process says."""
-        self._refused = self._refused or kind in ("error", "mistake")
-        self._said.append((kind, content))
+        Returns:
+            The number of earlier starts. None if an earlier one ended with an error, which would come up again.
+        """
+        self._starts += 1
+        return None if self._failed else self._starts - 1
 
-    def said(self) -> list[tuple[str, Any]]:
-        """What has been said since this was asked last."""
-        said, self._said = self._said, []
-        return said
+    def send(self, kind: str, content: object) -> None:
+        """Add a message to the queue."""
+        self._failed = self._failed or kind in ("error", "bug")
+        self._messages.append((kind, content))
 
-    def end(self) -> None:
-        """Ask the training to end early."""
-        self._end = True
+    def receive(self) -> list[tuple[str, Any]]:
+        """Return and remove all messages of the queue."""
+        messages, self._messages = self._messages, []
+        return messages
 
-    def is_asked_to_end(self) -> bool:
-        """Whether it has been asked to."""
-        return self._end
+    def request_stop(self) -> None:
+        """Ask the training processes to stop early."""
+        self._stop_requested = True
+
+    def stop_requested(self) -> bool:
+        """Return whether the processes were asked to stop."""
+        return self._stop_requested

@@ -1,0 +1,90 @@
+"""Tables of the terminal whose columns continue below where the line ends."""
+
+from __future__ import annotations
+
+from copy import copy
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Column
+
+_ANY_WIDTH = 1 << 16  # wider than any table
+
+
+def plain_table(*, gap: int = 1) -> Table:
+    """Return a table without frame, with a line below the headings."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.show_edge, table.pad_edge, table.padding = False, False, (0, gap, 0, 0)
+    return table
+
+
+class FoldedTable:
+    """A table that is printed in several parts if it is wider than the terminal; the first column is in every part.
+
+    The title is above the first part and the caption below the last.
+
+    Args:
+        table: the whole table.
+        groups: a name for each column after the first; neighbours of one name stay together if they fit.
+        repeat_single: print the second cell of a row without other cells, such as "failed", in every part.
+    """
+
+    def __init__(self, table: Table, groups: Sequence[str] = (), *, repeat_single: bool = False) -> None:
+        self.table, self._repeat_single = table, repeat_single
+        others = range(1, len(table.columns))
+        names = groups or [str(number) for number in others]
+        pairs = zip(names, others, strict=True)
+        self._blocks = [[number for _, number in block] for _, block in groupby(pairs, key=lambda pair: pair[0])]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the parts."""
+        parts = self._parts(console, options)
+        for number, columns in enumerate(parts):
+            part = self._part(columns)
+            part.title = self.table.title if number == 0 else None
+            part.caption = self.table.caption if number == len(parts) - 1 else None
+            if number and not part.show_edge:
+                yield Text()
+            yield part
+
+    def _parts(self, console: Console, options: ConsoleOptions) -> list[list[int]]:
+        """Return the numbers of the columns of each part."""
+
+        def fits(columns: list[int]) -> bool:
+            wanted = Measurement.get(console, options.update_width(_ANY_WIDTH), self._part(columns)).maximum
+            return wanted <= options.max_width
+
+        parts: list[list[int]] = [[]]
+        for block in self._blocks:
+            if fits([*parts[-1], *block]):
+                parts[-1] += block
+                continue
+            if parts[-1]:
+                parts.append([])
+            for number in block:
+                if parts[-1] and not fits([*parts[-1], number]):
+                    parts.append([])
+                parts[-1].append(number)
+        return parts
+
+    def _part(self, numbers: Sequence[int]) -> Table:
+        part = copy(self.table)
+        part.columns, part.rows = [], []
+        columns: list[Column] = [self.table.columns[number] for number in (0, *numbers)]
+        for column in columns:
+            part.add_column(column.header, justify=column.justify, style=column.style, overflow="fold")
+        cells = list(zip(*(list(column.cells) for column in self.table.columns), strict=True))
+        for row, (first, *others) in zip(self.table.rows, cells, strict=True):
+            single = self._repeat_single and others[0] != "" and all(cell == "" for cell in others[1:])
+            chosen = others[:1] if single else [others[number - 1] for number in numbers]
+            part.add_row(first, *chosen, style=row.style, end_section=row.end_section)
+        return part

@@ -1,0 +1,182 @@
+"""The inspection of a log as tables for the terminal."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
+
+from rich.table import Table
+from rich.text import Text
+
+from rankfall.reporting.folding import FoldedTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+
+    from rankfall.data.inspect.figures import Bin, Inspection
+
+BAR = 40  # characters of the longest bar of a histogram
+
+
+def terminal_inspection(inspection: Inspection) -> Iterator[RenderableType]:
+    """Yield the tables of an inspection, folded to the width of the terminal, and its warnings."""
+    for part in _parts(inspection):
+        yield FoldedTable(part) if isinstance(part, Table) else part
+
+
+def _parts(inspection: Inspection) -> Iterator[RenderableType]:
+    yield _headline(inspection)
+    yield _days(inspection)
+    yield _stages(inspection)
+    yield from (_histogram(label, bins) for label, bins in inspection.labels.items())
+    if any(day.feedback for day in inspection.days):
+        yield _feedback(inspection)
+    if inspection.ids:
+        yield _ids(inspection)
+    yield _numbers(inspection)
+    if inspection.sequences:
+        yield _sequences(inspection)
+    yield _warnings(inspection)
+
+
+def _table(title: str, left: list[str], right: list[str]) -> Table:
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    for heading in left:
+        table.add_column(heading, style="cyan")
+    for heading in right:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _headline(inspection: Inspection) -> RenderableType:
+    items = sum(day.items for day in inspection.days)
+    return Text.assemble(
+        (inspection.path, "bold"),
+        f": {inspection.impressions:,} impressions, {items:,} items "
+        f"({inspection.items.seen:,} different, {inspection.items.rows:,} in the item table)",
+    )
+
+
+def _days(inspection: Inspection) -> Table:
+    headings = ["impressions", "items", "first", "last", "list length", "relevant", "without"]
+    table = _table(f"days, times in {inspection.zone}", ["day"], headings)
+    for day in inspection.days:
+        lengths = day.lengths
+        table.add_row(
+            day.name,
+            f"{day.impressions:,}",
+            f"{day.items:,}",
+            _time(day.first_time, inspection),
+            _time(day.last_time, inspection),
+            f"{lengths.min} to {lengths.max}, median {lengths.median:g}",
+            f"{day.relevant / max(day.impressions, 1):.2f}",
+            _share(day.without_relevant, day.impressions),
+        )
+    table.caption = "relevant: items per impression; without: impressions without a relevant item"
+    return table
+
+
+def _stages(inspection: Inspection) -> Table:
+    table = _table(
+        "stages, first to last", ["stage"], ["items", "per impression", "sample", "fewer", "none", "relevant"]
+    )
+    for stage in inspection.stages:
+        table.add_row(
+            stage.name,
+            f"{stage.items:,}",
+            f"{stage.items / max(inspection.impressions, 1):.2f}",
+            "all" if stage.sample is None else f"{stage.sample}",
+            "-" if stage.sample is None else _share(stage.short, inspection.impressions),
+            _share(stage.empty, inspection.impressions),
+            _share(stage.relevant, stage.items),
+        )
+    table.caption = "fewer, none: impressions with fewer items than the sample size, or without items"
+    return table
+
+
+def _histogram(label: str, bins: list[Bin]) -> Table:
+    table = _table(label, ["value"], ["items", "share"])
+    table.add_column("")
+    total, most = sum(one.count for one in bins), max((one.count for one in bins), default=1)
+    for one in bins:
+        value = f"{one.low:g}" if one.low == one.high else f"{one.low:g} to {one.high:g}"
+        bar = "█" * round(BAR * one.count / most)
+        table.add_row(value, f"{one.count:,}", _share(one.count, total), bar)
+    return table
+
+
+def _feedback(inspection: Inspection) -> Table:
+    table = _table("feedback", ["share of items"], list(inspection.days[0].feedback))
+    for day in inspection.days:
+        table.add_row(day.name, *(f"{share:.2%}" for share in day.feedback.values()))
+    return table
+
+
+def _ids(inspection: Inspection) -> Table:
+    headings = ["values", "different", "of", "missing", "never seen"]
+    table = _table("ids", ["feature", "embedding"], headings)
+    for ids in inspection.ids:
+        counts = ids.counts
+        table.add_row(
+            ids.column,
+            ids.table,
+            f"{counts.values:,}",
+            f"{ids.distinct:,}",
+            f"{ids.known:,}",
+            _share(counts.missing, counts.values),
+            _share(counts.unseen, counts.values),
+        )
+    return table
+
+
+def _numbers(inspection: Inspection) -> Table:
+    table = _table("numbers", ["feature"], ["values", "min", "mean", "max", "deviation", "missing"])
+    for numbers in inspection.numbers:
+        table.add_row(
+            numbers.column if numbers.size == 1 else f"{numbers.column} ({numbers.size} numbers)",
+            f"{numbers.counts.values:,}",
+            *(f"{value:.4g}" for value in (numbers.min, numbers.mean, numbers.max, numbers.deviation)),
+            _share(numbers.counts.missing, numbers.counts.values),
+        )
+    return table
+
+
+def _sequences(inspection: Inspection) -> Table:
+    table = _table("sequences", ["sequence"], ["shortest", "mean", "longest", "maximum", "empty"])
+    for sequence in inspection.sequences:
+        lengths = sequence.lengths
+        table.add_row(
+            sequence.name,
+            f"{lengths.min}",
+            f"{lengths.mean:.1f}",
+            f"{lengths.max}",
+            f"{sequence.max_length}",
+            _share(lengths.empty, lengths.count),
+        )
+    return table
+
+
+def _warnings(inspection: Inspection) -> RenderableType:
+    if not inspection.warnings:
+        return Text("No warnings.", style="green")
+    lines = [
+        Text.assemble(("warning: ", "yellow"), warning.message, (f" [{warning.check}]", "dim"))
+        for warning in inspection.warnings
+    ]
+    return Text("\n").join(lines)
+
+
+def _time(milliseconds: int | None, inspection: Inspection) -> str:
+    if milliseconds is None or not inspection.timed:
+        return "-"
+    time = datetime.fromtimestamp(milliseconds / 1000, UTC).astimezone(ZoneInfo(inspection.zone))
+    return f"{time:%Y-%m-%d %H:%M}"
+
+
+def _share(count: int, of: int) -> str:
+    """Return a percentage that is 0 only if the count is 0."""
+    share = f"{count / max(of, 1):.1%}"
+    return "0" if not count else "<0.1%" if share == "0.0%" else share

@@ -1,0 +1,150 @@
+"""HTML pages: Jinja templates, and the tables in them.
+
+A page is one file: style and charts are part of it, and it loads nothing. Charts are as wide as the page. Labels are
+above the things they name, not beside them, so that pages fit a phone. A table wider than the page scrolls by itself,
+and its first column stays in place.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from rankfall import __version__
+from rankfall.reporting.charts import breakable
+from rankfall.reporting.svg import LIGHT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from jinja2 import Environment
+
+    from rankfall.reporting.comparison_table import Cell as MetricCell
+
+    Row = Sequence[str | "Cell"]
+
+GENERATOR = '<meta name="generator" content="rankfall'  # identifies our pages
+_LONG = 10  # letters of a name that is not wrapped, enough for a date
+
+
+def render(template: str, title: str, **content: Any) -> str:
+    """Return the page of a template."""
+    return _environment().get_template(template).render(title=title, version=__version__, **content)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("rankfall.reporting", "templates")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=False)
+    environment.filters["breakable"] = breakable
+    environment.globals["light"] = LIGHT
+    return environment
+
+
+# --- tables -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of a table with more than its text."""
+
+    text: str
+    kind: str = ""  # CSS class, such as best or words
+    mark: str = ""  # after the text, without changing the alignment of numbers
+    below: str = ""  # in small letters
+    attributes: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of a page.
+
+    Attributes:
+        head: headings; a table without headings has none.
+        rows: cells. If a row has too few, its last cell spans the remaining columns.
+        soft: rows at the end, such as chance levels, in a softer colour.
+        caption: text below the table.
+        staged: write "retrieval/recall" and "retrieval/lost" below a common heading "retrieval".
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Row]
+    soft: Sequence[Row] = ()
+    caption: str = ""
+    staged: bool = False
+
+    def column_groups(self) -> list[Cell]:
+        """Return a group of columns per stage."""
+        if not self._has_stages():
+            return []
+        return [Cell("", "group" if stage else "", attributes={"span": len(names)}) for stage, names in self._stages()]
+
+    def heading_rows(self) -> list[list[Cell]]:
+        """Return one row of headings, or two if there are stages."""
+        if not self._has_stages():
+            return [
+                [Cell(name, self._kind(place), attributes={"scope": "col"}) for place, name in enumerate(self.head)]
+            ]
+        upper, lower = [], []
+        for stage, names in self._stages():
+            if stage:
+                upper.append(Cell(stage, "group", attributes={"scope": "colgroup", "colspan": len(names)}))
+                lower += [Cell(name, attributes={"scope": "col"}) for name in names]
+            else:
+                spanning = {"scope": "col", "rowspan": 2}
+                upper += [Cell(name, "first" if name == self.head[0] else "", attributes=spanning) for name in names]
+        return [upper, lower]
+
+    def body_rows(self) -> Iterator[tuple[str, Cell, list[Cell]]]:
+        """Yield the class of each row, its heading and its other cells."""
+        width = max(map(len, [self.head, *self.rows]))
+        for kind, rows in (("", self.rows), ("soft", self.soft)):
+            for row in rows:
+                first, *others = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
+                name = Cell(first.text, "long" if len(first.text) > _LONG else "", attributes={"scope": "row"})
+                missing = width - len(row)
+                if missing:
+                    others[-1] = Cell(others[-1].text, "rest", attributes={"colspan": 1 + missing})
+                yield kind, name, others
+
+    def _has_stages(self) -> bool:
+        return self.staged and any("/" in name for name in self.head)
+
+    def _stages(self) -> Iterator[tuple[str, list[str]]]:
+        for stage, names in groupby(self.head, key=lambda name: name.rpartition("/")[0]):
+            yield stage, [name.rpartition("/")[2] for name in names]
+
+    def _kind(self, place: int) -> str:
+        cells = (row[place] for row in self.rows if place < len(row))
+        if place == 0:
+            return "first"
+        return "words" if any(isinstance(cell, Cell) and cell.kind == "words" for cell in cells) else ""
+
+
+def metric_cell(cell: MetricCell) -> Cell:
+    """Return a metric with its standard deviation below it, which leaves room for more columns."""
+    number, sign, spread = cell.number.partition("±")
+    return Cell(number, "best" if cell.best else "", mark=" *" if cell.close else "", below=sign + spread)
+
+
+def words(text: str) -> Cell:
+    """Return a cell of text, which is wrapped."""
+    return Cell(text, "words")
+
+
+def decimal(value: float) -> str:
+    """Return a number with four decimals, "none" for NaN."""
+    return "none" if math.isnan(value) else f"{value:.4f}"
+
+
+def flow(content: Any) -> str:
+    """Return a part of a configuration on one line."""
+    text: str = yaml.safe_dump(content, default_flow_style=True, sort_keys=False, width=10**6)
+    return text.strip().removeprefix("{").removesuffix("}")

@@ -1,0 +1,259 @@
+"""Results of the studies as frozen dataclasses, each with one JSON form.
+
+=====================  ==============================================  =================================
+class                  returned by                                     file
+=====================  ==============================================  =================================
+ComparisonResult       :func:`rankfall.studies.compare.compare_methods`  ``comparison.json``
+StreamResult           :func:`rankfall.studies.stream.run_stream.stream_methods`  ``stream.json``
+SearchResult           :func:`rankfall.studies.tune.tune`              ``trials.json``
+EvaluationSummary      :meth:`rankfall.studies.evaluate.Evaluation.summary`  ``evaluation.json``
+=====================  ==============================================  =================================
+
+:mod:`rankfall._results` defines the JSON form.
+
+>>> failure = RunFailure(method="LCRON", run="seed 0", message="the loss became NaN")
+>>> failure.to_json()
+{'method': 'LCRON', 'run': 'seed 0', 'message': 'the loss became NaN'}
+>>> RunFailure.from_json(failure.to_json()) == failure
+True
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rankfall._results import Number, Result, ResultError
+from rankfall.training.evaluation import EvaluationSummary
+
+__all__ = [
+    "ComparisonResult",
+    "DayResult",
+    "EvaluationSummary",
+    "MethodResult",
+    "MethodRun",
+    "MethodTable",
+    "MethodTest",
+    "MetricSummary",
+    "ResultError",
+    "RunFailure",
+    "SearchResult",
+    "Settings",
+    "SplitEvaluation",
+    "StreamResult",
+    "StreamRunSummary",
+    "TrialResult",
+]
+
+Settings = dict[str, Any]  # values by dotted key
+
+
+# --- shared by comparisons and streams ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MetricSummary(Result):
+    """One metric of one method."""
+
+    mean: Number
+    """Mean over queries."""
+    std: Number
+    """Standard deviation over runs (seeds x folds)."""
+    chance: Number
+    """Mean for constant scores."""
+    low: Number
+    """Lower end of the 95 % confidence interval of the mean over queries."""
+    high: Number
+    queries: int
+    """Number of queries on which the metric is defined."""
+    values: list[Number]
+    """Mean of each run: all folds of the first seed, then of the second. NaN if undefined on all queries."""
+
+
+@dataclass(frozen=True)
+class MethodTest(Result):
+    """Test whether a method is worse than the best one on a metric."""
+
+    metric: str
+    method: str
+    best: str
+    difference: Number
+    low: Number
+    high: Number
+    p_value: Number
+    adjusted_p_value: Number
+    significantly_worse: bool
+
+
+@dataclass(frozen=True)
+class MethodRun(Result):
+    """A run of a comparison."""
+
+    fold: str
+    seed: int
+    directory: str
+    """Relative to the directory of the comparison."""
+    validation: float | None
+    """Best validation metric of the run."""
+
+
+@dataclass(frozen=True)
+class MethodResult(Result):
+    """One method: its metrics and, in a comparison, its settings and runs."""
+
+    name: str
+    metrics: dict[str, MetricSummary]
+    settings: dict[str, Settings] | None = None
+    """Settings chosen on validation data, by fold."""
+    runs: list[MethodRun] | None = None
+
+
+@dataclass(frozen=True)
+class RunFailure(Result):
+    """A run that failed, and why."""
+
+    method: str
+    run: str
+    message: str
+
+
+class MethodTable(Protocol):
+    """Methods by metrics: the part that a comparison, a stream and a day of a stream have in common."""
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the metrics, in the order of the table."""
+        ...
+
+    @property
+    def unit(self) -> str:
+        """Unit of the means and tests: queries, impressions or days."""
+        ...
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seeds of the runs."""
+        ...
+
+    @property
+    def methods(self) -> list[MethodResult]:
+        """Methods with results."""
+        ...
+
+    @property
+    def tests(self) -> list[MethodTest]:
+        """Tests of every method against the best, by metric."""
+        ...
+
+    @property
+    def incomplete(self) -> list[str]:
+        """Methods without results."""
+        ...
+
+    @property
+    def failed(self) -> list[RunFailure]:
+        """Runs that failed."""
+        ...
+
+
+# --- one class per study ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ComparisonResult(Result):
+    """Result of a comparison (``comparison.json``)."""
+
+    metrics: list[str]
+    seeds: list[int]
+    folds: dict[str, dict[str, Any]]
+    """Splits of each fold; ``{"all": {}}`` without folds."""
+    unit: str = "queries"
+    methods: list[MethodResult] = field(default_factory=list)
+    tests: list[MethodTest] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
+    """Methods of which a run is missing."""
+    failed: list[RunFailure] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class DayResult(Result):
+    """Result of one day of a stream, measured before the day was trained on."""
+
+    day: str
+    impressions: int
+    methods: list[MethodResult]
+    tests: list[MethodTest]
+
+
+@dataclass(frozen=True)
+class StreamRunSummary(Result):
+    """A run of a stream."""
+
+    method: str
+    seed: int
+    directory: str
+    """Relative to the directory of the stream."""
+    days: int
+    """Number of days that the run has been trained on."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StreamResult(Result):
+    """Result of a stream (``stream.json``)."""
+
+    metric: str
+    """Metric of the curves and of the table of days."""
+    metrics: list[str]
+    seeds: list[int]
+    learned: list[str]
+    """Days that have been trained on, in order."""
+    unit: str
+    """Unit of `methods` and `tests`: days, or impressions while only one day has been measured."""
+    methods: list[MethodResult]
+    tests: list[MethodTest]
+    days: list[DayResult]
+    runs: list[StreamRunSummary]
+    incomplete: list[str]
+    failed: list[RunFailure]
+    refused: list[RunFailure] = field(default_factory=list)
+    """Steps after a day, such as exporting a bundle, that failed."""
+
+
+@dataclass(frozen=True)
+class TrialResult(Result):
+    """One trial of a search."""
+
+    trial: int
+    state: str
+    """complete, pruned, failed or running."""
+    value: float | None
+    settings: Settings
+    best_epoch: int | None
+    seconds: float | None
+    error: str | None
+    directory: str
+    """Relative to the directory of the search."""
+
+
+@dataclass(frozen=True)
+class SearchResult(Result):
+    """Result of a search (``trials.json``)."""
+
+    metric: str
+    higher_is_better: bool
+    search: dict[str, Any]
+    """The space: values or a range by dotted key."""
+    best: TrialResult | None
+    trials: list[TrialResult]
+
+
+@dataclass(frozen=True)
+class SplitEvaluation(EvaluationSummary):
+    """An evaluation of one split, as a run directory stores it (``evaluation.json``)."""
+
+    split: str = "test"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form, the split first."""
+        return {"split": self.split, **super().to_json()}

@@ -1,0 +1,113 @@
+"""Changes to a configuration's mapping before it is validated: dotted keys, ``key=value`` overrides and merging.
+
+The options of a loss, objective or model belong to it: naming another one drops them.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankfall._settings import ConfigError, Section, parse_yaml, shown, to_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# Keys that name a component, whose options are the neighbouring keys; and the default of the key.
+_CHOOSERS = {"loss.name": None, "model.kind": "mlp", "objective.name": None}
+
+
+def apply_overrides(content: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return a copy of a configuration's mapping with ``key.key=value`` overrides applied.
+
+    Args:
+        content: The mapping, which is not changed.
+        overrides: Strings such as ``"loss.tau=0.5"`` or ``"data.train=[S1, S2]"``. Values are YAML.
+
+    Raises:
+        ConfigError: If an override has no key or no value, or its key leads into a plain value.
+    """
+    changed = dict(content)
+    for word in overrides:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"override: found {word!r}, expected key=value such as loss.tau=0.5")
+        changed = set_option(changed, key, parse_yaml(text, f"override {word!r}"))
+    return changed
+
+
+def set_option(content: Mapping[str, Any], key: str, value: object) -> dict[str, Any]:
+    """Return a copy in which a dotted key has a value. ``model.hidden.0`` is the first element of a list.
+
+    >>> set_option({"loss": {"name": "relax_loss", "m": 20}}, "loss.m", 5)
+    {'loss': {'name': 'relax_loss', 'm': 5}}
+    """
+    changed = copy.deepcopy(dict(content))
+    *parents, last = key.split(".")
+    place: Any = changed
+    for depth, part in enumerate(parents):
+        place = _enter(place, part, ".".join(parents[:depth]))
+    if _names_another(place, key, value):
+        place.clear()
+    if isinstance(place, list):
+        place[_position(place, last, ".".join(parents))] = value
+    else:
+        place[last] = value
+    return changed
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of `base` with `changes` merged into its sections.
+
+    Naming another loss, objective or model drops the options of the old one.
+
+    >>> merge({"loss": {"name": "relax_loss", "m": 20}}, {"loss": {"name": "softmax_loss"}})
+    {'loss': {'name': 'softmax_loss'}}
+    """
+    return _merge(base, changes, "")
+
+
+def dump_absolute(config: Section) -> str:
+    """Return a configuration as YAML with an absolute data path."""
+    return to_yaml(with_absolute_path(config.model_dump(mode="json")))
+
+
+def with_absolute_path(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a configuration's mapping with an absolute data path."""
+    return set_option(content, "data.path", str(Path(content["data"]["path"]).absolute()))
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any], section: str) -> dict[str, Any]:
+    another = any(_names_another(base, f"{section}{key}", value) for key, value in changes.items())
+    merged = {} if another else copy.deepcopy(dict(base))
+    for key, value in changes.items():
+        if isinstance(merged.get(key), dict) and isinstance(value, dict):
+            merged[key] = _merge(merged[key], value, f"{section}{key}.")
+        else:
+            merged[key] = copy.deepcopy(value)
+    return merged
+
+
+def _names_another(section: Mapping[str, Any], key: str, value: object) -> bool:
+    return key in _CHOOSERS and section.get(key.rpartition(".")[2], _CHOOSERS[key]) != value
+
+
+def _enter(place: Any, part: str, path: str) -> Any:
+    """Return the mapping or list under one part of a dotted key. A missing mapping is created."""
+    if isinstance(place, list):
+        inner = place[_position(place, part, path)]
+    else:
+        if place.get(part) is None:
+            place[part] = {}
+        inner = place[part]
+    if not isinstance(inner, dict | list):
+        full = f"{path}.{part}".lstrip(".")
+        raise ConfigError(f"override: {full} is {shown(inner)}, which has no keys; replace {full} as a whole")
+    return inner
+
+
+def _position(items: list[Any], part: str, path: str) -> int:
+    if not part.isdecimal() or int(part) >= len(items):
+        raise ConfigError(f"override: {path} has {len(items)} items, numbered from 0; found {part!r}")
+    return int(part)

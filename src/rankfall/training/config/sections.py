@@ -1,0 +1,57 @@
+"""Types and sections that the configurations of rankers and of cascades share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from rankfall._settings import Section
+
+Role = Literal["train", "valid", "test"]
+TrackerName = Literal["tensorboard", "mlflow"]
+Activation = Literal["relu", "leaky_relu", "elu", "selu", "gelu", "silu", "tanh", "sigmoid"]
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[
+    int, Field(ge=0, lt=2**63, description="Seed of the initial weights, the order of the data and all noise.")
+]
+Threads = Annotated[
+    Count, Field(description="CPU threads. The same number of threads gives the same weights, bit for bit.")
+]
+Seconds = Annotated[float, Field(ge=0, description="Time between checkpoints. There is one after every epoch as well.")]
+Kept = Annotated[int, Field(ge=1, description="Checkpoints kept for resuming until the training run has finished.")]
+Patience = Annotated[Count | None, Field(description="Stop after this many epochs without a better validation metric.")]
+
+
+def as_list(value: object) -> object:
+    """Return a single name or number as a list of one, and everything else unchanged."""
+    return [value] if isinstance(value, str | int | float) else value
+
+
+Names = Annotated[list[str], BeforeValidator(as_list)]
+TrackerNames = Annotated[
+    list[TrackerName],
+    BeforeValidator(as_list),
+    Field(description="Experiment trackers that also receive the numbers of metrics.jsonl."),
+]
+
+
+class OptimizerConfig(Section):
+    """Optimizer and its options."""
+
+    name: Literal["adam", "adamw", "adagrad", "sgd"] = "adam"
+    lr: float = Field(default=1e-3, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    clip: float | None = Field(default=None, gt=0, description="Largest norm of the gradient of all weights together.")
+
+
+class MLflowConfig(Section):
+    """MLflow server and experiment, used if ``training.track`` names mlflow."""
+
+    uri: str | None = Field(
+        default=None,
+        description="Server or database; by default MLFLOW_TRACKING_URI, or a database in the run directory.",
+    )
+    experiment: str = Field(default="rankfall", min_length=1)

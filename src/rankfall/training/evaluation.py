@@ -1,0 +1,82 @@
+"""Metrics per list, with the values of a random scorer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from rankfall._results import Number, Result
+from rankfall.metrics.named import parse
+from rankfall.training.scoring import measure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from rankfall.data.lists.list_loader import Lists
+
+
+@dataclass(frozen=True)
+class EvaluationSummary(Result):
+    """Means over the lists on which a metric is defined, as ``rankfall evaluate --json`` prints them."""
+
+    metrics: dict[str, Number]
+    chance: dict[str, Number]
+    impressions: int
+    undefined: dict[str, int]
+    """Number of lists on which a metric is undefined."""
+    kept_whole: dict[str, int] | None = None
+    """Cascades only: by stage, the number of impressions with no more items than the stage keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Values of each metric per list.
+
+    Attributes:
+        qids: Id of each list or impression.
+        values: One value per list for each metric. NaN where the metric is undefined.
+        chance: The same for a random scorer.
+        notes: Warnings about the data that were measured.
+    """
+
+    qids: list[str]
+    values: dict[str, Tensor]
+    chance: dict[str, Tensor]
+    notes: list[str] = field(default_factory=list)
+
+    def summary(self) -> EvaluationSummary:
+        """Return means over the lists on which a metric is defined."""
+        # a random scorer keeps every item of such an impression
+        whole = {
+            name.removesuffix("/recall"): int((values == 1).sum())
+            for name, values in self.chance.items()
+            if name.endswith("/recall")
+        }
+        return EvaluationSummary(
+            metrics={name: _mean(values) for name, values in self.values.items()},
+            chance={name: _mean(values) for name, values in self.chance.items()},
+            impressions=len(self.qids),
+            undefined={name: int(values.isnan().sum()) for name, values in self.values.items()},
+            kept_whole=whole or None,
+        )
+
+
+def evaluate(scores: Tensor, lists: Lists, metrics: Sequence[str]) -> Evaluation:
+    """Evaluate scores on lists.
+
+    Args:
+        scores: One score per document, ``(rows,)``.
+        lists: The lists, with `rows` documents.
+        metrics: Names of metrics, such as ``"ndcg@10"``.
+    """
+    parsed = [parse(name) for name in metrics]
+    constant = torch.zeros(lists.rows)
+    return Evaluation(lists.qids, measure(scores, lists, parsed), measure(constant, lists, parsed))
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.double().nanmean())

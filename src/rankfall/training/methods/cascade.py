@@ -1,0 +1,188 @@
+"""Cascades on impression logs."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, ClassVar, cast, get_args
+
+import pyarrow as pa
+
+from rankfall.data.impressions.compatibility import check_compatible
+from rankfall.data.impressions.log import ImpressionLog
+from rankfall.models import Scorer
+from rankfall.models.embedding import UnknownIdError, address
+from rankfall.training import train_cascade
+from rankfall.training.build_cascade import check_objective, make_objective, try_depths, with_depths
+from rankfall.training.cascade_metrics import JOINT, higher_is_better
+from rankfall.training.config.cascade_config import CascadeConfig
+from rankfall.training.config.defaults import cascade_with_defaults
+from rankfall.training.config.sections import Role
+from rankfall.training.distributed.group import ALONE
+from rankfall.training.evaluation import Evaluation
+from rankfall.training.methods.method import Funnel, TrainingMethod
+from rankfall.training.run_directory import LOG, read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+    from typing import Literal
+
+    from rankfall.cascade import Cascade
+    from rankfall.training.distributed.group import Group
+    from rankfall.training.loop import OnNotice, Progress
+    from rankfall.training.methods.method import OnImpressions
+    from rankfall.training.run_directory import TrainResult
+
+
+class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
+    """A cascade and its objective."""
+
+    kind: ClassVar[str] = "cascade"
+    unit: ClassVar[str] = "impressions"
+    trains_on_gpu: ClassVar[bool] = True
+
+    def __init__(self, config: CascadeConfig) -> None:
+        super().__init__(config)
+        self.funnel = Funnel(config.relevant, {stage.name: stage.quota for stage in config.stages})
+
+    @property
+    def title(self) -> str:
+        """The name of the objective."""
+        return self.config.objective.name
+
+    @property
+    def metric(self) -> str:
+        """The validation metric."""
+        return self.config.training.metric
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics of the evaluation."""
+        return self.config.metrics
+
+    @property
+    def main_metric(self) -> str:
+        """The joint recall, whatever the validation metric is."""
+        return JOINT
+
+    def higher_is_better(self, metric: str) -> bool:
+        """Return whether higher values of a metric are better."""
+        return higher_is_better(metric)
+
+    def describe(self) -> dict[str, tuple[str, Mapping[str, Any]]]:
+        """Return the options of the objective and of the model of each stage."""
+        config = self.config
+        stages = {
+            f"stage {number}": (f"{stage.name} keeps {stage.quota}", stage.model)
+            for number, stage in enumerate(config.stages, 1)
+        }
+        relevant: tuple[str, Mapping[str, Any]] = (f"the best {config.relevant}", {})
+        return {"objective": ("", config.objective.model_dump()), "relevant items": relevant, **stages}
+
+    def measured(self) -> list[Any]:
+        """Return the values of the configuration that decide what validation measures."""
+        data = self.config.data
+        return [data.path, data.valid, data.length, self.funnel, self.metric]
+
+    def with_defaults(self) -> dict[str, Any]:
+        """Return the content of the configuration with every option of models and objective written out."""
+        return cascade_with_defaults(self.config)
+
+    def _build_loss(self) -> None:
+        check_objective(*make_objective(try_depths(self.config)))
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    def open_data(self) -> ImpressionLog:
+        """Open the impression log."""
+        return train_cascade.load_log(self.config.data)
+
+    def check_splits(self, data: ImpressionLog) -> None:
+        """Check that all days exist, and all logged stages that the configuration names."""
+        config = self.config.data
+        data.choose([*config.train, *config.valid, *config.test])
+        with_depths(self.config, data.spec.stage_names)
+
+    def fingerprint(self, data: ImpressionLog) -> str:
+        """Return the checksum of the log."""
+        return data.checksum
+
+    def checksums(self, data: ImpressionLog) -> dict[str, str]:
+        """Check the days, and return the checksums of those of training and validation."""
+        train_cascade.check_days(data, self.config.data)
+        return train_cascade.checksums(data, self.config.data)
+
+    # --- a run --------------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        out: Path,
+        *,
+        force: bool = False,
+        resume: bool = False,
+        progress: Progress = lambda step: None,
+        on_notice: OnNotice = warnings.warn,
+        stop: Callable[[], int] = lambda: False,
+        group: Group = ALONE,
+    ) -> TrainResult:
+        """Train the cascade and write a run directory."""
+        return train_cascade.train(
+            self.config, out, force=force, resume=resume, progress=progress, on_notice=on_notice, stop=stop, group=group
+        )
+
+    def load(self, directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> Cascade:
+        """Load the cascade of a run, in evaluation mode."""
+        return train_cascade.load_run(directory, checkpoint=checkpoint)[1]
+
+    def evaluate(
+        self,
+        directory: Path,
+        split: str = "test",
+        *,
+        data: str | None = None,
+        on_impressions: OnImpressions = lambda count, total: None,
+        on_notice: OnNotice = lambda text: None,
+    ) -> Evaluation:
+        """Evaluate the best checkpoint of a run on days, in the order of time and without added negatives."""
+        config, model = self.config, self.load(directory)
+        log = ImpressionLog.load(data or config.data.path)
+        notes = _check_log(directory, model, log)
+        for note in notes:
+            on_notice(note)
+        days = config.data.days(cast("Role", split)) if split in get_args(Role) else [split]
+        config = config.model_copy(update={"data": config.data.model_copy(update={"test": days})})
+        loader = train_cascade.make_loader(log, config, "test")
+        total = sum(len(log.days[day]) for day in loader.days)
+        try:
+            values, chance = train_cascade.measure(
+                model, loader, config, on_batch=lambda count: on_impressions(count, total)
+            )
+        except UnknownIdError as error:
+            raise ValueError(
+                f"{split} of {log.path}: {error}. These ids are newer than the training run: train again on this log, "
+                "or choose earlier days with --split"
+            ) from None
+        tables = [log.days[day].table()["request"].cast(pa.string()) for day in loader.days]
+        requests = pa.chunked_array([chunk for table in tables for chunk in table.chunks]).to_pylist()
+        return Evaluation(requests, values, chance, notes)
+
+
+def _check_log(directory: Path, model: Cascade, log: ImpressionLog) -> list[str]:
+    """Refuse a log whose ids or numbers differ in meaning from those of the training run; return warnings."""
+    try:
+        trained = read_json(directory / LOG)
+    except FileNotFoundError:
+        return [f"{directory} has no {LOG}, so it is unknown whether the ids of {log.path} are those it was trained on"]
+    return check_compatible(trained, log, used=_features_of(model))
+
+
+def _features_of(model: Cascade) -> set[str]:
+    """Return the features that any stage uses, including those of events."""
+    used: set[str] = set()
+    for stage in model.models.values():
+        if isinstance(stage, Scorer):
+            seen = stage.embedding
+            used |= {address(feature) for feature in (*seen.request_features, *seen.item_features)}
+            used |= {f"sequence.{sequence.name}" for sequence in seen.sequences}
+            used |= {f"item.{name}" for sequence in seen.sequences for name in sequence.features}
+    return used
