@@ -1,6 +1,6 @@
 """What usually goes wrong in a log: one small function a check, which looks at the figures and says what it finds.
 
-A new check is a function in `CHECKS`; docs/data.md says what each one means.
+A new check is a function in `CHECKS`; docs/reference/log-checks.md says what each one means.
 """
 
 from __future__ import annotations
