@@ -45,7 +45,7 @@ bench: .venv/.installed
 	$(BIN)/rankfall bench step
 
 docs: .venv/.dev
-	$(BIN)/pytest --collect-only --quiet --correctness=docs/correctness.md
+	$(BIN)/pytest --collect-only --quiet --correctness=docs/reference/correctness.md
 
 # Hours, not minutes, on small machines. Needs RANKFALL_DATA, a directory with mq2007, mslr_sample and clueweb09.
 experiments: .venv/.dev

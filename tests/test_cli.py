@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import pytest
@@ -19,7 +19,6 @@ from rankfall import ops
 from rankfall.cli import app
 from rankfall.reporting.folding import FoldedTable
 from support.command_line import run
-from support.paths import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -181,24 +180,7 @@ def test_bench_quick_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert "[bold]" not in out
 
 
-# --- the outer files ----------------------------------------------------------------------------------------
-
-
-def test_the_examples_in_the_readme_run(demonstration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "log").symlink_to(demonstration / "log")
-    monkeypatch.chdir(tmp_path)
-    examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    names: dict[str, Any] = {}
-    for example in examples:
-        exec(compile(example, "README.md", "exec"), names)
-    assert names["inclusion"].sum(-1).tolist() == pytest.approx([20.0] * 32, abs=1e-3)
-    assert names["loss"].isfinite()
-
-
-def test_links_in_the_documents_are_valid() -> None:
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
-        for link in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
-            assert (page.parent / link).exists(), f"{page.name}: {link}"
+# --- the package -------------------------------------------------------------------------------------------
 
 
 def test_submodules_are_imported_lazily_but_listed() -> None:

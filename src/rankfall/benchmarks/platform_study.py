@@ -1,4 +1,4 @@
-"""Statistics of the simulated platform: the numbers and figures of docs/platform.md.
+"""Statistics of the simulated platform: the numbers and figures of docs/concepts/simulated-platform.md.
 
 ``python -m rankfall.benchmarks.platform_study DIR`` simulates the preset `recflow-like` and writes ``platform.json``
 and the figures to DIR.
@@ -246,7 +246,7 @@ def _agreement(agreement: dict[str, float]) -> HeatMaps:
 
 
 def main() -> None:
-    """Write the numbers and figures of docs/platform.md."""
+    """Write the numbers and figures of docs/concepts/simulated-platform.md."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--preset", default="recflow-like")

@@ -603,7 +603,7 @@ def test_a_clean_log_has_no_warnings(tmp_path: Path, seed: int) -> None:
 def test_every_check_has_a_mistake_and_is_documented() -> None:
     names = {check.__name__ for check in CHECKS}
     assert {check or mistake.__name__ for mistake, check, _ in MISTAKES} | {"unsorted_items"} == names
-    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "log-checks.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == names
 
 
