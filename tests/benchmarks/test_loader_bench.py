@@ -1,4 +1,4 @@
-"""The loop that the loader is measured against gives the same batches, and the measuring has its parts."""
+"""Tests of `rankfall bench loader`: the reference loop returns the batches of the loader; reports and claims."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rankfall.data import Impressions
 
 
-def by_column(batch: Impressions) -> dict[str, Tensor]:
-    """The tensors of a batch under the names of the loop."""
+def tensors_by_column(batch: Impressions) -> dict[str, Tensor]:
+    """Return the tensors of a batch under the names that the loop uses."""
     found = {f"user.{name}": tensor for name, tensor in batch.user.items()}
     found |= {f"item.{name}": tensor for name, tensor in batch.items.items()}
     found |= {f"sequence.history.{name}": tensor for name, tensor in batch.sequences["history"].items()}
@@ -30,11 +30,11 @@ def by_column(batch: Impressions) -> dict[str, Tensor]:
     return found | {"sequence_mask": batch.sequence_mask["history"]}
 
 
-def test_the_loop_gives_the_batches_of_the_loader(tmp_path: Path) -> None:
+def test_the_loop_returns_the_batches_of_the_loader(tmp_path: Path) -> None:
     log = bench.write_log(tmp_path, 50)
     loop, loader = bench.RequestLoop(log), ImpressionLoader(log, bench.DAY, batch=20, prefetch=0)
     for batch in loader:
-        ours, theirs = by_column(batch), loop.batch(loader.requests(batch).to_pylist())
+        ours, theirs = tensors_by_column(batch), loop.batch(loader.requests(batch).to_pylist())
         assert ours.keys() == theirs.keys()
         for name, tensor in ours.items():
             torch.testing.assert_close(tensor, theirs[name].to(tensor.dtype), rtol=0, atol=0, msg=name)
@@ -73,7 +73,7 @@ def test_bench_loader_has_no_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--sizes" in capsys.readouterr().err
 
 
-def test_the_promise_is_about_shuffled_batches() -> None:
+def test_the_claim_is_about_shuffled_batches() -> None:
     rows = [bench.Row("shuffled", 1e5, 100, 26), bench.Row(bench.LOOP, 4e3, 4, 1)]
     (claim,) = bench.check_claims(rows)
     assert claim.met

@@ -1,4 +1,4 @@
-"""The textbook code that benchmarks run against says the same as the library, and the measuring is right."""
+"""Tests of `rankfall bench ops` and `losses`: textbook code equals the library; measurements are correct."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankfall import losses, ops
 from rankfall.benchmarks import cases, textbook
 from rankfall.benchmarks.claims import at_least, at_most
 from rankfall.benchmarks.measure import Clock, growth_exponent, peak_bytes, time_in_turns
-from rankfall.benchmarks.operator_sweep import Row, Settings, TooSlow, _measure_shape, growth, sweep
+from rankfall.benchmarks.operator_sweep import CostLimit, Row, Settings, _measure_shape, growth, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +104,7 @@ def _scores(seed: int) -> Tensor:
 
 
 def _distinct_labels(seed: int) -> Tensor:
-    """Half of the items are relevant, no two of these alike: the textbooks do not share places among ties."""
+    """Return labels of which half are positive and distinct, because textbook code does not handle ties."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.rand(LISTS, N, generator=generator).argsort(-1)
     return (order - N // 2).clamp(min=0).double() / 2
@@ -147,19 +147,19 @@ def test_every_case_runs(table: str) -> None:
 def test_every_operator_and_loss_is_measured() -> None:
     measured = {name.split()[0] for name in (*cases.OPERATORS, *cases.LOSSES)}
     public = {name for name in (*ops.__all__, *losses.__all__) if name.endswith(("_sort", "topk", "_loss"))}
-    # topk() makes any operator an inclusion; the others are cross_entropy and a soft sort again.
+    # topk() wraps any operator; the other two combine cross entropy or a soft sort, which are measured
     assert public - measured == {"topk", "grade_softmax_loss", "pirank_arp_loss"}
 
 
-def test_textbooks_too_large_are_left_out_with_a_reason() -> None:
+def test_textbook_cases_that_need_too_much_memory_exceed_the_limit() -> None:
     case = cases.TEXTBOOK_OPERATORS["neural_sort"]
     assert case.bytes(cases.Shape(1, 100_000, 10)) > 4 * 2**30
     assert case.bytes(cases.Shape(128, 1000, 10)) < 4 * 2**30
 
 
-def test_a_floor_is_never_left_out() -> None:
-    # One slow turn on a busy machine must not look like growth that will take minutes.
-    limit = TooSlow()
+def test_a_floor_is_never_skipped() -> None:
+    # one slow turn on a busy machine must not be taken for a cost that grows to minutes
+    limit = CostLimit()
     for floor in cases.FLOORS:
         limit.note("floor", floor, cases.Shape(128, 20, 10), seconds=1e6)
     rows = _measure_shape("ops", cases.Shape(2, 30, 5), Settings(seconds=0.0, quick=True), limit)
@@ -168,13 +168,13 @@ def test_a_floor_is_never_left_out() -> None:
 
 def test_turns_alternate_between_steps() -> None:
     calls: list[str] = []
-    # so long that the number of turns ends it, not the time, which another process may take from either
+    # long enough that MAX_TURNS ends the measurement, not the time, which depends on other processes
     clocks = time_in_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, seconds=60.0)
     assert "".join(calls[-4:]) == "abab"
     assert set(clocks) == {"a", "b"}
 
 
-def test_the_first_calls_do_not_count() -> None:
+def test_warm_up_calls_are_not_recorded() -> None:
     calls: list[int] = []
     clocks = time_in_turns({"step": lambda: calls.append(1)}, seconds=1e-3)
     assert len(calls) == len(clocks["step"].cpu) + 3
@@ -197,12 +197,12 @@ def test_growth_exponent_of_a_cubic() -> None:
 
 
 def test_peak_memory_of_a_known_allocation() -> None:
-    # The step is numpy.ones(count): a function that a fresh process can find by its name.
+    # the step is numpy.ones(count), which a fresh process can import by name
     peak = peak_bytes(partial, small=(np.ones, 10), full=(np.ones, 8 * 2**20)) / 2**20
     assert 60 < peak < 75
 
 
-def test_growth_is_that_of_one_list() -> None:
+def test_growth_is_measured_per_list() -> None:
     rows = [Row("f", lists=100, n=1000, k=10, cpu_ms=5.0), Row("f", lists=10, n=10_000, k=10, cpu_ms=5.0)]
     assert growth(rows) == {"f": {"k = 10": pytest.approx(1.0)}}
 
@@ -216,7 +216,7 @@ def test_sweep_measures_every_function_at_every_shape() -> None:
     assert all(row.cpu_ms is not None and row.ratios is not None for row in rows)
 
 
-def test_claims_know_their_direction() -> None:
+def test_claims_compare_in_the_right_direction() -> None:
     assert at_most("cost", 2, 1.9).met
     assert not at_most("cost", 2, 2.1).met
     assert at_least("speed", 100, 120).met

@@ -1,4 +1,4 @@
-"""The log that `rankfall bench prepare` measures is what it says, and the measuring sees all processes."""
+"""Tests of `rankfall bench prepare`: the generated log matches its description; all processes are measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankfall.data.impressions.spec import validate_spec
 from support.command_line import run
 
 
-def test_the_log_is_the_one_that_is_described(tmp_path: Path) -> None:
+def test_the_generated_log_matches_its_description(tmp_path: Path) -> None:
     prepare.write_rows(tmp_path, 6_000)
     rows = pl.read_parquet(tmp_path / "*.parquet")
     spec = validate_spec(prepare.spec())
@@ -26,7 +26,7 @@ def test_the_log_is_the_one_that_is_described(tmp_path: Path) -> None:
     assert stages["len"].to_list() == [[size] for size in prepare.STAGES.values()]
 
 
-def test_an_engine_is_measured_as_a_command() -> None:
+def test_an_engine_is_measured_by_running_the_command() -> None:
     done: list[str] = []
     (row,) = prepare.measure(["local"], 2_000, done.append)
     assert done == ["log written", "local"]
@@ -34,13 +34,13 @@ def test_an_engine_is_measured_as_a_command() -> None:
     assert row.seconds > 0
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="only Linux tells what processes need")
-def test_memory_and_time_are_those_of_all_processes() -> None:
-    # both hold their memory long enough to be seen at the same moment
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux to measure memory")
+def test_memory_and_time_include_all_processes() -> None:
+    # both processes hold their memory long enough to be sampled at the same time
     work = "import time; x = bytearray(80 << 20); x[::4096] = b'1' * len(x[::4096]); time.sleep(3)"
     pair = f"import subprocess, sys; code = {work!r}; other = subprocess.Popen([sys.executable, '-c', code])"
-    spent = prepare._run([sys.executable, "-c", f"{pair}; exec(code); other.wait()"])
-    cpu, peak, processes = spent.figures()
+    usage = prepare._run([sys.executable, "-c", f"{pair}; exec(code); other.wait()"])
+    cpu, peak, processes = usage.totals()
     assert cpu is not None
     assert cpu > 0
     assert peak is not None
@@ -48,12 +48,12 @@ def test_memory_and_time_are_those_of_all_processes() -> None:
     assert processes == 2
 
 
-def test_a_command_that_fails_says_why() -> None:
+def test_the_error_of_a_failed_command_is_reported() -> None:
     with pytest.raises(ValueError, match="no such thing"):
         prepare._run([sys.executable, "-c", "raise SystemExit('no such thing')"])
 
 
-def test_rows_belong_to_prepare(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_prepare_accepts_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench", "ops", "--rows", "100") == 2
     assert "--rows" in capsys.readouterr().err
     assert run("bench", "prepare", "--sizes", "100") == 2

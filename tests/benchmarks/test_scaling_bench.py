@@ -1,4 +1,4 @@
-"""What `rankfall bench scaling` says of its samples, and that a process measures what it says."""
+"""Tests of `rankfall bench scaling`: rows computed from samples, and the samples of one process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_efficiency_and_communication_are_those_of_the_medians() -> None:
+def test_efficiency_and_communication_are_computed_from_medians() -> None:
     case = Case(1000, sparse=True)
-    found = {
+    samples = {
         (0, 1): [Sample([0.1, 0.1, 0.9], [0.1, 0.1, 0.1], [0.1, 0.1, 0.9], 4 << 20, 1 << 19)],
-        # In two launches: half of a step waits, and a quarter of the wall's time is the CPU's.
+        # two launches: half of a step is communication, and CPU time is a quarter of wall time
         (0, 2): [Sample([0.2], [0.1], [0.05], 4 << 20, 1 << 19), Sample([0.2], [0.1], [0.05], 4 << 20, 1 << 19)],
     }
-    one, two = scaling._rows([case], found, 50)
+    one, two = scaling._rows([case], samples, 50)
     assert [one.processes, one.impressions_per_second, one.efficiency] == pytest.approx([1, 500, 1])
     assert [two.processes, two.impressions_per_second, two.efficiency] == pytest.approx([2, 500, 0.5])
     assert [one.communication, two.communication] == pytest.approx([0, 0.5])
@@ -36,7 +36,7 @@ def test_a_process_counts_the_gradients_of_its_batch(tmp_path: Path) -> None:
     log = tmp_path / "50"
     log.mkdir()
     loader.write_log(log, 64, 50)
-    (tmp_path / "about.json").write_text(
+    (tmp_path / "settings.json").write_text(
         json.dumps({"cases": [{"rows": 50, "sparse": True}, {"rows": 50, "sparse": False}], "batch": 8, "steps": 2})
     )
     scaling.main(tmp_path)
@@ -44,23 +44,23 @@ def test_a_process_counts_the_gradients_of_its_batch(tmp_path: Path) -> None:
     assert [len(sparse.together), len(sparse.apart), len(sparse.cpu)] == [2, 2, 2]
     tables = len(loader.USER) + len(loader.ITEM)
     assert dense.sparse_bytes == 0
-    # two stages with tables of 52 rows of 8 numbers of 4 bytes each
+    # two stages; each table has 52 rows of 8 floats of 4 bytes
     assert dense.dense_bytes - sparse.dense_bytes == 2 * tables * 52 * 8 * 4
-    # of the steps apart, after one of each kind for every warm-up, the batches number 5 and 7
+    # two warm-up turns use batches 0 to 3; the steps without communication use batches 5 and 7
     batches = list(ImpressionLoader(log, loader.DAY, batch=8))
-    rows = [_rows_met(batches[number]) for number in (5, 7)]
+    rows = [_distinct_rows(batches[number]) for number in (5, 7)]
     assert sparse.sparse_bytes == round(sum(2 * count * (8 * 4 + 8) for count in rows) / 2)
 
 
-def _rows_met(batch: object) -> int:
-    """Different rows of all tables of a stage, by a loop over the features."""
+def _distinct_rows(batch: object) -> int:
+    """Count the distinct rows of all tables of a stage, with a loop over the features."""
     count = 0
     for name in (*loader.USER, *loader.ITEM):
         ids = getattr(batch, "user" if name in loader.USER else "items")[name]
-        met = set(ids.flatten().tolist())
+        distinct = set(ids.flatten().tolist())
         if name in loader.EVENT:
-            met |= set(batch.sequences["history"][name].flatten().tolist())  # type: ignore[attr-defined]
-        count += len(met)
+            distinct |= set(batch.sequences["history"][name].flatten().tolist())  # type: ignore[attr-defined]
+        count += len(distinct)
     return count
 
 

@@ -1,4 +1,4 @@
-"""The steps that `rankfall bench step` measures are those of the objectives, and the measuring has its parts."""
+"""Tests of `rankfall bench step`: measured steps equal the objectives; batches, predictions and reports."""
 
 from __future__ import annotations
 
@@ -9,50 +9,50 @@ import torch
 
 from rankfall import ops
 from rankfall.benchmarks import step_bench as step
-from rankfall.benchmarks.cases import BASELINE, INSIDE, STEPS, Shape, objective_of
+from rankfall.benchmarks.cases import BASELINE, OBJECTIVE_OPERATORS, STEPS, Shape, build_objective
 from rankfall.benchmarks.measure import Clock, cpu_spread
-from rankfall.benchmarks.operator_sweep import TooSlow, peak_of
+from rankfall.benchmarks.operator_sweep import CostLimit, case_peak_bytes
 from rankfall.objectives import BCE, LCRON
 from support.command_line import run
 
 
 def test_every_operator_is_measured_inside_the_objective() -> None:
-    measured = {name.split()[0] for name in INSIDE}
+    measured = {name.split()[0] for name in OBJECTIVE_OPERATORS}
     public = {name for name in ops.__all__ if name.endswith(("_sort", "topk"))}
-    # topk() makes any of them an inclusion; a hard choice has no logarithm to train with
+    # topk() wraps any of them; a hard top-k has no gradient to train with
     assert public - measured == {"topk", "hard_topk"}
     assert measured <= public
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_a_step_is_that_of_the_objective_on_two_stages(name: str) -> None:
+def test_a_step_computes_the_objective_on_two_stages(name: str) -> None:
     first, second = torch.randn(2, 3, 30, generator=torch.Generator().manual_seed(0))
     grades = torch.rand(3, 30, generator=torch.Generator().manual_seed(1))
-    objective = BCE(relevant=5) if name == BASELINE else LCRON(relevant=5, topk=INSIDE[name].make(30))
+    objective = BCE(relevant=5) if name == BASELINE else LCRON(relevant=5, topk=OBJECTIVE_OPERATORS[name].make(30))
     value = STEPS[name].run(torch.stack([first, second]), grades, 5)
     torch.testing.assert_close(value, objective([first, second], grades))
 
 
 @pytest.mark.parametrize("sort", ["neural_sort", "soft_sort"])
-def test_gradients_of_a_sort_are_of_one_value(sort: str) -> None:
+def test_both_gradients_of_a_sort_belong_to_the_same_value(sort: str) -> None:
     scores, grades = torch.randn(2, 3, 30).unbind(), torch.rand(3, 30)
-    values = [objective_of(name, 30, 5)(scores, grades) for name in (sort, f"{sort} (one_minus)")]
+    values = [build_objective(name, 30, 5)(scores, grades) for name in (sort, f"{sort} (one_minus)")]
     torch.testing.assert_close(*values)
 
 
 @pytest.mark.parametrize("n", step.SIZES)
-def test_batches_are_as_large_as_the_work_allows(n: int) -> None:
+def test_batches_are_as_large_as_the_work_limit_allows(n: int) -> None:
     found = {name: shape for shape, names in step.shapes(n).items() for name in names}
-    assert found.keys() == INSIDE.keys()
+    assert found.keys() == OBJECTIVE_OPERATORS.keys()
     for name, shape in found.items():
         assert (shape.n, shape.k) == (n, 10)
         assert shape.lists == 128 or n > 200
-        assert n <= 200 or shape.lists == 1 or INSIDE[name].work(shape) <= step.WORK
+        assert n <= 200 or shape.lists == 1 or OBJECTIVE_OPERATORS[name].work(shape) <= step.WORK
     assert found["dftopk"].lists == 128
 
 
-def test_time_is_foretold_by_what_an_operator_computes() -> None:
-    limit, short, long = TooSlow(), Shape(1, 40, 10), Shape(1, 4000, 10)
+def test_time_is_predicted_from_the_work_of_an_operator() -> None:
+    limit, short, long = CostLimit(), Shape(1, 40, 10), Shape(1, 4000, 10)
     for name in ("dftopk", "neural_sort"):
         limit.note("step", name, short, seconds=0.01)
     assert limit.reason("step", "dftopk", long) == ""  # 100 times 10 ms
@@ -60,8 +60,8 @@ def test_time_is_foretold_by_what_an_operator_computes() -> None:
     assert limit.reason("step", "diff_sort", Shape(1, 20_000, 10)) == "needs 60 GB"
 
 
-def test_what_is_left_out_says_why() -> None:
-    limit = TooSlow()
+def test_a_skipped_operator_has_a_reason() -> None:
+    limit = CostLimit()
     limit.note("step", "soft_sort", Shape(2, 20, 10), seconds=1e6)
     rows = step._measure(Shape(2, 20, 10), ["dftopk", "soft_sort"], 0.0, limit, quick=True)
     assert [row.name for row in rows] == [BASELINE, "dftopk", "soft_sort"]
@@ -69,7 +69,7 @@ def test_what_is_left_out_says_why() -> None:
     assert rows[-1].left_out == "would take 1,000,000 s"
 
 
-def test_growth_is_that_of_one_list_since_the_length_before() -> None:
+def test_growth_is_measured_per_list_since_the_previous_length() -> None:
     rows = [
         step.Row("f", lists=100, n=10, cpu_ms=1.0),
         step.Row("f", lists=10, n=100, cpu_ms=10.0),
@@ -79,7 +79,7 @@ def test_growth_is_that_of_one_list_since_the_length_before() -> None:
     assert [row.growth for row in step.with_growth(rows)] == [None, pytest.approx(2.0), None, None]
 
 
-def test_the_spread_is_half_the_middle_half() -> None:
+def test_the_spread_is_half_the_interquartile_range() -> None:
     assert cpu_spread(Clock(cpu=[4.0, 1.0, 2.0, 3.0, 5.0])) == pytest.approx(1.5 / 3)  # quartiles 1.5 and 4.5
     assert cpu_spread(Clock(cpu=[2.0, 2.0])) == 0
     assert cpu_spread(Clock(cpu=[2.0])) is None
@@ -96,9 +96,9 @@ def test_a_whole_step_trains_both_models() -> None:
 
 
 @pytest.mark.parametrize("name", ["neural_sort", "soft_sort"])
-def test_no_square_matrix_is_ever_in_memory(name: str) -> None:
+def test_no_square_matrix_is_allocated(name: str) -> None:
     n = 4000
-    assert peak_of("step", name, Shape(1, n, 10)) < 4 * n**2 / 2  # bytes of half a matrix
+    assert case_peak_bytes("step", name, Shape(1, n, 10)) < 4 * n**2 / 2  # bytes of half a matrix
 
 
 def test_bench_step_in_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
-"""What the library is measured against, and the measuring.
+"""Benchmarks of ``rankfall bench``: operators, losses, training steps, loading, sample building, scaling, serving.
 
-:mod:`~rankfall.benchmarks.textbook` holds each method as its paper prints it,
-:mod:`~rankfall.benchmarks.cases` pairs it with the library's function,
-:mod:`~rankfall.benchmarks.measure` takes time and memory.
+:mod:`~rankfall.benchmarks.textbook` implements each method literally as in its paper,
+:mod:`~rankfall.benchmarks.cases` pairs it with the library's function, and
+:mod:`~rankfall.benchmarks.measure` measures time and memory. Each remaining module holds one benchmark.
 """

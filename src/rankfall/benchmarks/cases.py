@@ -1,7 +1,7 @@
-"""What is measured: forward and backward of each function, ours and the textbook's, and the floors.
+"""The measured functions: forward and backward passes of the library's code, of textbook code, and of the floors.
 
-A *floor* is what the cheapest honest implementation could cost: one pass (sigmoid), one selection (topk), one
-sort. The floor of an objective is binary cross entropy of every stage.
+A *floor* is a lower bound on the cost of any implementation: one element-wise pass (sigmoid), one selection (topk) or
+one sort. The floor of an objective is binary cross entropy on every stage.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from rankfall.ops import TopK
 
 FLOORS = ("torch.sigmoid", "torch.topk", "torch.sort")
-TAU = 0.1  # of operators that compare scores one by one
+TAU = 0.1  # temperature of operators whose logits do not grow with n
 FLOAT_BYTES = 4
-STAGES = 2  # of a cascade
+STAGES = 2  # stages of the measured cascade
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Lists of n items of which k count."""
+    """Shape of a batch: `lists` lists of `n` items, of which the first `k` matter."""
 
     lists: int
     n: int
@@ -40,60 +40,64 @@ class Shape:
 
 
 def linear(shape: Shape) -> float:
-    """A few numbers an item."""
+    """Return the floats of a few values per item."""
     return 10 * shape.lists * shape.n
 
 
 def rows(shape: Shape) -> float:
-    """A few numbers an item and kept row."""
+    """Return the floats of a few values per item and kept row."""
     return 4 * shape.lists * shape.n * shape.k
 
 
 def pairs(shape: Shape) -> float:
-    """A number a pair of items."""
+    """Return the floats of one value per pair of items."""
     return shape.lists * shape.n**2
 
 
 def square(matrices: int) -> Callable[[Shape], float]:
-    """As many n x n matrices."""
+    """Return a function that counts the floats of `matrices` n x n matrices per list."""
     return lambda shape: matrices * pairs(shape)
 
 
 def dense_layers(shape: Shape) -> float:
-    """Two n x n matrices for each of n layers of a sorting network."""
+    """Return the floats of two n x n matrices for each of the n layers of a sorting network."""
     return 2 * shape.lists * shape.n**3
 
 
 def odd_even_rows(shape: Shape) -> float:
-    """The kept rows after each of n layers, and their gradients."""
+    """Return the floats of the kept rows after each of n layers, and of their gradients."""
     return 2 * shape.n * shape.lists * shape.n * shape.k
 
 
 def bitonic_rows(shape: Shape) -> float:
-    """The same for a network of log2(n) (log2(n) + 1) / 2 layers."""
+    """Return the floats of the kept rows for a network of log2(n) (log2(n) + 1) / 2 layers."""
     depth = math.ceil(math.log2(shape.n))
     return depth * (depth + 1) * shape.lists * (1 << depth) * shape.k
 
 
 @dataclass(frozen=True)
 class Case:
-    """A function of scores, labels and k, how many numbers it keeps for the backward pass, and how many it computes.
+    """A measured function and estimates of its cost.
 
-    The scores are (lists, n), those of several stages (stages, lists, n).
+    Attributes:
+        run: Function of scores, labels and k. Scores are (lists, n), or (stages, lists, n) with several stages.
+        floats: Number of floats kept for the backward pass.
+        work: Number of computed values, up to a constant factor.
+        stages: Number of stages that the scores belong to.
     """
 
     run: Callable[[Tensor, Tensor, int], Tensor]
     floats: Callable[[Shape], float]
-    work: Callable[[Shape], float] = pairs  # up to a constant
+    work: Callable[[Shape], float] = pairs
     stages: int = 1
 
     def bytes(self, shape: Shape) -> float:
-        """About how much memory one forward and backward pass takes."""
+        """Estimate the memory of one forward and backward pass, in bytes."""
         return FLOAT_BYTES * self.floats(shape)
 
 
 def list_tau(scores: Tensor) -> float:
-    """NeuralSort's logits grow with n, so its temperature has to."""
+    """Return a temperature proportional to n, because the logits of NeuralSort grow with n."""
     return scores.shape[-1] / 20
 
 
@@ -202,39 +206,39 @@ METRICS = {
     "ndcg": Case(lambda s, y, k: metrics.ndcg(s, y, k=k), linear),
 }
 
-# --- a training step: LCRON of two stages with each operator inside, and binary cross entropy -----------------------
+# --- a training step: LCRON on two stages with each operator, and binary cross entropy ------------------------------
 
 BASELINE = "bce"
 
 
 @dataclass(frozen=True)
-class Inside:
-    """An operator as it stands in an objective: made for lists of n items, otherwise as a case."""
+class ObjectiveOperator:
+    """An operator used inside an objective, built for lists of n items; `floats` and `work` are those of a case."""
 
     make: Callable[[int], TopK]
     floats: Callable[[Shape], float]
     work: Callable[[Shape], float]
 
 
-def _threshold(name: str) -> Inside:
-    return Inside(lambda n: ops.topk(name, tau=TAU), linear, linear)
+def _threshold(name: str) -> ObjectiveOperator:
+    return ObjectiveOperator(lambda n: ops.topk(name, tau=TAU), linear, linear)
 
 
-def _all_rows(make: Callable[[int], TopK]) -> Inside:
-    """A normalised sort: the k rows are kept, all n are computed."""
-    return Inside(make, rows, pairs)
+def _all_rows(make: Callable[[int], TopK]) -> ObjectiveOperator:
+    """Return a normalised sort, which keeps k rows but computes all n."""
+    return ObjectiveOperator(make, rows, pairs)
 
 
-def _network(network: str, floats: Callable[[Shape], float]) -> Inside:
-    return Inside(lambda n: ops.topk("diff_sort", network=network), floats, floats)
+def _network(network: str, floats: Callable[[Shape], float]) -> ObjectiveOperator:
+    return ObjectiveOperator(lambda n: ops.topk("diff_sort", network=network), floats, floats)
 
 
 def _tree_rows(shape: Shape) -> float:
-    """What two levels of a tree that keep k each have to do with an item."""
+    """Return the floats of a tree of two levels that keep k rows each."""
     return shape.k * rows(shape)
 
 
-INSIDE = {
+OBJECTIVE_OPERATORS = {
     "dftopk": _threshold("dftopk"),
     "lapsum_topk": _threshold("lapsum_topk"),
     "sigmoid_topk": _threshold("sigmoid_topk"),
@@ -245,28 +249,30 @@ INSIDE = {
     "soft_sort (one_minus)": _all_rows(lambda n: ops.topk("soft_sort", tau=TAU, gradient="one_minus")),
     "diff_sort": _network("odd_even", odd_even_rows),
     "diff_sort (bitonic)": _network("bitonic", bitonic_rows),
-    "pirank_sort (depth 2)": Inside(lambda n: ops.topk("pirank_sort", tau=n / 20, depth=2), _tree_rows, _tree_rows),
+    "pirank_sort (depth 2)": ObjectiveOperator(
+        lambda n: ops.topk("pirank_sort", tau=n / 20, depth=2), _tree_rows, _tree_rows
+    ),
 }
 
 
 @cache
-def objective_of(name: str, n: int, k: int) -> Objective:
-    """Binary cross entropy, or LCRON with an operator for lists of n items; k of them are relevant."""
+def build_objective(name: str, n: int, k: int) -> Objective:
+    """Build binary cross entropy, or LCRON with the named operator, for lists of n items of which k are relevant."""
     if name == BASELINE:
         return objectives.BCE(relevant=k)
-    return objectives.LCRON(relevant=k, topk=INSIDE[name].make(n))
+    return objectives.LCRON(relevant=k, topk=OBJECTIVE_OPERATORS[name].make(n))
 
 
-def _objective(name: str, floats: Callable[[Shape], float], work: Callable[[Shape], float]) -> Case:
+def _objective_case(name: str, floats: Callable[[Shape], float], work: Callable[[Shape], float]) -> Case:
     def run(scores: Tensor, labels: Tensor, k: int) -> Tensor:
-        value: Tensor = objective_of(name, labels.shape[-1], k)(list(scores), labels)
+        value: Tensor = build_objective(name, labels.shape[-1], k)(list(scores), labels)
         return value
 
     return Case(run, lambda shape: STAGES * floats(shape), work, STAGES)
 
 
-STEPS = {BASELINE: _objective(BASELINE, linear, linear)} | {
-    name: _objective(name, inside.floats, inside.work) for name, inside in INSIDE.items()
+STEPS = {BASELINE: _objective_case(BASELINE, linear, linear)} | {
+    name: _objective_case(name, operator.floats, operator.work) for name, operator in OBJECTIVE_OPERATORS.items()
 }
 
 TABLES = {
@@ -282,7 +288,7 @@ TABLES = {
 
 
 def prepare(table: str, name: str, shape: Shape) -> Step:
-    """One forward and backward pass of a case on random scores and skewed grades 0..4, ready to run."""
+    """Return one forward and backward pass of a case, on random scores and skewed grades 0..4."""
     case = TABLES[table][name]
     size = (shape.lists, shape.n) if case.stages == 1 else (case.stages, shape.lists, shape.n)
     generator = torch.Generator().manual_seed(0)

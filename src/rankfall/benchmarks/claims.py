@@ -1,4 +1,4 @@
-"""What the library promises about its cost, measured."""
+"""Claims about the cost of operators and losses, each with its target and the measured value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rankfall.benchmarks.cases import Shape, prepare
 from rankfall.benchmarks.measure import cpu_seconds, growth_exponent, time_in_turns
-from rankfall.benchmarks.operator_sweep import What, peak_of
+from rankfall.benchmarks.operator_sweep import FunctionKind, case_peak_bytes
 
 USUAL = Shape(128, 1000, 10)
 SHORT = Shape(128, 100, 10)
@@ -15,14 +15,14 @@ LONG = Shape(1, 100_000, 10)
 PAIRS = Shape(1, 10_000, 10)
 MEMORY_SIZES = (50_000, 100_000, 200_000, 400_000)
 PIRANK_SIZES = (4096, 8192, 16_384, 32_768, 65_536)
-GROWTH_LISTS = 4  # enough items that the cost of a call does not hide that of an item
-LINEAR = 1.1  # a measured exponent that passes as 1
+GROWTH_LISTS = 4  # enough items for the cost per item to dominate the cost per call
+LINEAR = 1.1  # largest measured exponent that counts as linear
 MB = 2**20
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A promise, and what was measured of it."""
+    """A claim about cost, its target and the measured value."""
 
     claim: str
     target: str
@@ -32,19 +32,28 @@ class Claim:
 
 
 def at_most(claim: str, limit: float, value: float, unit: str = " x") -> Claim:
-    """The measured value may not exceed the limit."""
+    """Return a claim that is met if the value is at most the limit."""
     return Claim(claim, f"<= {limit:g}{unit}", f"{value:.2f}{unit}", value, value <= limit)
 
 
 def at_least(claim: str, limit: float, value: float, unit: str = " x") -> Claim:
-    """The measured value may not fall short of the limit."""
+    """Return a claim that is met if the value is at least the limit."""
     return Claim(claim, f">= {limit:g}{unit}", f"{value:,.1f}{unit}", value, value >= limit)
 
 
-def check_claims(what: What, seconds: float, report: Callable[[str], None]) -> list[Claim]:
-    """Measure every promise about operators or losses: one thread, forward and backward."""
+def check_claims(kind: FunctionKind, seconds: float, report: Callable[[str], None]) -> list[Claim]:
+    """Measure all claims about operators or losses: forward and backward, on one thread.
+
+    Args:
+        kind: "ops" or "losses".
+        seconds: Approximate time to measure each function.
+        report: Called with the name of each group of claims after it is measured.
+
+    Returns:
+        The claims with their measured values.
+    """
     claims: list[Claim] = []
-    for name, check in CHECKS[what].items():
+    for name, check in CHECKS[kind].items():
         claims += check(seconds)
         report(name)
     return claims
@@ -71,7 +80,7 @@ def _neural_sort(seconds: float) -> list[Claim]:
     normalised = "neural_sort (normalised)"
     cost = _costs(seconds, USUAL, **{"ops": ("neural_sort", normalised), "ops textbook": ("neural_sort",)})
     textbook = cost["ops textbook", "neural_sort"]
-    peaks = [peak_of("ops", "neural_sort", Shape(GROWTH_LISTS, n, 10)) for n in MEMORY_SIZES]
+    peaks = [case_peak_bytes("ops", "neural_sort", Shape(GROWTH_LISTS, n, 10)) for n in MEMORY_SIZES]
     exponent = growth_exponent(MEMORY_SIZES, peaks)
     return [
         at_least("neural_sort inclusion, faster than n x n", 100, textbook / cost["ops", "neural_sort"]),
@@ -90,7 +99,7 @@ def _pirank_sort(seconds: float) -> list[Claim]:
 
 
 def _pirank_growth(depth: int, seconds: float) -> Claim:
-    """The paper's exponent is the limit: a node that computes only the rows it keeps may stay below it."""
+    """Compare with the exponent of the paper: an upper limit, as our nodes compute only the rows they keep."""
     case = f"depth {depth}"
     shapes = [Shape(GROWTH_LISTS, n, 10) for n in PIRANK_SIZES]
     costs = [_costs(seconds, shape, pirank=(case,))["pirank", case] for shape in shapes]
@@ -99,7 +108,7 @@ def _pirank_growth(depth: int, seconds: float) -> Claim:
 
 
 def _long_list(table: str, *names: str) -> Callable[[float], list[Claim]]:
-    """A list of 100,000 items passes; the limit is the memory of a small machine."""
+    """Return a check that lists of 100,000 items fit into the memory of a small machine."""
 
     def check(seconds: float) -> list[Claim]:
         return [_memory(table, name, LONG, "100,000 items") for name in names]
@@ -112,7 +121,7 @@ def _pairs(seconds: float) -> list[Claim]:
 
 
 def _memory(table: str, name: str, shape: Shape, size: str) -> Claim:
-    return at_most(f"{name} on {size}, peak memory", 2048, peak_of(table, name, shape) / MB, unit=" MB")
+    return at_most(f"{name} on {size}, peak memory", 2048, case_peak_bytes(table, name, shape) / MB, unit=" MB")
 
 
 def _times_faster(name: str, seconds: float, shape: Shape) -> float:
@@ -121,7 +130,7 @@ def _times_faster(name: str, seconds: float, shape: Shape) -> float:
 
 
 def _costs(seconds: float, shape: Shape, **names: tuple[str, ...]) -> dict[tuple[str, str], float]:
-    """CPU seconds of cases that run in turns."""
+    """Return the CPU seconds of cases measured in turns, by table and name."""
     keys = {f"{table}/{name}": (table, name) for table, group in names.items() for name in group}
     steps = {label: prepare(*key, shape) for label, key in keys.items()}
     clocks = time_in_turns(steps, seconds=seconds)
@@ -130,7 +139,7 @@ def _costs(seconds: float, shape: Shape, **names: tuple[str, ...]) -> dict[tuple
 
 Check = Callable[[float], list[Claim]]
 
-CHECKS: dict[What, dict[str, Check]] = {
+CHECKS: dict[FunctionKind, dict[str, Check]] = {
     "ops": {
         "threshold operators": _thresholds,
         "neural_sort": _neural_sort,

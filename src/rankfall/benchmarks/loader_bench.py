@@ -1,7 +1,7 @@
-"""The loader beside a loop over requests, and beside a plain copy of the same bytes.
+"""Benchmark of the loader against a loop over requests and against a plain copy of the same bytes.
 
-The setting is that of the published two-stage cascade: batches of 1,024 impressions with 40 items, 10 of each of
-four stages, 8 item features and 5 user features as ids, and a sequence of 50 events with 5 features.
+The setting follows the published two-stage cascade: batches of 1,024 impressions with 40 items, 10 from each of four
+stages, 8 item features and 5 user features as ids, and a sequence of 50 events with 5 features.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 BATCH, ITEMS, EVENTS, NEGATIVES = 1024, 40, 50, 25
 IMPRESSIONS, QUICK_IMPRESSIONS = 1 << 16, 1 << 12
-CATALOGUE = 100_000  # items of the log
+CATALOGUE = 100_000  # different items in the log
 STAGES = ("prerank_neg", "coarse_neg", "rank_neg", "rank_pos")
 USER = tuple(f"user_{i}" for i in range(5))
 ITEM = tuple(f"item_{i}" for i in range(8))
@@ -48,16 +48,16 @@ COPY = "copy of the file"
 
 @dataclass(frozen=True)
 class Row:
-    """One way to get batches: impressions and megabytes of tensors in a second of CPU time."""
+    """Result of one way to build batches: impressions and megabytes of tensors per second of CPU time."""
 
     name: str
     impressions_per_second: float
     megabytes_per_second: float
-    faster: float  # than the loop over requests
+    faster: float  # speed relative to the loop over requests
 
 
 def sweep(seconds: float, *, quick: bool, report: Callable[[str], None]) -> list[Row]:
-    """Measure every way to get batches, in turns."""
+    """Measure all ways to build batches, in turns."""
     with tempfile.TemporaryDirectory() as directory:
         log = write_log(Path(directory), QUICK_IMPRESSIONS if quick else IMPRESSIONS)
         report("log written")
@@ -72,13 +72,13 @@ def sweep(seconds: float, *, quick: bool, report: Callable[[str], None]) -> list
 
 
 def check_claims(rows: list[Row]) -> list[Claim]:
-    """What the loader promises."""
+    """Return the claim about the speed of the loader."""
     (shuffled,) = (row for row in rows if row.name == "shuffled")
     return [at_least("shuffled batches, faster than a loop over requests", 25, shuffled.faster)]
 
 
 def _steps(log: ImpressionLog) -> tuple[dict[str, Step], dict[str, tuple[int, int]]]:
-    """What to run in a turn, and how many impressions and bytes of tensors that gives."""
+    """Return the steps, and the impressions and bytes of tensors that one turn of each produces."""
     load = partial(ImpressionLoader, log, DAY, batch=BATCH, prefetch=0)
     loaders = {
         "file order": load(shuffle=False),
@@ -93,8 +93,8 @@ def _steps(log: ImpressionLog) -> tuple[dict[str, Step], dict[str, tuple[int, in
     steps[LOOP] = lambda: loop.batch(next(requests))
     work[LOOP] = BATCH, sum(tensor.nbytes for tensor in loop.batch(loop.requests[:BATCH]).values())
     file = np.memmap(log.days[DAY].path / "impressions.arrow", mode="r")
-    room = np.empty(len(file), np.uint8)
-    steps[COPY] = partial(np.copyto, room, file)
+    target = np.empty(len(file), np.uint8)
+    steps[COPY] = partial(np.copyto, target, file)
     work[COPY] = len(log.days[DAY]), len(file)
     return steps, work
 
@@ -108,7 +108,7 @@ def _exhaust(loader: ImpressionLoader) -> None:
 
 
 def spec(catalogue: int = CATALOGUE) -> Spec:
-    """Four stages, 13 features, a sequence; so many ids of each feature."""
+    """Return a spec with four stages, 13 features with `catalogue` ids each, and one sequence."""
     categorical = {"kind": "categorical", "num_buckets": catalogue}
     return validate_spec(
         {
@@ -126,18 +126,29 @@ def spec(catalogue: int = CATALOGUE) -> Spec:
 
 
 def write_log(directory: Path, impressions: int, catalogue: int = CATALOGUE) -> ImpressionLog:
-    """A log of random ids; sequences are as long as they can be, the items of a list stand stage by stage."""
+    """Write a log of random ids.
+
+    Sequences have their maximal length; the items of a list are ordered by stage.
+
+    Args:
+        directory: Existing directory to write to.
+        impressions: Number of impressions.
+        catalogue: Number of items, and of ids per feature.
+
+    Returns:
+        The log, loaded.
+    """
     rng = np.random.default_rng(0)
-    described = spec(catalogue)
+    log_spec = spec(catalogue)
     features = rng.integers(2, catalogue + 2, (catalogue, len(ITEM)), dtype=np.int32)
-    schema = impression_schema(described, request=pa.int64())
-    rows = {f"{group}.{name}": catalogue + 2 for group, name, _ in described.features}
-    writer = LogWriter(directory, described, features_of(described, rows), schema)
+    schema = impression_schema(log_spec, request=pa.int64())
+    rows = {f"{group}.{name}": catalogue + 2 for group, name, _ in log_spec.features}
+    writer = LogWriter(directory, log_spec, features_of(log_spec, rows), schema)
     for first in range(0, impressions, QUICK_IMPRESSIONS):
         writer.write(DAY, _impressions(rng, schema, features, first, min(QUICK_IMPRESSIONS, impressions - first)))
     items = {"item": np.arange(catalogue, dtype=np.int32)}
     items |= {f"item.{name}": features[:, i] for i, name in enumerate(ITEM)}
-    writer.finish(pa.table(items, item_schema(described)), {}, {})
+    writer.finish(pa.table(items, item_schema(log_spec)), {}, {})
     return ImpressionLog.load(directory)
 
 
@@ -179,11 +190,11 @@ def _column(values: NDArray[Any], field: pa.Field) -> pa.Array:
 
 
 class RequestLoop:
-    """The usual way: dictionaries from requests to arrays of their stages, and a loop over the requests of a batch.
+    """Loader as in published code: dictionaries from requests to arrays, and a loop over the requests of a batch.
 
-    Published loaders unpickle such dictionaries, one of ``{request: {stage: (n, features)}}`` and one of
-    ``{request: (50, features)}`` for the sequences, and let torch put the arrays of the requests together. Making the
-    dictionaries is not part of what is measured.
+    Published loaders unpickle one dictionary ``{request: {stage: (n, features)}}``, one dictionary
+    ``{request: (50, features)}`` for the sequences, and collate the arrays of the requests with torch. Building the
+    dictionaries is not part of the measured time.
     """
 
     COLUMNS = ("item", *(f"item.{name}" for name in ITEM), "rank", "relevance", "grade", "feedback.effective_view")
@@ -206,33 +217,33 @@ class RequestLoop:
 
     @staticmethod
     def _arrays(table: pa.Table, names: Any) -> Iterator[NDArray[np.int64]]:
-        """For each request its lists, or its values, side by side."""
+        """Return, per request, the columns `names` (lists or values) stacked along the last axis."""
         columns = [table[name].combine_chunks() for name in names]
         flat = np.stack(
             [(column.values if pa.types.is_list(column.type) else column).to_numpy() for column in columns], -1
         ).astype(np.int64)
-        each = len(flat) // len(table)
-        return iter(flat.reshape(len(table), each, -1) if each > 1 else flat)
+        length = len(flat) // len(table)
+        return iter(flat.reshape(len(table), length, -1) if length > 1 else flat)
 
     def __getitem__(self, request: int) -> dict[str, Any]:
-        """The arrays of one request, padded."""
+        """Return the padded arrays of one request."""
         user, events, stages = self.users[request], self.sequences[request], self.stages[request]
-        found: dict[str, Any] = {f"user.{name}": user[i] for i, name in enumerate(USER)}
+        arrays: dict[str, Any] = {f"user.{name}": user[i] for i, name in enumerate(USER)}
         history = np.zeros((EVENTS, len(EVENT)), np.int64)
         history[: len(events)] = events
-        found |= {f"sequence.history.{name}": history[:, i] for i, name in enumerate(EVENT)}
-        found["sequence_mask"] = np.arange(EVENTS) < len(events)
+        arrays |= {f"sequence.history.{name}": history[:, i] for i, name in enumerate(EVENT)}
+        arrays["sequence_mask"] = np.arange(EVENTS) < len(events)
         lists = np.zeros((ITEMS, len(self.COLUMNS)), np.int64)
-        depth, mask, place = np.full(ITEMS, -1), np.zeros(ITEMS, bool), 0
+        depth, mask, start = np.full(ITEMS, -1), np.zeros(ITEMS, bool), 0
         for number, stage in enumerate(STAGES):
             if stage in stages:
-                here = slice(place, place + len(stages[stage]))
-                lists[here], depth[here], mask[here] = stages[stage], number, True
-                place = here.stop
-        found |= {name: lists[:, i] for i, name in enumerate(self.COLUMNS)}
-        return found | {"depth": depth, "mask": mask}
+                span = slice(start, start + len(stages[stage]))
+                lists[span], depth[span], mask[span] = stages[stage], number, True
+                start = span.stop
+        arrays |= {name: lists[:, i] for i, name in enumerate(self.COLUMNS)}
+        return arrays | {"depth": depth, "mask": mask}
 
     def batch(self, requests: list[int]) -> dict[str, Tensor]:
-        """The tensors of a batch."""
+        """Return the tensors of a batch of requests."""
         collated: dict[str, Tensor] = default_collate([self[request] for request in requests])
         return collated

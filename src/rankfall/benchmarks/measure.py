@@ -1,9 +1,8 @@
-"""Time and memory, taken so that a ratio can be believed.
+"""Measurement of time and memory for comparisons that must be reproducible on a busy machine.
 
-What is compared runs in turns in one process, so a busy moment of the machine hits all of it alike; the
-median of many turns is reported. Time is CPU time of the process: on a shared machine it does not count the
-neighbours. The peak of memory is that of a fresh process, by the operating system's own account, so NumPy's
-and the allocator's share is in it.
+Steps that are compared run in turns in one process, so that other load of the machine affects all of them; the median
+over many turns is reported. Time is the CPU time of the process, which excludes other processes. Peak memory is the
+high-water mark of a fresh process as reported by the operating system, so it includes NumPy and the allocator.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ if TYPE_CHECKING:
     Step = Callable[[], object]
 
 MIN_TURNS, MAX_TURNS = 20, 200
-COLD_START = 2.0  # seconds that a first call may spend on imports and the like
+COLD_START = 2.0  # upper limit of the seconds that a first call spends on imports and initialisation
 
 
 @dataclass
 class Clock:
-    """The times of one step in seconds: of the CPU (all threads added up) and of the wall."""
+    """Measured times of one step in seconds: CPU time (sum over threads) and wall time."""
 
     cpu: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
@@ -44,7 +43,7 @@ class Clock:
         self.wall.append(time.perf_counter() - wall)
 
     def warm_up(self, step: Step) -> None:
-        """Run a step until it is warm. One that takes longer than any cold start is not run again: its turn counts."""
+        """Run a step three times without recording it; a step longer than COLD_START runs once and is recorded."""
         for _ in range(3):
             self.run(step)
             if self.cpu[-1] > COLD_START:
@@ -53,7 +52,7 @@ class Clock:
             self.wall.clear()
 
     def wants_more(self, seconds: float) -> bool:
-        """Whether another turn fits: twenty at least, unless they take ten times what was asked for."""
+        """Return whether to run another turn: at least twenty, unless they take ten times `seconds`."""
         spent, turns = sum(self.wall), len(self.wall)
         if turns >= MAX_TURNS or (turns > 0 and spent >= 10 * seconds):
             return False
@@ -61,7 +60,16 @@ class Clock:
 
 
 def time_in_turns(steps: Mapping[str, Step], *, seconds: float, threads: int = 1) -> dict[str, Clock]:
-    """Run the steps in turns, each for about `seconds`, and return their times."""
+    """Run the steps in turns, each for about `seconds`.
+
+    Args:
+        steps: Functions without arguments, by name.
+        seconds: Approximate total time of each step.
+        threads: Number of threads of torch during the measurement.
+
+    Returns:
+        The measured times, by name.
+    """
     clocks = {name: Clock() for name in steps}
     with _threads(threads):
         for name, step in steps.items():
@@ -73,17 +81,17 @@ def time_in_turns(steps: Mapping[str, Step], *, seconds: float, threads: int = 1
 
 
 def cpu_seconds(clock: Clock) -> float:
-    """Median CPU time of one turn."""
+    """Return the median CPU time per turn."""
     return statistics.median(clock.cpu)
 
 
 def wall_seconds(clock: Clock) -> float:
-    """Median wall time of one turn."""
+    """Return the median wall time per turn."""
     return statistics.median(clock.wall)
 
 
 def cpu_spread(clock: Clock) -> float | None:
-    """Half the range of the middle half of the turns, as a share of the median; None of less than two turns.
+    """Return half the interquartile range as a share of the median, or None for fewer than two turns.
 
     >>> cpu_spread(Clock(cpu=[1.0, 2.0, 3.0]))
     0.5
@@ -95,7 +103,7 @@ def cpu_spread(clock: Clock) -> float | None:
 
 
 def growth_exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
-    """The exponent e of cost ~ n^e: the slope of the least-squares line of log cost over log n.
+    """Return the exponent e in cost ~ n^e: the slope of the least-squares line of log cost over log n.
 
     >>> growth_exponent([10, 100, 1000], [3.0, 300.0, 30000.0])
     2.0
@@ -109,11 +117,22 @@ def growth_exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
 
 
 def peak_bytes(prepare: Callable[..., Step], *, small: tuple[Any, ...], full: tuple[Any, ...]) -> int:
-    """Memory that the step ``prepare(*full)`` adds at its peak, measured in a fresh process.
+    """Return the peak memory that the step ``prepare(*full)`` adds, measured in a fresh process.
 
-    The processes are forked from a server that has imported torch and done nothing else: each starts in
-    milliseconds and has its own high-water mark. The step ``prepare(*small)`` runs first, so that what is
-    loaded once (kernels, libraries) does not count.
+    The processes are forked from a server that has only imported torch: each starts in milliseconds and has its own
+    high-water mark. The step ``prepare(*small)`` runs first, so that kernels and libraries that are loaded once do not
+    count.
+
+    Args:
+        prepare: Importable function that returns the step.
+        small: Arguments of a small step to warm up with.
+        full: Arguments of the measured step.
+
+    Returns:
+        The difference of the high-water marks, in bytes.
+
+    Raises:
+        MemoryError: The measured process died.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["rankfall.benchmarks.cases"])
@@ -124,7 +143,7 @@ def peak_bytes(prepare: Callable[..., Step], *, small: tuple[Any, ...], full: tu
     try:
         peak: int = receiver.recv()
     except EOFError:
-        raise MemoryError("the measured process ended before its step did; it probably ran out of memory") from None
+        raise MemoryError("the measured process ended during its step; it probably ran out of memory") from None
     finally:
         process.join()
     return peak
@@ -140,7 +159,7 @@ def _report_peak(sender: Any, prepare: Callable[..., Step], small: tuple[Any, ..
 
 
 def _high_water() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024  # the one reports bytes, the other kilobytes
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS reports bytes, Linux kilobytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 

@@ -1,4 +1,4 @@
-"""The sweep: every operator or every loss, over list lengths."""
+"""Benchmark of every operator or every loss over list lengths."""
 
 from __future__ import annotations
 
@@ -15,21 +15,27 @@ if TYPE_CHECKING:
 
     from rankfall.benchmarks.measure import Clock, Step
 
-    Report = Callable[[str], None]  # called after each piece of work with what was measured
+    Report = Callable[[str], None]  # called with a description after each measurement
 
-What = Literal["ops", "losses"]
+FunctionKind = Literal["ops", "losses"]
 
 SIZES = (50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 QUICK_SIZES = (50, 200)
-BATCH_ITEMS = 128_000  # (128, 1000); longer lists come in smaller batches
+BATCH_ITEMS = 128_000  # 128 lists of 1000 items; batches of longer lists have fewer lists
 MAX_BYTES = 4 * 2**30
 MAX_SECONDS = 10.0
-LARGE = 500  # growth is measured from here: below, the cost of a call hides that of an item
+LARGE = 500  # shortest list in the fit of growth: below, the cost per call dominates the cost per item
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How much to measure: list lengths, seconds for each step, and whether only the essential."""
+    """Extent of the measurement.
+
+    Attributes:
+        sizes: List lengths.
+        seconds: Approximate time to measure each step.
+        quick: Measure only k = 10 on one thread, without memory.
+    """
 
     sizes: Sequence[int] = SIZES
     seconds: float = 0.3
@@ -37,7 +43,7 @@ class Settings:
 
     @property
     def shapes(self) -> list[Shape]:
-        """Every length with k = 10, then, unless quick, with k = n/2."""
+        """Every length with k = 10, followed by every length with k = n/2 unless `quick` is set."""
         few = [Shape(_lists(n), n, 10) for n in self.sizes]
         half = [Shape(_lists(n), n, n // 2) for n in self.sizes if n // 2 != 10]
         return few if self.quick else few + half
@@ -45,7 +51,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Row:
-    """One function at one shape. Times in milliseconds, memory in MB; None where it was not measured."""
+    """Result of one function at one shape: milliseconds and megabytes, None if not measured."""
 
     name: str
     lists: int
@@ -53,27 +59,27 @@ class Row:
     k: int
     cpu_ms: float | None = None  # one thread, CPU time
     wall_ms: float | None = None  # all threads, wall time
-    ratios: dict[str, float] | None = None  # cpu_ms over that of each floor
+    ratios: dict[str, float] | None = None  # cpu_ms divided by that of each floor
     textbook_ms: float | None = None
     textbook_faster: float | None = None  # textbook_ms / cpu_ms
     peak_mb: float | None = None
     textbook_peak_mb: float | None = None
-    left_out: str = ""  # why it was not measured
+    left_out: str = ""  # reason why it was not measured
     textbook_left_out: str = ""
 
 
-def sweep(what: What, settings: Settings, report: Report) -> list[Row]:
-    """Every function of `what` and the floors at every shape."""
-    limit = TooSlow()
-    found: list[Row] = []
+def sweep(kind: FunctionKind, settings: Settings, report: Report) -> list[Row]:
+    """Measure every function of `kind`, and the floors, at every shape."""
+    limit = CostLimit()
+    rows: list[Row] = []
     for shape in settings.shapes:
-        found += _measure_shape(what, shape, settings, limit)
+        rows += _measure_shape(kind, shape, settings, limit)
         report(f"n = {shape.n}, k = {shape.k}")
-    return found
+    return rows
 
 
 def growth(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
-    """For each function and kind of k the exponent e of: CPU time of one list ~ n^e, where lists are long."""
+    """Return, per function and choice of k, the exponent e in "CPU time per list ~ n^e", fitted to long lists."""
     groups: dict[tuple[str, str], list[tuple[int, float]]] = {}
     exponents: dict[str, dict[str, float]] = {}
     for row in rows:
@@ -90,18 +96,18 @@ def growth(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
 # --- one shape ----------------------------------------------------------------------------------------------
 
 
-class TooSlow:
-    """Remembers what a step cost at shorter lists, to leave out what would take minutes."""
+class CostLimit:
+    """Predicts the cost of a step from shorter lists, so that steps of several minutes are skipped."""
 
     def __init__(self) -> None:
         self.last: dict[tuple[str, str, bool], tuple[Shape, float]] = {}
 
     def note(self, table: str, name: str, shape: Shape, seconds: float) -> None:
-        """Keep what a step cost."""
+        """Record the measured cost of a step."""
         self.last[table, name, shape.k == 10] = (shape, seconds)
 
     def reason(self, table: str, name: str, shape: Shape) -> str:
-        """Why this step is left out; empty if it is not."""
+        """Return why the step is skipped, or an empty string if it is not."""
         case = TABLES[table][name]
         need = case.bytes(shape)
         if need > MAX_BYTES:
@@ -115,17 +121,17 @@ class TooSlow:
         return ""
 
 
-def _measure_shape(what: What, shape: Shape, settings: Settings, limit: TooSlow) -> list[Row]:
-    tables = ("floor", what, f"{what} textbook")
-    reasons = {("floor", name): "" for name in TABLES["floor"]}  # every ratio needs them
+def _measure_shape(kind: FunctionKind, shape: Shape, settings: Settings, limit: CostLimit) -> list[Row]:
+    tables = ("floor", kind, f"{kind} textbook")
+    reasons = {("floor", name): "" for name in TABLES["floor"]}  # floors are never skipped: every ratio needs them
     reasons |= {(table, name): limit.reason(table, name, shape) for table in tables[1:] for name in TABLES[table]}
     steps = {key: prepare(*key, shape) for key, reason in reasons.items() if not reason}
     single = timed(steps, settings.seconds, threads=1)
     for (table, name), clock in single.items():
-        limit.note(table, name, shape, cpu_seconds(clock))  # wall time may be the neighbours'
+        limit.note(table, name, shape, cpu_seconds(clock))  # wall time includes other load of the machine
     ours = {key: step for key, step in steps.items() if key[0] != tables[2]}
     many = {} if settings.quick else timed(ours, settings.seconds / 3, threads=torch.get_num_threads())
-    peaks = {} if settings.quick else {key: peak_of(*key, shape) for key in steps}
+    peaks = {} if settings.quick else {key: case_peak_bytes(*key, shape) for key in steps}
 
     def row(table: str, name: str) -> Row:
         key, other = (table, name), (tables[2], name)
@@ -152,14 +158,14 @@ def _measure_shape(what: What, shape: Shape, settings: Settings, limit: TooSlow)
 
 
 def timed(steps: dict[tuple[str, str], Step], seconds: float, threads: int) -> dict[tuple[str, str], Clock]:
-    """The times of steps that run in turns, by table and name."""
+    """Measure steps in turns and return their clocks, by table and name."""
     by_name = {"/".join(key): step for key, step in steps.items()}
     clocks = time_in_turns(by_name, seconds=seconds, threads=threads)
     return {key: clocks["/".join(key)] for key in steps}
 
 
-def peak_of(table: str, name: str, shape: Shape) -> int:
-    """Bytes that one forward and backward pass of a case takes at its peak."""
+def case_peak_bytes(table: str, name: str, shape: Shape) -> int:
+    """Return the peak memory of one forward and backward pass of a case, in bytes."""
     return peak_bytes(prepare, small=(table, name, Shape(1, 32, 4)), full=(table, name, shape))
 
 

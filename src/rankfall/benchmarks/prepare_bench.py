@@ -1,8 +1,8 @@
-"""Sample building: the seconds and the memory in which a raw full-stage log becomes impressions, by each engine.
+"""Benchmark of sample building: time and memory of ``rankfall prepare rows`` on a raw full-stage log, per engine.
 
-The log is like RecFlow's: requests of 100 items in 5 days, one Parquet file a day, 24 columns of whole numbers. It is
-described with 17 features, two vocabularies, a standardised and a bucketized number and a sequence of 50 from feedback;
-10 items of each of four stages are kept. The command runs as users run it, in a process of its own.
+The log resembles RecFlow: requests of 100 items over 5 days, one Parquet file per day, 24 columns of integers. Its spec
+has 17 features, among them two vocabularies, a standardised and a bucketized number, and a sequence of 50 built from
+feedback; it keeps 10 items from each of four stages. The command runs in a separate process, as users run it.
 """
 
 from __future__ import annotations
@@ -30,47 +30,57 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ROWS, QUICK_ROWS = 10**7, 10**5
-DAYS, ITEMS = 5, 100  # items of a request
-STAGES = {"prerank_neg": 60, "coarse_neg": 24, "rank_neg": 10, "rank_pos": 6}  # items of a request that end there
+DAYS, ITEMS = 5, 100  # items per request
+# items per request, by their deepest stage
+STAGES = {"prerank_neg": 60, "coarse_neg": 24, "rank_neg": 10, "rank_pos": 6}
 SAMPLE = 10
 USERS, CATALOGUE = 20_000, 100_000
 FIRST_DAY = 1_705_075_200_000  # 2024-01-13 in Shanghai, in milliseconds
 DAY = 86_400_000
-_CHUNK = 2_000  # requests that are drawn at once
-_INTERVAL = 0.1  # seconds between two looks at the processes
+_CHUNK = 2_000  # requests generated at once
+_INTERVAL = 0.1  # seconds between two samples of the processes
 SETTING = f"requests of {ITEMS} items in {DAYS} days, 24 columns, 17 features, a sequence of 50"
 
 
 @dataclass(frozen=True)
 class Row:
-    """What an engine needs for the whole command."""
+    """Resources that one engine needs for the whole command."""
 
     engine: str
     rows: int
     seconds: float
-    cpu_seconds: float | None  # of all processes; Linux alone tells
-    peak_mb: float | None  # of all processes together, what they share counts once
-    processes: int | None  # at that moment
-    same: bool  # whether the files are those of the first engine, byte for byte
+    cpu_seconds: float | None  # of all processes; available on Linux only
+    peak_mb: float | None  # of all processes; shared memory counts once
+    processes: int | None  # number of processes at the peak
+    same: bool  # whether the files equal those of the first engine, byte for byte
 
 
 def measure(engines: Sequence[str], rows: int, report: Callable[[str], None]) -> list[Row]:
-    """Write a log, then prepare it by each of the engines."""
+    """Write a raw log, then measure its preparation with each engine.
+
+    Args:
+        engines: Names of engines, for example "local" and "ray".
+        rows: Number of rows of the raw log.
+        report: Called with a description after each step.
+
+    Returns:
+        One row per engine.
+    """
     measured: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
-        raw, description = Path(scratch, "raw"), Path(scratch, "spec.yaml")
+        raw, spec_file = Path(scratch, "raw"), Path(scratch, "spec.yaml")
         raw.mkdir()
         write_rows(raw, rows)
-        description.write_text(yaml.safe_dump(spec()))
+        spec_file.write_text(yaml.safe_dump(spec()))
         report("log written")
         first = ""
         for engine in engines:
             out = Path(scratch, "impressions")
-            options = ["--spec", str(description), "--out", str(out), "--engine", engine, "--force", "--json"]
-            spent = _run([sys.executable, "-m", "rankfall", "prepare", "rows", str(raw), *options])
+            options = ["--spec", str(spec_file), "--out", str(out), "--engine", engine, "--force", "--json"]
+            usage = _run([sys.executable, "-m", "rankfall", "prepare", "rows", str(raw), *options])
             digest = _digest(out)
             first = first or digest
-            measured.append(Row(engine, rows, spent.seconds, *spent.figures(), digest == first))
+            measured.append(Row(engine, rows, usage.seconds, *usage.totals(), digest == first))
             report(engine)
     return measured
 
@@ -84,46 +94,46 @@ def _digest(directory: Path) -> str:
 # --- the processes of a command -----------------------------------------------------------------------------------
 
 
-class _Spent:
-    """What a process and all that it starts have needed so far."""
+class _ProcessUsage:
+    """CPU time and peak memory of a process and its descendants."""
 
     def __init__(self, process: int) -> None:
         self.seconds = 0.0
         self._process = process
-        self._ticks: dict[int, int] = {}  # of the CPU, by process
+        self._ticks: dict[int, int] = {}  # CPU clock ticks by process
         self._peak = self._count = 0
 
-    def look(self) -> None:
-        """Note time and memory of the processes there are."""
+    def sample(self) -> None:
+        """Record the time and memory of the processes that are running."""
         parents: dict[int, int] = {}
         ticks: dict[int, int] = {}
         for path in Path("/proc").glob("[0-9]*"):
             try:
-                stat = (path / "stat").read_text().rpartition(")")[2].split()  # the name may hold anything
+                stat = (path / "stat").read_text().rpartition(")")[2].split()  # the name may contain spaces
             except OSError:
-                continue  # it has ended
+                continue  # the process has ended
             parents[int(path.name)] = int(stat[1])
             ticks[int(path.name)] = int(stat[11]) + int(stat[12])
-        ours = [number for number in parents if self._is_ours(number, parents)]
-        self._ticks |= {number: ticks[number] for number in ours}
-        memory = sum(map(_shared_once, ours))
+        family = [number for number in parents if self._is_descendant(number, parents)]
+        self._ticks |= {number: ticks[number] for number in family}
+        memory = sum(map(_proportional_memory, family))
         if memory > self._peak:
-            self._peak, self._count = memory, len(ours)
+            self._peak, self._count = memory, len(family)
 
-    def figures(self) -> tuple[float | None, float | None, int | None]:
-        """Seconds of the CPU, the peak of memory in megabytes, and the number of processes then."""
+    def totals(self) -> tuple[float | None, float | None, int | None]:
+        """Return the CPU seconds, the peak memory in megabytes, and the number of processes at the peak."""
         if not self._ticks:
             return None, None, None
         return sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK"), self._peak / 2**20, self._count
 
-    def _is_ours(self, number: int, parents: dict[int, int]) -> bool:
+    def _is_descendant(self, number: int, parents: dict[int, int]) -> bool:
         while number not in (0, self._process):
             number = parents.get(number, 0)
         return number == self._process
 
 
-def _shared_once(process: int) -> int:
-    """Bytes in memory, where what n processes share counts 1/n to each."""
+def _proportional_memory(process: int) -> int:
+    """Return the bytes in memory, where memory shared by n processes counts 1/n for each."""
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -131,30 +141,30 @@ def _shared_once(process: int) -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
-def _run(command: list[str]) -> _Spent:
+def _run(command: list[str]) -> _ProcessUsage:
     with tempfile.TemporaryFile("w+") as errors:
         start = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
-        spent = _Spent(process.pid)
+        usage = _ProcessUsage(process.pid)
         try:
             while process.poll() is None:
-                spent.look()
+                usage.sample()
                 time.sleep(_INTERVAL)
         finally:
             process.terminate()
             process.wait()
-        spent.seconds = time.perf_counter() - start
+        usage.seconds = time.perf_counter() - start
         if process.returncode:
             errors.seek(0)
             raise ValueError(f"{' '.join(command[1:5])}: {errors.read().strip()}")
-        return spent
+        return usage
 
 
 # --- the log ------------------------------------------------------------------------------------------------------
 
 
 def spec() -> dict[str, Any]:
-    """How the log is described."""
+    """Return the spec of the log."""
     item: dict[str, Any] = {
         "video_id": {"kind": "categorical", "vocabulary": {"min_count": 2}},
         "author_id": {"kind": "categorical", "hash_bucket_size": 50_000},
@@ -191,9 +201,9 @@ def spec() -> dict[str, Any]:
 
 
 def write_rows(directory: Path, rows: int) -> None:
-    """A raw log of about so many rows, a file a day. Popular items and busy users are more likely."""
+    """Write a raw log of about `rows` rows, one file per day; popular items and active users are more likely."""
     rng = np.random.default_rng(0)
-    requests = max(rows // ITEMS // DAYS, 1)  # of a day
+    requests = max(rows // ITEMS // DAYS, 1)  # per day
     items = _items(rng)
     for day in range(DAYS):
         writer: pq.ParquetWriter | None = None
@@ -222,14 +232,14 @@ def _rows(
     rng: np.random.Generator, items: dict[str, NDArray[Any]], requests: NDArray[np.int64], times: NDArray[np.int64]
 ) -> dict[str, NDArray[Any]]:
     count = len(requests)
-    # one item of each of so many spans of the catalogue, so none stands twice in a request; early spans are narrow
+    # one item from each of ITEMS spans of the catalogue, so that a request has no duplicates; early spans are narrow
     spans = (np.arange(ITEMS) + rng.random((count, ITEMS))) / ITEMS
     item = (spans**2 * CATALOGUE).astype(np.int64)[:, rng.permutation(ITEMS)]
     stage = np.repeat(np.arange(len(STAGES)), list(STAGES.values()))
     rank = np.concatenate([np.arange(1, size + 1) for size in STAGES.values()])
     user = (rng.random(count) ** 2 * USERS).astype(np.int64)
     shown = stage == len(STAGES) - 1
-    of_request: dict[str, NDArray[Any]] = {
+    request_columns: dict[str, NDArray[Any]] = {
         "request_id": requests,
         "request_timestamp": times,
         "user_id": user,
@@ -240,12 +250,12 @@ def _rows(
     }
     chances = {"effective_view": 0.4, "long_view": 0.2, "like": 0.05, "follow": 0.01, "forward": 0.01, "comment": 0.02}
     return {
-        **{name: np.repeat(values, ITEMS) for name, values in of_request.items()},
+        **{name: np.repeat(values, ITEMS) for name, values in request_columns.items()},
         "video_id": item.ravel(),
         **{name: values[item].ravel() for name, values in items.items()},
         "stage": np.tile(stage, count),
         "rank": np.tile(rank, count),
-        "price": rng.integers(1000, size=count * ITEMS, dtype=np.int32),  # two columns that nobody asks for
+        "price": rng.integers(1000, size=count * ITEMS, dtype=np.int32),  # two columns that the spec does not use
         "position": rng.integers(10, size=count * ITEMS, dtype=np.int32),
         **{
             name: ((rng.random((count, ITEMS)) < chance) & shown).astype(np.int32).ravel()

@@ -1,10 +1,10 @@
-"""Training by several processes of one machine: what a second one adds, and what it costs to talk to it.
+"""Benchmark of training with several processes on one machine: throughput and cost of communication.
 
-Every process has a batch of the same size, so that twice the processes ideally train twice the impressions a second
-(weak scaling). The cascade is a two-tower model and a DIN under LCRON on the log of `rankfall.benchmarks.loader_bench`,
-through the learner of `rankfall train`. Steps come in turns with steps that are the same but for what processes tell
-each other: what those save is communication, waiting for the slower process included. Times are of the wall, as
-waiting is no work of a CPU; the share of the CPU says how far other work was in the way.
+Every process has a batch of the same size, so that twice the processes ideally train twice the impressions per second
+(weak scaling). The cascade is a two-tower model and a DIN trained with LCRON on the log of
+`rankfall.benchmarks.loader_bench`, with the learner of `rankfall train`. Normal steps alternate with steps without
+communication; the difference is the cost of communication, including the wait for the slower process. Times are wall
+times, because waiting uses no CPU; the share of CPU time shows whether other load disturbed the measurement.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 
     from rankfall.data.impressions.loader import Impressions
 
-BATCH, QUICK_BATCH = 256, 16  # impressions of a process
-STEPS, QUICK_STEPS = 12, 3  # of each kind in a launch
+BATCH, QUICK_BATCH = 256, 16  # impressions per process
+STEPS, QUICK_STEPS = 12, 3  # steps of each kind per launch
 LAUNCHES, QUICK_LAUNCHES = 2, 1
 WARM_UP = 2
 TIMEOUT = 600.0
-INDEX_BYTES = 8  # of a row of a sparse gradient
+INDEX_BYTES = 8  # per row of a sparse gradient
 
 
 @dataclass(frozen=True)
 class Case:
-    """Tables of so many rows each, and what gradients they have."""
+    """Embedding tables: number of rows per table, and whether their gradients are sparse."""
 
     rows: int
     sparse: bool
@@ -55,44 +55,44 @@ class Case:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a process found in one launch; times in seconds, one a step."""
+    """Measurements of one process in one launch; times in seconds, one per step."""
 
     together: list[float]
-    apart: list[float]
-    cpu: list[float]  # of the steps together
+    apart: list[float]  # without communication
+    cpu: list[float]  # CPU time of the steps in `together`
     dense_bytes: int
-    sparse_bytes: int  # of this process, on average
+    sparse_bytes: int  # mean per step of this process
 
 
 @dataclass(frozen=True)
 class Row:
-    """A case by so many processes."""
+    """Result of one case with one number of processes."""
 
     rows: int
-    gradients: str  # of the tables
+    gradients: str  # of the tables: "sparse" or "dense"
     processes: int
-    batch: int  # of a process
+    batch: int  # per process
     step_ms: float
-    apart_ms: float  # the same without a word to the others
-    impressions_per_second: float  # of all
-    efficiency: float  # of a process, beside one alone
+    apart_ms: float  # a step without communication
+    impressions_per_second: float  # all processes together
+    efficiency: float  # throughput per process relative to a single process
     communication: float  # share of a step
-    dense_mb: float  # gradients of a step and process
+    dense_mb: float  # gradients per step and process
     sparse_mb: float
-    cpu: float  # share of the wall's time
+    cpu: float  # CPU time as a share of wall time
 
 
 CASES = (Case(1_000, sparse=False), Case(100_000, sparse=True), Case(100_000, sparse=False))
 QUICK_CASES = (Case(1_000, sparse=False), Case(1_000, sparse=True))
 PROCESSES = (1, 2)
-SETTING = f"{loader.ITEMS} items, {loader.EVENTS} events, {len(loader.USER) + len(loader.ITEM)} tables a stage"
+SETTING = f"{loader.ITEMS} items, {loader.EVENTS} events, {len(loader.USER) + len(loader.ITEM)} tables per stage"
 
 
 def sweep(*, quick: bool, report: Callable[[str], None]) -> list[Row]:
-    """Measure all cases by all numbers of processes, in turns."""
+    """Measure all cases with every number of processes, in turns."""
     cases, batch = (QUICK_CASES, QUICK_BATCH) if quick else (CASES, BATCH)
     steps, launches = (QUICK_STEPS, QUICK_LAUNCHES) if quick else (STEPS, LAUNCHES)
-    found: dict[tuple[int, int], list[Sample]] = {}
+    samples: dict[tuple[int, int], list[Sample]] = {}
     with tempfile.TemporaryDirectory() as directory:
         for rows in {case.rows for case in cases}:
             (Path(directory) / str(rows)).mkdir()
@@ -100,38 +100,38 @@ def sweep(*, quick: bool, report: Callable[[str], None]) -> list[Row]:
         report("logs written")
         for _ in range(launches):
             for processes in PROCESSES:
-                samples = _launch(Path(directory), cases, processes, batch, steps)
-                for number, sample in enumerate(samples):
-                    found.setdefault((number, processes), []).append(sample)
+                measured = _launch(Path(directory), cases, processes, batch, steps)
+                for number, sample in enumerate(measured):
+                    samples.setdefault((number, processes), []).append(sample)
                 report(f"{processes} processes measured")
-    return _rows(cases, found, batch)
+    return _rows(cases, samples, batch)
 
 
 def launches(*, quick: bool) -> int:
-    """How often a sweep reports."""
+    """Return how often a sweep calls `report`."""
     return 1 + (QUICK_LAUNCHES if quick else LAUNCHES) * len(PROCESSES)
 
 
 def _launch(directory: Path, cases: Sequence[Case], processes: int, batch: int, steps: int) -> list[Sample]:
-    about = {"cases": [asdict(case) for case in cases], "batch": batch, "steps": steps}
-    (directory / "about.json").write_text(json.dumps(about))
+    settings = {"cases": [asdict(case) for case in cases], "batch": batch, "steps": steps}
+    (directory / "settings.json").write_text(json.dumps(settings))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     program = [*launcher, "-m", "rankfall.benchmarks.scaling_bench", str(directory)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise OSError(f"torchrun ended with {done.returncode}: {done.stderr[-2000:]}")
+        raise OSError(f"torchrun ended with exit code {done.returncode}: {done.stderr[-2000:]}")
     return [Sample(**sample) for sample in json.loads((directory / "samples.json").read_text())]
 
 
-def _rows(cases: Sequence[Case], found: dict[tuple[int, int], list[Sample]], batch: int) -> list[Row]:
+def _rows(cases: Sequence[Case], samples: dict[tuple[int, int], list[Sample]], batch: int) -> list[Row]:
     rows: list[Row] = []
     for number, case in enumerate(cases):
         alone = 0.0
         for processes in PROCESSES:
-            samples = found[number, processes]
+            launched = samples[number, processes]
             step, apart = (
-                statistics.median([one for sample in samples for one in getattr(sample, kind)])
+                statistics.median([seconds for sample in launched for seconds in getattr(sample, kind)])
                 for kind in ("together", "apart")
             )
             rate = processes * batch / step
@@ -147,23 +147,25 @@ def _rows(cases: Sequence[Case], found: dict[tuple[int, int], list[Sample]], bat
                     impressions_per_second=rate,
                     efficiency=rate / processes / alone,
                     communication=max(0.0, 1 - apart / step),
-                    dense_mb=samples[0].dense_bytes / 2**20,
-                    sparse_mb=samples[0].sparse_bytes / 2**20,
-                    cpu=sum(map(sum, (one.cpu for one in samples))) / sum(map(sum, (one.together for one in samples))),
+                    dense_mb=launched[0].dense_bytes / 2**20,
+                    sparse_mb=launched[0].sparse_bytes / 2**20,
+                    cpu=sum(sum(sample.cpu) for sample in launched) / sum(sum(sample.together) for sample in launched),
                 )
             )
     return rows
 
 
-# --- a process ----------------------------------------------------------------------------------------------------
+# --- one process of a launch --------------------------------------------------------------------------------------
 
 
 def main(directory: Path) -> None:
-    """Measure, as one of the processes of a launch."""
+    """Run the measurement as one of the processes of a launch."""
     torch.set_num_threads(1)
-    about = json.loads((directory / "about.json").read_text())
+    settings = json.loads((directory / "settings.json").read_text())
     with joined(TIMEOUT) as group:
-        samples = [_measure(directory, Case(**case), about["batch"], about["steps"], group) for case in about["cases"]]
+        samples = [
+            _measure(directory, Case(**case), settings["batch"], settings["steps"], group) for case in settings["cases"]
+        ]
         if group.first:
             (directory / "samples.json").write_text(json.dumps([asdict(sample) for sample in samples]))
 
@@ -177,9 +179,9 @@ def _measure(directory: Path, case: Case, batch: int, steps: int, group: Group) 
     for number in range(WARM_UP + steps):
         for kind, measured in times.items():
             wall, used = time.perf_counter(), time.process_time()
-            with ExitStack() as apart:
+            with ExitStack() as stack:
                 if kind == "apart":
-                    apart.enter_context(_apart(learner))
+                    stack.enter_context(_without_communication(learner))
                 learner.step(next(batches), Position())
             if number < WARM_UP:
                 continue
@@ -206,9 +208,9 @@ def _learner(log: Path, case: Case, batch: int, group: Group) -> LogLearner:
             "training": {"batch": batch},
         }
     )
-    opened = ImpressionLog.load(log)
+    impressions = ImpressionLog.load(log)
     torch.manual_seed(0)
-    learner = LogLearner(with_depths(config, opened.spec.stage_names), log, opened, group)
+    learner = LogLearner(with_depths(config, impressions.spec.stage_names), log, impressions, group)
     learner.network = group.wrap(learner.network)
     return learner
 
@@ -221,22 +223,23 @@ def _endless(learner: LogLearner) -> Iterator[Impressions]:
         epoch += 1
 
 
-def _apart(learner: LogLearner) -> ExitStack:
-    """Steps in here are of this process alone."""
-    held = ExitStack()
+def _without_communication(learner: LogLearner) -> ExitStack:
+    """Return a context in which steps do not communicate with other processes."""
+    stack = ExitStack()
     if isinstance(learner.network, DistributedDataParallel):
-        held.enter_context(learner.network.no_sync())
+        stack.enter_context(learner.network.no_sync())
     group, learner.group = learner.group, ALONE
-    held.callback(setattr, learner, "group", group)
-    return held
+    stack.callback(setattr, learner, "group", group)
+    return stack
 
 
 def _bytes(learner: LogLearner, *, sparse: bool) -> int:
-    """The size of the gradients of the last step."""
-    found = [parameter.grad for parameter in learner.trained if parameter.grad is not None]
+    """Return the size of the gradients of the last step, in bytes."""
+    gradients = [parameter.grad for parameter in learner.trained if parameter.grad is not None]
     if not sparse:
-        return sum(one.nbytes for one in found if not one.is_sparse)
-    return sum(one._values().nbytes + one._nnz() * INDEX_BYTES for one in found if one.is_sparse)
+        return sum(gradient.nbytes for gradient in gradients if not gradient.is_sparse)
+    sparse_gradients = (gradient for gradient in gradients if gradient.is_sparse)
+    return sum(gradient._values().nbytes + gradient._nnz() * INDEX_BYTES for gradient in sparse_gradients)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A training step of LCRON with every operator inside, beside one of binary cross entropy.
+"""Benchmark of a training step of LCRON with every operator, relative to a step of binary cross entropy.
 
-First the objective alone, forward and backward on the scores of two stages, over list lengths. Lists come in batches of
-128; longer ones in fewer for an operator whose cost grows with n^2, so that a turn takes about a second. Binary cross
-entropy runs in turns with all operators of the same shape. Then the whole step of a two-tower model and a DIN with the
-features of `rankfall.benchmarks.loader_bench`, and the share of it that the objective is.
+The first part measures the objective alone: forward and backward on the scores of two stages, over list lengths. A
+batch has 128 lists, or fewer long lists for operators whose cost grows with n^2, so that a turn takes about a second.
+Binary cross entropy runs in turns with all operators of the same shape. The second part measures the whole step of a
+two-tower model and a DIN with the features of `rankfall.benchmarks.loader_bench`, and the share of the objective in it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from rankfall.benchmarks import loader_bench as loader
-from rankfall.benchmarks.cases import BASELINE, INSIDE, STEPS, Shape, objective_of, prepare
+from rankfall.benchmarks.cases import BASELINE, OBJECTIVE_OPERATORS, STEPS, Shape, build_objective, prepare
 from rankfall.benchmarks.measure import cpu_seconds, cpu_spread, growth_exponent, time_in_turns, wall_seconds
-from rankfall.benchmarks.operator_sweep import TooSlow, peak_of, timed
+from rankfall.benchmarks.operator_sweep import CostLimit, case_peak_bytes, timed
 from rankfall.cascade import Cascade, Stage
 from rankfall.data.impressions.spec import features_of
 from rankfall.models import DIN, TwoTower
@@ -29,93 +29,93 @@ if TYPE_CHECKING:
 
     from rankfall.benchmarks.measure import Clock, Step
 
-    Report = Callable[[str], None]  # called after each piece of work with what was measured
+    Report = Callable[[str], None]  # called with a description after each measurement
 
-RELEVANT = 10  # the ground truth, and what each stage keeps
+RELEVANT = 10  # relevant items per list, and quota of each stage
 SIZES = (40, 200, 1000, 5000)
 QUICK_SIZES = (40,)
 LISTS = 128
-SHORT = 200  # up to here every operator gets all lists, and models are measured
-WORK = 1 << 23  # numbers that an operator may compute in a batch of longer lists
-MODEL_ITEMS, QUICK_ITEMS = 6400, 320  # of a batch for models
-TABLE_ROWS = 1000  # of each embedding; their optimiser is no concern of an objective
+SHORT = 200  # longest lists with a full batch for every operator, and with models
+WORK = 1 << 23  # values that an operator may compute in a batch of longer lists
+MODEL_ITEMS, QUICK_ITEMS = 6400, 320  # items per batch for models
+TABLE_ROWS = 1000  # per embedding table; small, because the optimizer is not what is compared
 
 
 @dataclass(frozen=True)
 class Row:
-    """An objective alone at one shape. Times in milliseconds, memory in MB; None where it was not measured."""
+    """Result of an objective alone at one shape: milliseconds and megabytes, None if not measured."""
 
     name: str
     lists: int
     n: int
     cpu_ms: float | None = None  # one thread, CPU time
-    spread: float | None = None  # of cpu_ms: half the range of the middle half of the turns, as a share
+    spread: float | None = None  # of cpu_ms: half the interquartile range as a share of the median
     wall_ms: float | None = None  # all threads, wall time
-    ns_per_item: float | None = None  # of cpu_ms, by n and lists
-    to_baseline: float | None = None  # cpu_ms over that of binary cross entropy
-    growth: float | None = None  # e of: CPU time of a list ~ n^e, since the shorter length before
+    ns_per_item: float | None = None  # cpu_ms per item
+    to_baseline: float | None = None  # cpu_ms divided by that of binary cross entropy
+    growth: float | None = None  # e in "CPU time per list ~ n^e" between the previous length and this one
     peak_mb: float | None = None
-    left_out: str = ""  # why it was not measured
+    left_out: str = ""  # reason why it was not measured
 
 
 @dataclass(frozen=True)
-class Whole:
-    """The step of a cascade with an objective, on one thread in CPU time, and the share that the objective takes."""
+class WholeRow:
+    """Result of a whole training step of a cascade: CPU time on one thread and the share of the objective."""
 
     name: str
     lists: int
     n: int
     cpu_ms: float
     spread: float | None
-    to_baseline: float  # cpu_ms over that of the step with binary cross entropy
-    objective_ms: float  # the objective alone, on scores that are given
+    to_baseline: float  # cpu_ms divided by that of the step with binary cross entropy
+    objective_ms: float  # the objective alone, on given scores
     share: float  # objective_ms / cpu_ms
 
 
 def shapes(n: int) -> dict[Shape, list[str]]:
-    """The operators by the batch that they are measured with."""
-    found: dict[Shape, list[str]] = {}
-    for name, inside in INSIDE.items():
+    """Return the names of the operators, grouped by the shape of the batch that they are measured with."""
+    groups: dict[Shape, list[str]] = {}
+    for name, operator in OBJECTIVE_OPERATORS.items():
         shape = Shape(LISTS, n, RELEVANT)
-        while n > SHORT and shape.lists > 1 and inside.work(shape) > WORK:
+        while n > SHORT and shape.lists > 1 and operator.work(shape) > WORK:
             shape = replace(shape, lists=shape.lists // 2)
-        found.setdefault(shape, []).append(name)
-    return found
+        groups.setdefault(shape, []).append(name)
+    return groups
 
 
 def sweep(sizes: Sequence[int], seconds: float, *, quick: bool, report: Report) -> list[Row]:
-    """Every operator at every length."""
-    limit = TooSlow()
-    found: list[Row] = []
+    """Measure the objective alone with every operator at every length."""
+    limit = CostLimit()
+    rows: list[Row] = []
     for n in sizes:
         for shape, names in shapes(n).items():
-            found += _measure(shape, names, seconds, limit, quick=quick)
+            rows += _measure(shape, names, seconds, limit, quick=quick)
             report(f"{shape.lists} x {n}")
-    return with_growth(found)
+    return with_growth(rows)
 
 
 def with_growth(rows: Sequence[Row]) -> list[Row]:
-    """The rows, in the order of their lengths, with how cost has grown since the length before."""
-    before: dict[str, Row] = {}
-    found = []
+    """Return the rows, which are sorted by length, with the growth of cost since the previous length."""
+    previous: dict[str, Row] = {}
+    extended = []
     for row in rows:
-        shorter = before.get(row.name)
+        shorter = previous.get(row.name)
         if shorter is not None and shorter.cpu_ms is not None and row.cpu_ms is not None and row.name != BASELINE:
             costs = shorter.cpu_ms / shorter.lists, row.cpu_ms / row.lists
-            found.append(replace(row, growth=growth_exponent((shorter.n, row.n), costs)))
+            extended.append(replace(row, growth=growth_exponent((shorter.n, row.n), costs)))
         else:
-            found.append(row)
-        before[row.name] = row
-    return found
+            extended.append(row)
+        previous[row.name] = row
+    return extended
 
 
-def _measure(shape: Shape, names: list[str], seconds: float, limit: TooSlow, *, quick: bool) -> list[Row]:
+def _measure(shape: Shape, names: list[str], seconds: float, limit: CostLimit, *, quick: bool) -> list[Row]:
     reasons = {name: limit.reason("step", name, shape) for name in names}
     keys = [("step", name) for name in (BASELINE, *names) if not reasons.get(name)]
     steps = {key: prepare(*key, shape) for key in keys}
     single = timed(steps, seconds, threads=1)
     many = {} if quick else timed(steps, seconds / 3, threads=torch.get_num_threads())
-    peaks = {} if quick else {key: peak_of(*key, shape) for key in keys}
+    peaks = {} if quick else {key: case_peak_bytes(*key, shape) for key in keys}
     baseline = cpu_seconds(single["step", BASELINE])
 
     def row(name: str) -> Row:
@@ -142,32 +142,32 @@ def _measure(shape: Shape, names: list[str], seconds: float, limit: TooSlow, *, 
 # --- the whole step ---------------------------------------------------------------------------------------------
 
 
-def sweep_models(sizes: Sequence[int], seconds: float, *, quick: bool, report: Report) -> list[Whole]:
-    """The step of a cascade with every objective, at the lengths that are short enough."""
-    found: list[Whole] = []
+def sweep_models(sizes: Sequence[int], seconds: float, *, quick: bool, report: Report) -> list[WholeRow]:
+    """Measure the step of a cascade with every objective, at the lengths of `model_sizes`."""
+    rows: list[WholeRow] = []
     for n in model_sizes(sizes):
         items = QUICK_ITEMS if quick else MODEL_ITEMS
-        found += _measure_models(Shape(max(1, min(LISTS, items // n)), n, RELEVANT), seconds)
+        rows += _measure_models(Shape(max(1, min(LISTS, items // n)), n, RELEVANT), seconds)
         report(f"models, n = {n}")
-    return found
+    return rows
 
 
 def model_sizes(sizes: Sequence[int]) -> list[int]:
-    """The lengths at which models are measured."""
+    """Return the lengths at which models are measured."""
     return [n for n in sizes if n <= SHORT]
 
 
-def _measure_models(shape: Shape, seconds: float) -> list[Whole]:
+def _measure_models(shape: Shape, seconds: float) -> list[WholeRow]:
     whole: dict[str, Step] = {f"whole/{name}": WholeStep(name, shape) for name in STEPS}
     alone = {f"alone/{name}": prepare("step", name, shape) for name in STEPS}
     clocks = time_in_turns(whole | alone, seconds=seconds)
     baseline = cpu_seconds(clocks[f"whole/{BASELINE}"])
-    return [_whole(name, shape, clocks[f"whole/{name}"], clocks[f"alone/{name}"], baseline) for name in STEPS]
+    return [_whole_row(name, shape, clocks[f"whole/{name}"], clocks[f"alone/{name}"], baseline) for name in STEPS]
 
 
-def _whole(name: str, shape: Shape, whole: Clock, alone: Clock, baseline: float) -> Whole:
+def _whole_row(name: str, shape: Shape, whole: Clock, alone: Clock, baseline: float) -> WholeRow:
     cpu, objective = cpu_seconds(whole), cpu_seconds(alone)
-    return Whole(
+    return WholeRow(
         name,
         shape.lists,
         shape.n,
@@ -180,16 +180,16 @@ def _whole(name: str, shape: Shape, whole: Clock, alone: Clock, baseline: float)
 
 
 class WholeStep:
-    """Scores by two models, an objective, the way back and Adam, on a batch of random ids."""
+    """A training step on a batch of random ids: two models, an objective, the backward pass and Adam."""
 
     def __init__(self, name: str, shape: Shape) -> None:
         generator = torch.Generator().manual_seed(0)
-        described = loader.spec()
-        rows = {f"{group}.{name}": TABLE_ROWS for group, name, _ in described.features}
-        features = features_of(described, rows)
+        spec = loader.spec()
+        rows = {f"{group}.{name}": TABLE_ROWS for group, name, _ in spec.features}
+        features = features_of(spec, rows)
         self.cascade = Cascade([Stage("retrieval", TwoTower(features), 30), Stage("ranking", DIN(features), 20)])
         self.optimizer = torch.optim.Adam(self.cascade.parameters(), lr=1e-3)
-        self.objective = objective_of(name, shape.n, shape.k)
+        self.objective = build_objective(name, shape.n, shape.k)
 
         def ids(*size: int) -> Tensor:
             return torch.randint(0, TABLE_ROWS, size, generator=generator, dtype=torch.int32)

@@ -1,7 +1,7 @@
-"""Operators and losses as their papers print them: n x n matrices, dense layers, autograd through everything.
+"""Literal implementations of operators and losses from their papers: n x n matrices, dense layers, plain autograd.
 
-They take a batch of full lists ``(..., n)`` and nothing else: no mask, no ties at the boundary, no care for
-memory. `rankfall bench` measures the library against them and the tests compare values and gradients.
+They take a batch of full lists ``(..., n)``. They support no mask and no ties at the boundary, and do not try to save
+memory. `rankfall bench` compares the cost of the library with theirs; tests compare values and gradients.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BISECTIONS = 60
 
 
 def neural_sort(scores: Float[Tensor, "*batch n"], tau: float = 1.0) -> Float[Tensor, "*batch n n"]:
-    """NeuralSort (Grover et al. 2019, eq. 8), with the matrix of all differences."""
+    """NeuralSort (Grover et al. 2019, eq. 8), from the matrix of all differences."""
     n = scores.shape[-1]
     distance = (scores.unsqueeze(-1) - scores.unsqueeze(-2)).abs().sum(-1)
     slope = n + 1 - 2 * torch.arange(1, n + 1, dtype=scores.dtype)
@@ -47,7 +47,7 @@ def diff_sort(
     permutation = torch.eye(n, dtype=scores.dtype).expand(*scores.shape, n)
     for upper, lower in _odd_even(n) if network == "odd_even" else _bitonic(n):
         gap = values[..., upper] - values[..., lower]
-        keep = torch.atan(steepness * gap) / math.pi + 0.5  # how much of the upper wire stays there
+        keep = torch.atan(steepness * gap) / math.pi + 0.5  # share of the upper wire that stays on it
         layer = torch.eye(n, dtype=scores.dtype).repeat(*scores.shape[:-1], 1, 1)
         layer[..., upper, upper] = keep
         layer[..., lower, lower] = keep
@@ -130,7 +130,7 @@ def _with_sum(scores: Tensor, k: int, inclusion: Callable[[Tensor], Tensor], mar
         too_many = inclusion(values - middle).sum(-1, keepdim=True) > k
         low, high = torch.where(too_many, middle, low), torch.where(too_many, high, middle)
     threshold = (low + high) / 2
-    # One Newton step that autograd sees: it changes no value, and its derivative is the implicit one.
+    # One Newton step under autograd: it leaves the value unchanged and has the derivative of the implicit function.
     with torch.enable_grad():
         u = (values - threshold).requires_grad_()
         density = torch.autograd.grad(inclusion(u).sum(), u)[0].sum(-1, keepdim=True)
@@ -139,7 +139,7 @@ def _with_sum(scores: Tensor, k: int, inclusion: Callable[[Tensor], Tensor], mar
     return inclusion(scores - threshold)
 
 
-# --- losses: one value a list -------------------------------------------------------------------------------
+# --- losses: one value per list -----------------------------------------------------------------------------
 
 
 def mse_loss(scores: Float[Tensor, "*batch n"], labels: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
@@ -148,7 +148,7 @@ def mse_loss(scores: Float[Tensor, "*batch n"], labels: Float[Tensor, "*batch n"
 
 
 def bce_loss(scores: Float[Tensor, "*batch n"], labels: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
-    """Binary cross entropy against "has a positive label", mean over the items."""
+    """Binary cross entropy against the target "label > 0", mean over the items."""
     return F.binary_cross_entropy_with_logits(scores, (labels > 0).to(scores.dtype), reduction="none").mean(-1)
 
 
@@ -201,7 +201,7 @@ def lambda_recall_loss(
 def approx_ndcg_loss(
     scores: Float[Tensor, "*batch n"], labels: Float[Tensor, "*batch n"], tau: float = 1.0
 ) -> Float[Tensor, "*batch"]:
-    """ApproxNDCG (LLK, eq. 8) with the matrix of all differences."""
+    """ApproxNDCG (LLK, eq. 8), from the matrix of all differences."""
     gain = torch.exp2(labels) - 1
     before = torch.sigmoid((scores.unsqueeze(-2) - scores.unsqueeze(-1)) / tau)
     rank = 0.5 + before.sum(-1)  # the item itself adds sigmoid(0) = 1/2

@@ -1,1 +1,1 @@
-"""One file a verb of the command line. Only functions import torch, so that help never waits for it."""
+"""Verbs of the command line, one file per verb. torch is imported inside functions, so that help pages are fast."""

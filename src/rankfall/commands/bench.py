@@ -1,4 +1,4 @@
-"""``rankfall bench``: what the library costs, against textbook code and against the floor."""
+"""``rankfall bench``: the cost of the library, compared with textbook code and with lower bounds."""
 
 from __future__ import annotations
 
@@ -42,33 +42,33 @@ app = typer.Typer(name="bench", epilog=EXAMPLES)
 
 Sizes = Annotated[
     str | None,
-    typer.Option(help="List lengths, separated by commas.", show_default="50 to 100,000; of a step 40 to 5,000"),
+    typer.Option(help="List lengths, separated by commas.", show_default="50 to 100,000; for step 40 to 5,000"),
 ]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="Little data, k = 10, one thread, no memory, no promises: seconds.")
+    bool, typer.Option("--quick", help="Finish in seconds: little data, k = 10, one thread, no memory, no claims.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 
 
 @app.callback()
 def bench() -> None:
-    """Measure operators, losses, the loading of impressions, a training step, sample building, processes, a service."""
+    """Measure the cost of operators, losses, loading, training steps, sample building, scaling and serving."""
 
 
 @app.command("ops")
 def ops(sizes: Sizes = None, quick: Quick = False, as_json: AsJson = False) -> None:
     """Measure forward + backward of every operator.
 
-    Each function runs in turns with its textbook form and with the floors torch.sigmoid, torch.topk and
-    torch.sort. Times are medians of CPU time on one thread, and of wall time on all threads; memory is the
-    peak of a fresh process. Lists come in batches of (128, n), longer ones in fewer.
+    Each operator runs in turns with its textbook implementation and with the floors torch.sigmoid, torch.topk and
+    torch.sort. Times are medians: CPU time on one thread, and wall time on all threads. Memory is the peak of a
+    fresh process. A batch has 128 lists of n items; batches of long lists have fewer lists.
     """
     _bench_functions("ops", _parse_sizes(sizes), quick, as_json)
 
 
 @app.command("losses")
 def losses(sizes: Sizes = None, quick: Quick = False, as_json: AsJson = False) -> None:
-    """Measure forward + backward of every loss, as `ops` does for operators."""
+    """Measure forward + backward of every loss, with the same method as `rankfall bench ops`."""
     _bench_functions("losses", _parse_sizes(sizes), quick, as_json)
 
 
@@ -81,7 +81,7 @@ def _bench_functions(kind: Literal["ops", "losses"], sizes: Sequence[int] | None
         return
     _show_tables(measured)
     if claims:
-        show(_claims_table(claims, "(128, 1000), k = 10, one thread, unless said otherwise"))
+        show(_claims_table(claims, "(128, 1000), k = 10, one thread, unless stated otherwise"))
 
 
 def _parse_sizes(text: str | None) -> list[int] | None:
@@ -90,9 +90,13 @@ def _parse_sizes(text: str | None) -> list[int] | None:
     try:
         found = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise typer.BadParameter(f"expected integers separated by commas, got {text!r}", param_hint="--sizes") from None
+        raise typer.BadParameter(
+            f"found {text!r}, expected integers separated by commas", param_hint="--sizes"
+        ) from None
     if found[0] < MIN_SIZE:
-        raise typer.BadParameter(f"a list has at least {MIN_SIZE} items, got {found[0]}", param_hint="--sizes")
+        raise typer.BadParameter(
+            f"found {found[0]}, expected list lengths of at least {MIN_SIZE}", param_hint="--sizes"
+        )
     return found
 
 
@@ -100,17 +104,17 @@ def _measure(
     kind: Literal["ops", "losses"], sizes: Sequence[int] | None, quick: bool, bar: Any
 ) -> tuple[Settings, list[Row], list[Claim]]:
     from rankfall.benchmarks import claims
-    from rankfall.benchmarks import operator_sweep as run
+    from rankfall.benchmarks import operator_sweep as operators
 
-    chosen = sizes or (run.QUICK_SIZES if quick else run.SIZES)
-    settings = run.Settings(chosen, seconds=0.02 if quick else 0.3, quick=quick)
-    promised = 0 if quick else len(claims.CHECKS[kind])
-    task = bar.add_task("starting", total=len(settings.shapes) + promised)
+    chosen = sizes or (operators.QUICK_SIZES if quick else operators.SIZES)
+    settings = operators.Settings(chosen, seconds=0.02 if quick else 0.3, quick=quick)
+    claim_groups = 0 if quick else len(claims.CHECKS[kind])
+    task = bar.add_task("starting", total=len(settings.shapes) + claim_groups)
 
     def report(done: str) -> None:
         bar.update(task, advance=1, description=done)
 
-    rows = run.sweep(kind, settings, report)
+    rows = operators.sweep(kind, settings, report)
     return settings, rows, [] if quick else claims.check_claims(kind, settings.seconds, report)
 
 
@@ -140,7 +144,7 @@ def _show_tables(rows: list[Row]) -> None:
 
 
 def _columns(rows: Sequence[T], columns: dict[str, Callable[[T], str]]) -> Table:
-    """A table without the columns that are empty."""
+    """Return a table of the rows, without columns that are empty."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     cells = {heading: [cell(row) for row in rows] for heading, cell in columns.items()}
     shown = {heading: column for heading, column in cells.items() if any(column)}
@@ -171,7 +175,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 
 
 def _number(value: float | None, unit: str = "") -> str:
-    """Three digits, never an exponent."""
+    """Format with three digits and without an exponent."""
     if value is None:
         return ""
     digits = f"{value:,.0f}" if value >= 99.95 else f"{value:.2f}" if value >= 0.995 else f"{value:.3f}"
@@ -179,18 +183,18 @@ def _number(value: float | None, unit: str = "") -> str:
 
 
 def _megabytes(value: float | None) -> str:
-    """Less than one is within what the allocator had at hand."""
+    """Format megabytes; less than one is below the resolution of the measurement."""
     return "<1" if value is not None and value < 1 else _number(value)
 
 
 def _growth_text(exponents: dict[str, float]) -> str:
-    known = [f"n^{value:.2f} for {k}" for k, value in exponents.items()]
-    return f"   time of a list grows like {', '.join(known)}" if known else ""
+    terms = [f"n^{value:.2f} for {k}" for k, value in exponents.items()]
+    return f"   time per list grows like {', '.join(terms)}" if terms else ""
 
 
 def _claims_table(claims: list[Claim], setting: str) -> Table:
-    table = Table(title=f"\npromises: {setting}", title_justify="left")
-    for column in ("promise", "target", "measured", ""):
+    table = Table(title=f"\nclaims: {setting}", title_justify="left")
+    for column in ("claim", "target", "measured", ""):
         table.add_column(column)
     for claim in claims:
         table.add_row(claim.claim, claim.target, claim.measured, "[green]met[/]" if claim.met else "[red]not met[/]")
@@ -202,10 +206,10 @@ def _claims_table(claims: list[Claim], setting: str) -> Table:
 
 @app.command("loader")
 def bench_loader(quick: Quick = False, as_json: AsJson = False) -> None:
-    """Measure the loading of impressions.
+    """Measure how fast impressions are loaded.
 
-    The loader runs in turns with a loop over requests, which is how published code loads, and with a plain
-    copy of the same file, all on one thread.
+    The loader runs in turns with a loop over requests, as in published code, and with a plain copy of the same
+    file. All of them run on one thread.
     """
     import torch
 
@@ -218,8 +222,8 @@ def bench_loader(quick: Quick = False, as_json: AsJson = False) -> None:
         rows = loader.sweep(seconds, quick=quick, report=lambda done: bar.update(task, advance=1, description=done))
     claims = [] if quick else loader.check_claims(rows)
     if as_json:
-        kept = {"what": "loader", "torch": torch.__version__, "threads": 1, "seconds_a_step": seconds}
-        show_json(kept | {"rows": [asdict(row) for row in rows], "must_show": [asdict(claim) for claim in claims]})
+        header = {"what": "loader", "torch": torch.__version__, "threads": 1, "seconds_a_step": seconds}
+        show_json(header | {"rows": [asdict(row) for row in rows], "must_show": [asdict(claim) for claim in claims]})
         return
     show(_loader_table(rows))
     if claims:
@@ -243,9 +247,9 @@ def _loader_table(rows: list[loader.Row]) -> Table:
 def bench_step(sizes: Sizes = None, quick: Quick = False, as_json: AsJson = False) -> None:
     """Measure a training step.
 
-    The step is that of LCRON on two stages with each operator inside, in turns with binary cross entropy; first the
-    objective alone, then with a two-tower model and a DIN. Lists come in batches of (128, n), longer ones in fewer
-    where the cost grows with the square of n.
+    The step trains two stages with LCRON and each operator, in turns with binary cross entropy. The objective is
+    measured alone first, then together with a two-tower model and a DIN. A batch has 128 lists of n items; batches
+    of long lists have fewer lists where the cost grows with the square of n.
     """
     import torch
 
@@ -264,9 +268,9 @@ def bench_step(sizes: Sizes = None, quick: Quick = False, as_json: AsJson = Fals
         rows = step.sweep(chosen, seconds, quick=quick, report=report)
         whole = step.sweep_models(chosen, seconds, quick=quick, report=report)
     if as_json:
-        about = {"what": "step", "torch": torch.__version__, "threads": torch.get_num_threads()}
+        header = {"what": "step", "torch": torch.__version__, "threads": torch.get_num_threads()}
         measured = {"rows": [asdict(row) for row in rows], "whole": [asdict(row) for row in whole]}
-        show_json(about | {"seconds_a_step": seconds} | measured)
+        show_json(header | {"seconds_a_step": seconds} | measured)
         return
     for n in chosen:
         show(f"\nthe objective alone, n = {n}")
@@ -292,7 +296,7 @@ STEP_COLUMNS: dict[str, Callable[[step.Row], str]] = {
     "MB": lambda row: _megabytes(row.peak_mb),
 }
 
-WHOLE_COLUMNS: dict[str, Callable[[step.Whole], str]] = {
+WHOLE_COLUMNS: dict[str, Callable[[step.WholeRow], str]] = {
     "objective": lambda row: row.name,
     "lists x n": lambda row: f"{row.lists} x {row.n}",
     "CPU ms": lambda row: _number(row.cpu_ms),
@@ -308,14 +312,16 @@ WHOLE_COLUMNS: dict[str, Callable[[step.Whole], str]] = {
 
 @app.command("prepare")
 def bench_prepare(
-    rows: Annotated[int | None, typer.Option(min=1, help="Rows of the raw log.", show_default="10 million")] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Number of rows of the raw log.", show_default="10 million")
+    ] = None,
     quick: Quick = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure sample building.
 
-    It is `rankfall prepare rows` on a raw log that is written for it, by each engine that is installed: seconds,
-    seconds of the CPU and peak memory of all its processes.
+    Runs `rankfall prepare rows` on a generated raw log with each installed engine, and reports wall time, CPU time
+    and peak memory of all processes.
     """
     from importlib.util import find_spec
 
@@ -346,15 +352,18 @@ PREPARE_COLUMNS: dict[str, Callable[[prepare.Row], str]] = {
 }
 
 
-# --- processes --------------------------------------------------------------------------------------------------
+# --- scaling ----------------------------------------------------------------------------------------------------
 
 
 @app.command("scaling")
 def bench_scaling(quick: Quick = False, as_json: AsJson = False) -> None:
-    """Measure training by one and by two processes with the same batch each, in wall time: it needs two free cores."""
+    """Measure training with one and with two processes.
+
+    Every process has a batch of the same size. Times are wall times, so two idle cores are needed.
+    """
     from rankfall.benchmarks import scaling_bench as scaling
 
-    say(f"measuring training by {' and '.join(map(str, scaling.PROCESSES))} processes: {scaling.SETTING}")
+    say(f"measuring training with {' and '.join(map(str, scaling.PROCESSES))} processes: {scaling.SETTING}")
     with progress() as bar:
         task = bar.add_task("writing logs", total=scaling.launches(quick=quick))
         rows = scaling.sweep(quick=quick, report=lambda done: bar.update(task, advance=1, description=done))

@@ -1,4 +1,4 @@
-"""The option ``--engine`` of verbs whose work can be spread."""
+"""Option ``--engine`` of verbs that can distribute their work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class EngineName(StrEnum):
-    """Where work is done."""
+    """Engines that execute the work."""
 
     LOCAL = "local"
     RAY = "ray"
@@ -27,18 +27,18 @@ EngineOption = Annotated[
     EngineName,
     typer.Option(
         "--engine",
-        help="On this machine alone, or by Ray on all processors of this machine or of the cluster at RAY_ADDRESS "
-        "(pip install 'rankfall\\[ray]'). The result is the same.",
+        help="Run on this machine (local), or with Ray on all processors of this machine or of the cluster at "
+        "RAY_ADDRESS (pip install 'rankfall\\[ray]'). The result is the same.",
     ),
 ]
 
 
 @contextmanager
 def opened(engine: EngineName) -> Generator[Engine]:
-    """The engine, until the work is done."""
+    """Open the engine for the duration of the block."""
     from rankfall._engine import open_engine
 
     if engine is EngineName.RAY:
         say("starting Ray")
-    with open_engine(engine.value) as found:
-        yield found
+    with open_engine(engine.value) as instance:
+        yield instance

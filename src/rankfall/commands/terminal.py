@@ -1,4 +1,4 @@
-"""How every verb speaks: reports on standard output, everything else on standard error."""
+"""Terminal output of every verb: reports on standard output, messages and progress on standard error."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from rankfall.studies.results import RunFailure
 
-PIPE_WIDTH = 120  # columns of a table that goes into a file or a pipe, where nobody knows the width
-INTERRUPTED = 130  # the exit code, as shells have it
+PIPE_WIDTH = 120  # columns of a table that is written to a file or a pipe
+INTERRUPTED = 130  # exit code after SIGINT, as in shells
 
 
 def examples(*commands: str) -> str:
-    """The epilogue of a help page, in Markdown."""
+    """Return the epilogue of a help page, in Markdown."""
     return "\n".join(["**Examples**\n", *(f"- `{command}`" for command in commands)])
 
 
@@ -34,7 +34,7 @@ def show(content: RenderableType) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=PIPE_WIDTH)
-    # a sentence may quote anything, brackets too; what stands in tables is marked up by those who make them
+    # plain text may contain brackets that are no markup; tables are built with markup
     console.print(content, markup=not isinstance(content, str))
 
 
@@ -44,17 +44,17 @@ def show_json(content: object) -> None:
 
 
 def json_text(content: object) -> str:
-    """A report as JSON; what is not a number there is null."""
+    """Return a report as JSON, with null for NaN and infinity."""
     return json.dumps(_without_nan(content), indent=2, allow_nan=False)
 
 
 def say(message: str) -> None:
-    """Tell the user something that is not the report."""
+    """Print a message on standard error."""
     Console(stderr=True, soft_wrap=True).print(message, markup=False)
 
 
 def fail(message: str) -> None:
-    """One red line on standard error."""
+    """Print an error as one red line on standard error."""
     Console(stderr=True, soft_wrap=True).print(f"error: {message}", style="red", markup=False, highlight=False)
 
 
@@ -68,7 +68,7 @@ def fail_for(failures: Sequence[RunFailure]) -> None:
 
 @contextmanager
 def needing(what: str, extra: str) -> Iterator[None]:
-    """Say what to install if something that is imported here is missing."""
+    """Turn a failed import inside the block into an error that names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -78,41 +78,46 @@ def needing(what: str, extra: str) -> Iterator[None]:
 
 
 @contextmanager
-def interruptible(kept: Callable[[], str]) -> Iterator[None]:
-    """Ctrl-C ends the work inside with one sentence, `kept`: what is there already and how to go on."""
+def interruptible(message: Callable[[], str]) -> Iterator[None]:
+    """On Ctrl-C, end the work inside with exit code 130 and a message: what is kept, and how to continue."""
     try:
         yield
     except KeyboardInterrupt:
-        say(f"interrupted: {kept()}")
+        say(f"interrupted: {message()}")
         raise typer.Exit(INTERRUPTED) from None
 
 
 @contextmanager
-def stoppable(on_asked: Callable[[], None], *, patient: bool = False) -> Iterator[Callable[[], int]]:
-    """Whether Ctrl-C, or a polite end of the process, has been asked for, which the work inside may look at in time.
+def stoppable(on_signal: Callable[[], None], *, patient: bool = False) -> Iterator[Callable[[], int]]:
+    """Defer SIGINT and SIGTERM, so that the work inside can stop at a suitable point.
 
-    If so, it is the number of the signal. A second time does not wait, unless the process is `patient`.
+    Args:
+        on_signal: Called at the first signal.
+        patient: Ignore further signals; otherwise the second one raises KeyboardInterrupt.
+
+    Yields:
+        A function that returns the number of the received signal, or 0.
     """
-    asked: list[int] = []
+    received: list[int] = []
 
-    def hear(number: int, frame: object) -> None:
-        if asked and patient:
+    def handle(number: int, frame: object) -> None:
+        if received and patient:
             return
-        if asked:
+        if received:
             raise KeyboardInterrupt
-        asked.append(number)
-        on_asked()
+        received.append(number)
+        on_signal()
 
-    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: asked[0] if asked else 0
+        yield lambda: received[0] if received else 0
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 class _Progress(Progress):
-    """Bars, each with the lines of its field `status` below it, which are folded where the terminal ends."""
+    """Progress bars, with the wrapped text of each task's field `status` below them."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
@@ -122,11 +127,11 @@ class _Progress(Progress):
 
 
 def progress() -> Progress:
-    """A progress bar on standard error, silent where that is no terminal."""
+    """Return a progress bar on standard error, disabled if that is not a terminal."""
     console = Console(stderr=True)
     return _Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=20),  # what is being done needs the room of a terminal of 80 columns
+        BarColumn(bar_width=20),  # leaves room for the description in a terminal of 80 columns
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=console,
@@ -136,7 +141,7 @@ def progress() -> Progress:
 
 
 def note(bar: Progress, text: str) -> None:
-    """Say something above a progress bar, where it stays."""
+    """Print a note above a progress bar, where it remains."""
     bar.console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
