@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperGroup
 
 from rankfall import __version__
 from rankfall.commands import (
@@ -36,9 +37,31 @@ from rankfall.commands.terminal import examples, fail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import ModuleType
+
+PANELS: dict[str, tuple[ModuleType, ...]] = {  # the verbs of the help page, in the order of the work
+    "Get data": (simulate, prepare, data),
+    "Train and compare": (train, evaluate, compare, tune, stream),
+    "Serve": (export, serve),
+    "Results": (report, reproduce),
+    "Explore": (demo, methods, bench, config),
+}
+
+
+def _name(verb: ModuleType) -> str:
+    return verb.__name__.rpartition(".")[2]
+
+
+class _Verbs(TyperGroup):
+    """Verbs in the order of PANELS; by default verbs with subcommands come last."""
+
+    def list_commands(self, ctx: object) -> list[str]:
+        return [_name(verb) for verbs in PANELS.values() for verb in verbs]
+
 
 app = typer.Typer(
     name="rankfall",
+    cls=_Verbs,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -46,22 +69,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=examples("rankfall demo", "rankfall methods --kind loss", "rankfall bench ops --quick"),
 )
-app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
-app.command("methods", epilog=methods.EXAMPLES)(methods.methods)
-app.add_typer(bench.app)
-app.command("simulate", epilog=simulate.EXAMPLES)(simulate.simulate)
-app.add_typer(prepare.app)
-app.command("data", epilog=data.EXAMPLES)(data.data)
-app.command("train", epilog=train.EXAMPLES)(train.train)
-app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
-app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
-app.command("stream", epilog=stream.EXAMPLES)(stream.stream)
-app.command("export", epilog=export.EXAMPLES)(export.export)
-app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
-app.command("tune", epilog=tune.EXAMPLES)(tune.tune)
-app.command("report", epilog=report.EXAMPLES)(report.report)
-app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)
-app.add_typer(config.app)
+for panel, verbs in PANELS.items():
+    for verb in verbs:
+        if hasattr(verb, "app"):
+            app.add_typer(verb.app, rich_help_panel=panel)
+        else:
+            app.command(_name(verb), epilog=verb.EXAMPLES, rich_help_panel=panel)(getattr(verb, _name(verb)))
 
 
 def _print_version(wanted: bool) -> None:

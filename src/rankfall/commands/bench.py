@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rankfall.commands import bench_serve
+from rankfall.commands.options import AsJson, quick_option
 from rankfall.commands.terminal import examples, progress, say, show, show_json
 
 if TYPE_CHECKING:
@@ -44,10 +45,7 @@ Sizes = Annotated[
     str | None,
     typer.Option(help="List lengths, separated by commas.", show_default="50 to 100,000; for step 40 to 5,000"),
 ]
-Quick = Annotated[
-    bool, typer.Option("--quick", help="Finish in seconds: little data, k = 10, one thread, no memory, no claims.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+Quick = Annotated[bool, quick_option("little data, k = 10, one thread, no memory, no claims")]
 
 
 @app.callback()

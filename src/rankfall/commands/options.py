@@ -1,0 +1,102 @@
+"""Options and arguments that several verbs share, so that a flag has the same name and help text everywhere.
+
+A verb annotates a parameter with one of these types. A verb whose default or range differs combines its own type with
+one of the functions, for example ``Annotated[int, seed_option(max=MAX_SAMPLE_SEED)]``.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rankfall.commands.terminal import say
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from rankfall._engine import Engine
+
+# --- input ------------------------------------------------------------------------------------------------------
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML configuration file.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Values that replace those of CONFIG, for example training.seed=1.",
+        show_default=False,
+    ),
+]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a training run.", show_default=False)]
+MovedData = Annotated[
+    Path | None,
+    typer.Option("--data", help="Present location of the prepared data.", show_default="as in the run"),
+]
+
+# --- output -----------------------------------------------------------------------------------------------------
+
+
+def out_option(**options: Any) -> Any:
+    """Return the option ``--out``; `options` are further settings of `typer.Option`."""
+    return typer.Option("--out", help="Output directory.", **options)
+
+
+Out = Annotated[Path, out_option(show_default=False)]
+Force = Annotated[bool, typer.Option("--force", help="Replace the output of an earlier command.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+
+# --- execution --------------------------------------------------------------------------------------------------
+
+MAX_SAMPLE_SEED = 2**63 - 1  # samples of stages are drawn by hashing 64-bit integers
+
+
+def seed_option(**options: Any) -> Any:
+    """Return the option ``--seed``; `options` are further settings of `typer.Option`."""
+    return typer.Option("--seed", **{"min": 0, "help": "Random seed; equal seeds give equal results."} | options)
+
+
+def quick_option(details: str) -> Any:
+    """Return the option ``--quick``; `details` tell what is reduced."""
+    return typer.Option("--quick", help=f"Run a reduced version: {details}.")
+
+
+def jobs_option(**options: Any) -> Any:
+    """Return the option ``--jobs``; `options` are further settings of `typer.Option`."""
+    return typer.Option("--jobs", min=1, help="Number of training runs at the same time.", **options)
+
+
+Seed = Annotated[int, seed_option()]
+SampleSeed = Annotated[int, seed_option(max=MAX_SAMPLE_SEED)]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted command.")]
+
+
+class EngineName(StrEnum):
+    """Engines that execute the work."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+EngineOption = Annotated[
+    EngineName,
+    typer.Option(
+        "--engine",
+        help="Run on this machine (local), or with Ray on all processors of this machine or of the cluster at "
+        "RAY_ADDRESS (pip install 'rankfall\\[ray]'). The result is the same.",
+    ),
+]
+
+
+@contextmanager
+def opened_engine(name: EngineName) -> Generator[Engine]:
+    """Open the engine of ``--engine`` for the duration of the block."""
+    from rankfall._engine import open_engine
+
+    if name is EngineName.RAY:
+        say("starting Ray")
+    with open_engine(name.value) as engine:
+        yield engine
