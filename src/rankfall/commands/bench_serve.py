@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from rankfall.commands.options import AsJson
 from rankfall.commands.terminal import examples, fail, progress, say, show, show_json
 
 if TYPE_CHECKING:
@@ -31,13 +32,11 @@ Keep = Annotated[
     Path | None,
     typer.Option(help="Directory that keeps simulated bundles for reuse.", show_default="temporary"),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+Bundle = Annotated[Path | None, typer.Argument(metavar="BUNDLE", help="A bundle.", show_default="a simulated one")]
 
 
 def serve(
-    bundle: Annotated[
-        Path | None, typer.Argument(metavar="BUNDLE", help="A bundle.", show_default="a simulated one")
-    ] = None,
+    bundle: Bundle = None,
     items: Items = ITEMS,
     seconds: Annotated[float, typer.Option(min=0.1, help="Duration of each turn in seconds.")] = 3.0,
     keep: Keep = None,
@@ -65,8 +64,8 @@ def serve(
         show_json({"what": "serve", **asdict(found), "must_show": kept})
         return
     _show_serve(found)
-    table = Table(title="\npromises", title_justify="left")
-    for column in ("promise", "target", "measured", ""):
+    table = Table(title="\nclaims", title_justify="left")
+    for column in ("claim", "target", "measured", ""):
         table.add_column(column)
     for what, target, measured, met in checked:
         table.add_row(what, target, measured, "[green]met[/]" if met else "[red]not met[/]")
@@ -74,9 +73,7 @@ def serve(
 
 
 def soak(
-    bundle: Annotated[
-        Path | None, typer.Argument(metavar="BUNDLE", help="A bundle.", show_default="a simulated one")
-    ] = None,
+    bundle: Bundle = None,
     other: Annotated[
         Path | None, typer.Argument(metavar="OTHER", help="The bundle to swap it with.", show_default="a simulated one")
     ] = None,

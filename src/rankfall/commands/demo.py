@@ -6,9 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from rankfall._manifest import MANIFEST
+from rankfall.commands.options import AsJson, Force, Seed, out_option, quick_option
 from rankfall.commands.terminal import examples, progress, say, show, show_json
 
 if TYPE_CHECKING:
@@ -18,21 +17,17 @@ EXAMPLES = examples("rankfall demo", "rankfall demo --out demo --seed 1", "rankf
 
 
 def demo(
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory for log, runs, config.yaml, comparison.json, report.html.", show_default="not kept"
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the platform and of the training runs.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output of an earlier demo.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Use a few hundred impressions; takes seconds.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
+    out: Annotated[Path | None, out_option(show_default="not kept")] = None,
+    seed: Seed = 0,
+    force: Force = False,
+    quick: Annotated[bool, quick_option("a few hundred impressions, in seconds")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Simulate a platform, train its cascade stage by stage (BCE) and as one network (LCRON), and compare.
 
     The platform logs which items each stage of its production cascade kept. A retrieval and a ranking model learn from
-    that log; the table shows how many of the relevant items survive them, and where the others are lost.
+    that log; the table shows how many of the relevant items survive them, and where the others are lost. With --out,
+    the log, the runs, config.yaml, comparison.json and report.html are kept.
     """
     if out is None:
         with tempfile.TemporaryDirectory(prefix="rankfall-demo-") as directory:

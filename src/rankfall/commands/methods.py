@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from rankfall.commands.options import AsJson
 from rankfall.commands.terminal import examples, show, show_json
 
 if TYPE_CHECKING:
@@ -104,11 +105,11 @@ def methods(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", help="Show one method or model and its options, e.g. lcron or din.", show_default=False
+            metavar="NAME", help="Method or model whose options are shown, e.g. lcron or din.", show_default=False
         ),
     ] = None,
     kind: Annotated[Kind | None, typer.Option(help="List the methods of one kind only.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List all operators, losses, objectives and metrics with their papers, or show the options of one of them."""
     if name is not None:

@@ -46,7 +46,7 @@ def out_option(**options: Any) -> Any:
 
 
 Out = Annotated[Path, out_option(show_default=False)]
-Force = Annotated[bool, typer.Option("--force", help="Replace the output of an earlier command.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace existing output.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
 # --- execution --------------------------------------------------------------------------------------------------

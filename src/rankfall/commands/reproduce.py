@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rankfall._files import write_file
+from rankfall.commands.options import AsJson, Seed, jobs_option, out_option, quick_option
 from rankfall.commands.pictures import draw
 from rankfall.commands.terminal import (
     examples,
@@ -43,7 +44,7 @@ DEFAULT_OUT = Path("reproduced")
 
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(help="Name of a table or figure (see --list).", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="Name of a table or figure (see --list).", show_default=False)
     ] = None,
     listing: Annotated[
         bool, typer.Option("--list", help="List all reproductions, what they show and how long they take.")
@@ -57,19 +58,18 @@ def reproduce(
         ),
     ] = None,
     quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Run in a minute or two: less data, fewer epochs and settings, one seed."),
+        bool, quick_option("less data, fewer epochs and settings, one seed, in one or two minutes")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Output directory.", show_default="reproduced/NAME")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the data and of the first training run.")] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Number of training runs at the same time.")] = 2,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the content of results.json.")] = False,
+    out: Annotated[Path | None, out_option(show_default="reproduced/NAME")] = None,
+    seed: Seed = 0,
+    jobs: Annotated[int, jobs_option()] = 2,
+    as_json: AsJson = False,
 ) -> None:
     """Run a published table or figure, and print the result beside the published numbers.
 
     The published numbers were measured on data that cannot be redistributed: compare the order of methods and the gaps
-    between them, not the numbers. The output directory gets results.json, figures as PNG and SVG, and all runs. Runs
-    that exist are not repeated.
+    between them, not the numbers. The output directory gets results.json, figures as PNG and SVG, and all runs; runs
+    that exist are not repeated. --json prints the content of results.json.
     """
     if listing:
         _list(as_json)
