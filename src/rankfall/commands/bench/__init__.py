@@ -1,0 +1,39 @@
+"""``rankfall bench``: the cost of the library, compared with textbook code and with lower bounds."""
+
+from __future__ import annotations
+
+import typer
+
+from rankfall.commands.bench import functions, loading, process_scaling, sample_building, service_load, training_step
+from rankfall.commands.terminal import examples
+
+app = typer.Typer(
+    name="bench",
+    epilog=examples(
+        "rankfall bench ops",
+        "rankfall bench ops --quick",
+        "rankfall bench losses --sizes 100,1000,10000",
+        "rankfall bench loader",
+        "rankfall bench step --sizes 40,200",
+        "rankfall bench prepare --rows 10000000",
+        "rankfall bench scaling",
+        "rankfall bench serve --keep bundles",
+        "rankfall bench soak --minutes 10 --keep bundles",
+        "rankfall bench ops --json > bench.json",
+    ),
+)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure the cost of operators, losses, loading, training steps, sample building, scaling and serving."""
+
+
+app.command("ops")(functions.ops)
+app.command("losses")(functions.losses)
+app.command("loader")(loading.loader)
+app.command("step")(training_step.step)
+app.command("prepare")(sample_building.prepare)
+app.command("scaling")(process_scaling.scaling)
+app.command("serve", epilog=service_load.SERVE_EXAMPLES)(service_load.serve)
+app.command("soak", epilog=service_load.SOAK_EXAMPLES)(service_load.soak)

@@ -1,0 +1,34 @@
+"""Options that the benchmarks share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rankfall.commands.options import quick_option
+
+MIN_SIZE = 20
+
+Sizes = Annotated[
+    str | None,
+    typer.Option(help="List lengths, separated by commas.", show_default="50 to 100,000; for step 40 to 5,000"),
+]
+Quick = Annotated[bool, quick_option("little data, k = 10, one thread, no memory, no claims")]
+
+
+def parse_sizes(text: str | None) -> list[int] | None:
+    """Return the sorted list lengths of ``--sizes``."""
+    if text is None:
+        return None
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise typer.BadParameter(
+            f"found {text!r}, expected integers separated by commas", param_hint="--sizes"
+        ) from None
+    if found[0] < MIN_SIZE:
+        raise typer.BadParameter(
+            f"found {found[0]}, expected list lengths of at least {MIN_SIZE}", param_hint="--sizes"
+        )
+    return found
