@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rankfall.commands.options import AsJson, Force, MovedData, Out, Run
 from rankfall.commands.terminal import examples, needing, progress, say, show, show_json
 
 if TYPE_CHECKING:
@@ -20,15 +21,13 @@ EXAMPLES = examples(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Directory of the bundle.", show_default=False)],
+    run: Run,
+    out: Out,
     items: Annotated[
         Path | None,
         typer.Option(help="A prepared log, or an Arrow or Parquet file of items.", show_default="the run's log"),
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Current path of the run's log.", show_default="its path at training")
-    ] = None,
+    data: MovedData = None,
     stage: Annotated[str | None, typer.Option(help="Export only this stage.", show_default="all stages")] = None,
     recall: Annotated[
         float, typer.Option(help="Share of the best items that an index must find; 1 makes it exact.")
@@ -37,8 +36,8 @@ def export(
         int,
         typer.Option("--examples", min=0, help="Number of requests of the log that the bundle keeps to test itself."),
     ] = 16,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write the best weights of a cascade as a bundle: ONNX graphs, an index of the items and their features.
 

@@ -34,7 +34,7 @@ Overrides = Annotated[
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a training run.", show_default=False)]
 MovedData = Annotated[
     Path | None,
-    typer.Option("--data", help="Present location of the prepared data.", show_default="as in the run"),
+    typer.Option("--data", help="Current path of the prepared data.", show_default="its path at training"),
 ]
 
 # --- output -----------------------------------------------------------------------------------------------------
