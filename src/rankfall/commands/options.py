@@ -54,9 +54,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON o
 MAX_SAMPLE_SEED = 2**63 - 1  # samples of stages are drawn by hashing 64-bit integers
 
 
-def seed_option(**options: Any) -> Any:
+def seed_option(help: str = "Random seed; equal seeds give equal results.", **options: Any) -> Any:
     """Return the option ``--seed``; `options` are further settings of `typer.Option`."""
-    return typer.Option("--seed", **{"min": 0, "help": "Random seed; equal seeds give equal results."} | options)
+    return typer.Option("--seed", min=0, help=help, **options)
 
 
 def quick_option(details: str) -> Any:
