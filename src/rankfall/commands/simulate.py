@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from enum import StrEnum
-from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rankfall.commands.options import AsJson, Force, Seed
 from rankfall.commands.terminal import examples, progress, show, show_json
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Layout(StrEnum):
 
 
 def simulate(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write.", show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Output directory.", show_default=False)],
     preset: Annotated[
         Name,
         typer.Option(
@@ -57,16 +58,16 @@ def simulate(
     requests_per_day: Annotated[
         int | None, typer.Option(min=1, help="Number of requests per day.", show_default="the preset's")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed; equal seeds give the same bytes.")] = 0,
+    seed: Seed = 0,
     layout: Annotated[
         Layout, typer.Option(help="An impression log for training, or RecFlow's files for 'rankfall prepare recflow'.")
     ] = Layout.RANKFALL,
     truth: Annotated[bool, typer.Option("--truth", help="Also write the true relevance of items.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing log.")] = False,
+    force: Force = False,
     append: Annotated[
         bool, typer.Option("--append", help="Append days to an existing log until it has --days in total.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Simulate a platform and write the full-stage log of its cascade.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rankfall.commands.options import AsJson, Force, Out, Seed
 from rankfall.commands.terminal import examples, progress, say, show, show_json
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def letor(
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Directory to write.", show_default=False)],
+    out: Out,
     groups: Annotated[
         list[Path] | None,
         typer.Option(
@@ -64,7 +65,7 @@ def letor(
     missing_value: Annotated[
         float | None,
         typer.Option(
-            help="Replaces NULL, NaN, infinite and empty values (after --log1p, before --standardise).",
+            help="Replacement for NULL, NaN, infinite and empty values (after --log1p, before --standardise).",
             show_default="they are errors",
         ),
     ] = None,
@@ -89,17 +90,17 @@ def letor(
         int | None,
         typer.Option(min=0, max=1, help="Smallest feature id.", show_default="0 if it occurs, else 1"),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples of long lists.")] = 0,
+    seed: Seed = 0,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Number of parsing threads.", show_default="all cores, at most 8")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace existing ranking data.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Prepare ranking files: LETOR, MSLR-WEB, Istella, Yahoo, SVMlight, LightGBM.
 
-    Writes memory-mapped columns, and a manifest with the sources and the options. The memory used does not grow with
-    the files.
+    Writes memory-mapped columns, and a manifest with the sources and the options, which --json prints. The memory used
+    does not grow with the files.
     """
     from rankfall.data import Recipe, prepare_letor
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rankfall.commands.options import AsJson, Force, Out, SampleSeed
 from rankfall.commands.prepare.steps import steps
 from rankfall.commands.prepare.summary import report
 from rankfall.commands.terminal import examples
@@ -28,21 +29,21 @@ def movielens(
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Directory to write.", show_default=False)],
+    out: Out,
     days: Annotated[int, typer.Option(min=1, help="Number of days of equal size that requests are divided into.")] = 10,
     block: Annotated[int, typer.Option(min=1, help="Smallest number of ratings of a request.")] = 20,
     sample: Annotated[
         int, typer.Option(min=1, help="Items sampled per request and stage (random, popular, low, liked).")
     ] = 10,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sample of each stage.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing impression log.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+    seed: SampleSeed = 0,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Prepare MovieLens-1M. Its ratings are real, its funnel is a construction.
+    """Prepare MovieLens-1M: real ratings with a constructed funnel.
 
     A request is a block of consecutive ratings of a user. Its candidates are the films of the block that the user liked
     (4 or 5 stars) or rated low, and popular and random films that the user never rated. Popularity and sequences use
-    ratings before the request only.
+    ratings before the request only. --json prints the manifest of the log.
     """
     from rankfall.data.sources.movielens import prepare_movielens
 

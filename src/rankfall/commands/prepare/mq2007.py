@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rankfall.commands.options import AsJson, Force, Out
 from rankfall.commands.prepare.summary import report
 from rankfall.commands.terminal import examples, progress
 
@@ -24,7 +25,7 @@ def mq2007(
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Directory to write.", show_default=False)],
+    out: Out,
     missing_at_random: Annotated[
         bool,
         typer.Option(
@@ -32,12 +33,13 @@ def mq2007(
             help="Leave out the rows of rows_from_models.tsv, which are relevant more often than others.",
         ),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing impression log.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Prepare MQ2007 and MQ2007-agg as a cascade with human judgements; the partitions S1 to S5 become days.
 
     A first stage receives the ranks that 21 retrieval systems gave a document, a second one its 46 LETOR features.
+    --json prints the manifest of the log.
     """
     from rankfall.data.sources.mq2007 import prepare_mq2007, source_files
 

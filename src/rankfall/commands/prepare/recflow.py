@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rankfall.commands.engine_option import EngineName, EngineOption, opened
+from rankfall.commands.options import AsJson, EngineName, EngineOption, Force, Out, SampleSeed, opened_engine
 from rankfall.commands.prepare.steps import steps
 from rankfall.commands.prepare.summary import report
 from rankfall.commands.terminal import examples
@@ -45,7 +45,7 @@ def recflow(
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Directory to write.", show_default=False)],
+    out: Out,
     stages: Annotated[
         Cascade,
         typer.Option(
@@ -61,22 +61,23 @@ def recflow(
         Origin | None,
         typer.Option(
             help="Origin of behaviour sequences: the published pickles, which are read without running code, or the "
-            "views in the log itself.",
+            "views in the log itself; none writes no sequences.",
             show_default="pickle if they exist, otherwise log",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sample of each stage.")] = 0,
+    seed: SampleSeed = 0,
     engine: EngineOption = EngineName.LOCAL,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing impression log.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Prepare RecFlow, the public full-stage log of a video platform, or a log simulated in its layout.
 
-    Times are in Asia/Shanghai. The memory used does not grow with the number of days.
+    Times are in Asia/Shanghai. The memory used does not grow with the number of days. --json prints the manifest of the
+    log.
     """
     from rankfall.data.sources.recflow import prepare_recflow
 
-    with opened(engine) as found, steps() as on_progress:
+    with opened_engine(engine) as found, steps() as on_progress:
         log = prepare_recflow(
             source,
             out,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rankfall.commands.engine_option import EngineName, EngineOption, opened
+from rankfall.commands.options import AsJson, EngineName, EngineOption, Force, Out, SampleSeed, opened_engine
 from rankfall.commands.prepare.steps import steps
 from rankfall.commands.prepare.summary import report
 from rankfall.commands.terminal import examples
@@ -34,7 +34,7 @@ def rows(
     spec: Annotated[
         Path, typer.Option(help="Description of columns, stages and features, a YAML file.", show_default=False)
     ],
-    out: Annotated[Path, typer.Option(help="Directory to write.", show_default=False)],
+    out: Out,
     items: Annotated[
         Path | None, typer.Option(exists=True, help="A table with features of items.", show_default=False)
     ] = None,
@@ -47,9 +47,7 @@ def rows(
             exists=True, help="A table with times, users, context and sequences of requests.", show_default=False
         ),
     ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sample of each stage and of random negatives.")
-    ] = 0,
+    seed: SampleSeed = 0,
     fit_days: Annotated[
         int | None,
         typer.Option(
@@ -59,18 +57,18 @@ def rows(
         ),
     ] = None,
     engine: EngineOption = EngineName.LOCAL,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing impression log.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Prepare your own full-stage log: one row per request and item, in CSV, Parquet or Arrow files.
 
     The memory used does not grow with the number of rows, and the result does not depend on the files of the log or the
-    order of its rows. Errors in a log are reported with the file, row or request.
+    order of its rows. Errors in a log are reported with the file, row or request. --json prints the manifest.
     """
     from rankfall.data.impressions.spec import load_spec
     from rankfall.data.sources.rows.prepare_rows import prepare_rows
 
-    with opened(engine) as found, steps() as on_progress:
+    with opened_engine(engine) as found, steps() as on_progress:
         log = prepare_rows(
             sources,
             out,
