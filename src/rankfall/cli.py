@@ -33,7 +33,7 @@ from rankfall.commands import (
     train,
     tune,
 )
-from rankfall.commands.terminal import examples, fail
+from rankfall.commands.terminal import examples, print_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +88,7 @@ def _check_alone(verb: str | None) -> None:
     if verb == "train" or "TORCHELASTIC_RUN_ID" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
     if os.environ.get("RANK", "0") == "0":
-        fail(f"torchrun: {verb} runs in one process, only train supports torchrun; run it without torchrun")
+        print_error(f"torchrun: {verb} runs in one process, only train supports torchrun; run it without torchrun")
     raise typer.Exit(1)
 
 
@@ -109,5 +109,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=arguments, prog_name="rankfall")
     except (ValueError, OSError) as error:
-        fail(str(error))
+        print_error(str(error))
         sys.exit(1)

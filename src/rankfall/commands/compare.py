@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from rankfall.commands.engine_option import EngineName, EngineOption, opened
-from rankfall.commands.terminal import examples, fail_for, interruptible, note, progress, say, show, show_json
-from rankfall.commands.train import Overrides  # noqa: TC001 (typer reads the annotations)
+from rankfall.commands.options import (
+    AsJson,
+    Config,
+    EngineName,
+    EngineOption,
+    Out,
+    Overrides,
+    jobs_option,
+    opened_engine,
+)
+from rankfall.commands.terminal import (
+    examples,
+    exit_for_failures,
+    interruptible,
+    print_json,
+    print_message,
+    print_note,
+    print_result,
+    progress,
+)
 
 if TYPE_CHECKING:
     from rankfall.studies.compare import Step
@@ -23,29 +38,20 @@ EXAMPLES = examples(
 
 
 def compare(
-    config: Annotated[
-        Path,
-        typer.Argument(
-            metavar="CONFIG", help="YAML: a training configuration with methods, seeds and folds.", show_default=False
-        ),
-    ],
+    config: Config,
     overrides: Overrides = None,
     *,
-    out: Annotated[Path, typer.Option(help="Directory of the runs and results.", show_default=False)],
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Runs at the same time.", show_default="that of the file, or 1; with Ray one per processor"
-        ),
-    ] = None,
+    out: Out,
+    jobs: Annotated[int | None, jobs_option(show_default="that of CONFIG, or 1; with Ray one per processor")] = None,
     engine: EngineOption = EngineName.LOCAL,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the content of comparison.json.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train methods on the same folds with the same seeds, and test which are worse than the best.
 
-    Every method is tuned with the same number of trials, on validation data only. Finished runs in DIR are not
-    repeated, so the same command continues an interrupted comparison. The exit code is 1 if a run failed; the other
-    runs are reported.
+    CONFIG is a training configuration with the additional keys methods, seeds and folds. Every method is tuned with
+    the same number of trials, on validation data only. Finished runs in the output directory are not repeated, so the
+    same command continues an interrupted comparison. --json prints the content of comparison.json. The exit code is 1
+    if a run failed; the other runs are reported.
     """
     from rankfall.reporting.comparison_table import terminal_table
     from rankfall.reporting.files import write_comparison
@@ -53,7 +59,7 @@ def compare(
     from rankfall.studies.comparison_plan import load_comparison
 
     comparison = load_comparison(config, overrides or [])
-    with interruptible(lambda: _kept(out)), opened(engine) as found, progress() as bar:
+    with interruptible(lambda: _kept(out)), opened_engine(engine) as opened, progress() as bar:
         task = bar.add_task("comparing")
 
         def report(step: Step) -> None:
@@ -63,18 +69,18 @@ def compare(
             comparison,
             out,
             jobs=jobs,
-            engine=found,
+            engine=opened,
             on_plan=lambda steps: bar.update(task, total=steps),
             on_step=report,
-            on_notice=lambda step, text: note(bar, f"{step.method}, {step.title}: {text}"),
+            on_notice=lambda step, text: print_note(bar, f"{step.method}, {step.title}: {text}"),
         )
     write_comparison(result, out)
     if as_json:
-        show_json(result.to_json())
+        print_json(result.to_json())
     elif result.methods:
-        show(terminal_table(result))
-    say(f"wrote {out}/comparison.json, .csv, .md, .yaml, values.parquet and report.html")
-    fail_for(result.failed)
+        print_result(terminal_table(result))
+    print_message(f"wrote {out}/comparison.json, .csv, .md, .yaml, values.parquet and report.html")
+    exit_for_failures(result.failed)
 
 
 def _kept(out: Path) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rankfall.commands.terminal import examples, show_json
-from rankfall.commands.train import Config, Overrides  # noqa: TC001 (typer reads the annotations)
+from rankfall.commands.options import AsJson, Config, Overrides
+from rankfall.commands.terminal import examples, print_json
 
 app = typer.Typer(
     name="config",
@@ -32,9 +32,9 @@ class Kind(StrEnum):
 def show(
     config: Config,
     overrides: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Check a configuration and print it with all defaults, including those of its models, loss or objective.
+    """Check a configuration and print it as YAML with all defaults, including those of models, loss or objective.
 
     Configurations of comparisons, streams and searches are checked too, and printed with the defaults of their own
     keys.
@@ -43,7 +43,7 @@ def show(
 
     content = _content(config, overrides or [])
     if as_json:
-        show_json(content)
+        print_json(content)
     else:
         typer.echo(to_yaml(content), nl=False)
 
@@ -101,4 +101,4 @@ def schema(
         Kind.CASCADE: CascadeConfig,
         Kind.SPEC: Spec,
     }
-    show_json(TypeAdapter(described[kind]).json_schema())
+    print_json(TypeAdapter(described[kind]).json_schema())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rankfall.commands.terminal import examples, progress, show, show_json
+from rankfall.commands.options import AsJson
+from rankfall.commands.terminal import examples, print_json, print_result, progress
 
 EXAMPLES = examples(
     "rankfall data log",
@@ -31,7 +32,7 @@ def data(
         ),
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare all files with their checksums first.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the content of prepared data, and warn about common mistakes.
 
@@ -69,9 +70,9 @@ def _ranking_data(path: Path, *, verify: bool, as_json: bool) -> None:
 
     manifest = RankingData.load(path, verify=verify).manifest
     if as_json:
-        show_json(manifest)
+        print_json(manifest)
     else:
-        show(summary(manifest, path))
+        print_result(summary(manifest, path))
 
 
 def _log(path: Path, days: list[str] | None, *, verify: bool, as_json: bool) -> None:
@@ -84,9 +85,9 @@ def _log(path: Path, days: list[str] | None, *, verify: bool, as_json: bool) -> 
         task = bar.add_task("days", total=len(chosen))
         inspection = inspect(log, days=chosen, on_day=lambda _: bar.advance(task))
     if as_json:
-        show_json(inspection.to_json())
+        print_json(inspection.to_json())
         return
     from rankfall.reporting.inspection_tables import terminal_inspection
 
     for part in terminal_inspection(inspection):
-        show(part)
+        print_result(part)

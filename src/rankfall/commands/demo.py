@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from rankfall._manifest import MANIFEST
 from rankfall.commands.options import AsJson, Force, Seed, out_option, quick_option
-from rankfall.commands.terminal import examples, progress, say, show, show_json
+from rankfall.commands.terminal import examples, print_json, print_message, print_result, progress
 
 if TYPE_CHECKING:
     from rankfall.studies.results import ComparisonResult
@@ -40,13 +40,15 @@ def demo(
         result = _run(out, seed, quick)
         result.save(out / "comparison.json")
     if as_json:
-        show_json(result.to_json())
+        print_json(result.to_json())
     else:
         from rankfall.reporting.comparison_table import terminal_table
 
-        show(terminal_table(result))
+        print_result(terminal_table(result))
     if out is not None:
-        say(f"wrote {out / 'report.html'}; next: rankfall train {out / 'config.yaml'} --out {out / 'runs' / 'own'}")
+        print_message(
+            f"wrote {out / 'report.html'}; next: rankfall train {out / 'config.yaml'} --out {out / 'runs' / 'own'}"
+        )
 
 
 def _check_demo(out: Path) -> None:
@@ -59,12 +61,12 @@ def _check_demo(out: Path) -> None:
 
 
 def _run(out: Path, seed: int, quick: bool) -> ComparisonResult:
-    say("loading torch")
+    print_message("loading torch")
     from rankfall import demo
 
     size = demo.QUICK if quick else demo.FULL
     impressions = size.days * size.requests_per_day
-    say(f"simulating {impressions:,} requests, training {' and '.join(demo.OBJECTIVES)}")
+    print_message(f"simulating {impressions:,} requests, training {' and '.join(demo.OBJECTIVES)}")
     with progress() as bar:
         line = bar.add_task("preparing", total=None)
         return demo.run(

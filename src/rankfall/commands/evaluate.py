@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import Annotated
 
 import typer
 
-from rankfall.commands.terminal import examples, note, progress, say, show, show_json
+from rankfall.commands.options import AsJson, MovedData, Run
+from rankfall.commands.terminal import examples, print_json, print_message, print_note, print_result, progress
 
 EXAMPLES = examples(
     "rankfall evaluate runs/first",
@@ -17,15 +17,13 @@ EXAMPLES = examples(
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.", show_default=False)],
+    run: Run,
     split: Annotated[
-        str, typer.Option(help="train, valid or test of the run's configuration, or a split of its data.")
+        str,
+        typer.Option(help="Evaluate train, valid or test of the run's configuration, or a split of its data."),
     ] = "test",
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Path of the prepared data, if they were moved.", show_default="that of the configuration"),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
+    data: MovedData = None,
+    as_json: AsJson = False,
 ) -> None:
     """Evaluate the best weights of a run, and print all metrics beside their chance levels.
 
@@ -38,7 +36,7 @@ def evaluate(
     from rankfall.training.run_directory import CONFIG, RESULT
 
     if (run / CONFIG).exists() and not (run / RESULT).exists():
-        say(f"note: the training run {run} did not finish; its best weights so far are evaluated")
+        print_message(f"note: the training run {run} did not finish; its best weights so far are evaluated")
     with progress() as bar:
         task = bar.add_task("evaluating", total=None)
         evaluation = evaluate_run(
@@ -46,12 +44,12 @@ def evaluate(
             split,
             data=None if data is None else str(data),
             on_impressions=lambda count, of: bar.update(task, advance=count, total=of),
-            on_notice=lambda text: note(bar, text),
+            on_notice=lambda text: print_note(bar, text),
         )
     written = write_report(run)
     summary = evaluation.summary()
     if as_json:
-        show_json(summary.to_json())
+        print_json(summary.to_json())
         return
-    show(terminal_evaluation(summary, title=f"{run}, {split}"))
-    say(f"wrote {written}")
+    print_result(terminal_evaluation(summary, title=f"{run}, {split}"))
+    print_message(f"wrote {written}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankfall.commands.options import AsJson, Force, MovedData, Out, Run
-from rankfall.commands.terminal import examples, needing, progress, say, show, show_json
+from rankfall.commands.terminal import examples, print_json, print_message, print_result, progress, requires_extra
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,7 +46,7 @@ def export(
     """
     if not 0 < recall <= 1:
         raise typer.BadParameter(f"found {recall:g}, expected more than 0 and at most 1", param_hint="--recall")
-    say("loading torch")
+    print_message("loading torch")
     check_installed("export")
     from rankfall.serving.export.export_run import export_run
 
@@ -64,21 +64,21 @@ def export(
             on_step=lambda step, done, total: bar.update(task, description=step, completed=done, total=total),
         )
     for note in exported.notes:
-        say(f"note: {note}")
+        print_message(f"note: {note}")
     manifest = exported.manifest
     if as_json:
-        show_json({"bundle": str(out), "notes": exported.notes, **{key: manifest[key] for key in _REPORTED}})
+        print_json({"bundle": str(out), "notes": exported.notes, **{key: manifest[key] for key in _REPORTED}})
         return
-    show(f"{out}: {manifest['items']['count']:,} items, {_megabytes(manifest, '')} MB")
-    show(_table(manifest))
+    print_result(f"{out}: {manifest['items']['count']:,} items, {_megabytes(manifest, '')} MB")
+    print_result(_table(manifest))
     for line in _checked(manifest["checks"], has_index="index" in manifest["stages"][0]):
-        show(line)
-    say(f"next: rankfall serve {out}")
+        print_result(line)
+    print_message(f"next: rankfall serve {out}")
 
 
 def check_installed(verb: str) -> None:
     """Exit with a message if the packages that exporting needs are not installed."""
-    with needing(verb, "serve"):
+    with requires_extra(verb, "serve"):
         import rankfall.serving.export.export_run  # noqa: F401
 
 

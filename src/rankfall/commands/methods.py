@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rankfall.commands.options import AsJson
-from rankfall.commands.terminal import examples, show, show_json
+from rankfall.commands.terminal import examples, print_json, print_result
 
 if TYPE_CHECKING:
     from rankfall.component_docs import OptionDoc
@@ -115,17 +115,17 @@ def methods(
     if name is not None:
         _show_one(name, kind, as_json)
         return
-    found = [method for one in ([kind] if kind else list(Kind)) for method in find_methods(one)]
+    listed = [method for one in ([kind] if kind else list(Kind)) for method in find_methods(one)]
     if as_json:
-        show_json([asdict(method) for method in found])
+        print_json([asdict(method) for method in listed])
         return
     for one in Kind:
-        of_kind = [method for method in found if method.kind == one]
+        of_kind = [method for method in listed if method.kind == one]
         if of_kind:
-            show(_table(one, of_kind))
-    show(_references(found))
+            print_result(_table(one, of_kind))
+    print_result(_references(listed))
     models = ", ".join(model.config for model in find_models())
-    show(f"'rankfall methods NAME' shows the options of a method or of a model ({models}).")
+    print_result(f"'rankfall methods NAME' shows the options of a method or of a model ({models}).")
 
 
 def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
@@ -133,23 +133,23 @@ def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
 
     everything = [method for one in Kind for method in find_methods(one) if kind in (None, one)]
     everything += find_models() if kind is None else []
-    found = [method for method in everything if name in (method.name, method.config)]
-    if not found:
+    matches = [method for method in everything if name in (method.name, method.config)]
+    if not matches:
         names = [one for method in everything for one in (method.name, method.config) if one]
         raise typer.BadParameter(
             f"unknown method {name!r}{did_you_mean(name, names)}; 'rankfall methods' lists all methods",
             param_hint="NAME",
         )
     if as_json:
-        show_json([asdict(method) | {"options": _json_options(method)} for method in found])
+        print_json([asdict(method) | {"options": _json_options(method)} for method in matches])
         return
-    for method in found:
+    for method in matches:
         called = f", in configurations {method.config}" if method.config not in ("", method.name) else ""
-        show(f"{method.name} ({method.kind}{called}): {method.line}")
+        print_result(f"{method.name} ({method.kind}{called}): {method.line}")
         if options := find_options(method):
-            show(_options_table(options))
-    if any(method.papers for method in found):
-        show(_references(found))
+            print_result(_options_table(options))
+    if any(method.papers for method in matches):
+        print_result(_references(matches))
 
 
 # --- what the package holds ---------------------------------------------------------------------------------------
@@ -200,8 +200,10 @@ def cited(citation: str) -> list[str]:
     >>> cited("NeuralSort; ARF, eq. 10; the weather report")
     ['NeuralSort', 'ARF']
     """
-    found = [[name for name in PAPERS if re.search(rf"\b{re.escape(name)}\b", part)] for part in citation.split(";")]
-    return [max(names, key=len) for names in found if names]
+    candidates = [
+        [name for name in PAPERS if re.search(rf"\b{re.escape(name)}\b", part)] for part in citation.split(";")
+    ]
+    return [max(names, key=len) for names in candidates if names]
 
 
 # --- output -------------------------------------------------------------------------------------------------------
@@ -235,25 +237,25 @@ def default_text(option: OptionDoc) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def _table(kind: Kind, found: list[Method]) -> Table:
+def _table(kind: Kind, methods: list[Method]) -> Table:
     plural = "losses" if kind is Kind.LOSS else f"{kind}s"
-    table = Table(title=f"{len(found)} {plural}", title_justify="left", title_style="bold", expand=True)
-    in_python = any(method.config not in ("", method.name) for method in found)
+    table = Table(title=f"{len(methods)} {plural}", title_justify="left", title_style="bold", expand=True)
+    in_python = any(method.config not in ("", method.name) for method in methods)
     table.add_column("name\n[dim]in configurations[/]" if in_python else "name", style="cyan", no_wrap=True)
     table.add_column("description", ratio=3)
     table.add_column("paper", ratio=2)
-    for method in found:
+    for method in methods:
         other = method.config not in ("", method.name)
         name = f"{method.name}\n[dim]{method.config}[/]" if other else method.name
         table.add_row(name, escape(method.line), escape(method.citation))
     return table
 
 
-def _references(found: list[Method]) -> Table:
+def _references(methods: list[Method]) -> Table:
     table = Table(title="papers", title_justify="left", title_style="bold", box=None, show_header=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
-    used = {name for method in found for name in cited(method.citation)}
+    used = {name for method in methods for name in cited(method.citation)}
     for name in PAPERS:
         if name in used:
             table.add_row(name, PAPERS[name])

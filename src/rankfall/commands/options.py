@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankfall.commands.terminal import say
+from rankfall.commands.terminal import print_message
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -97,6 +97,6 @@ def opened_engine(name: EngineName) -> Generator[Engine]:
     from rankfall._engine import open_engine
 
     if name is EngineName.RAY:
-        say("starting Ray")
+        print_message("starting Ray")
     with open_engine(name.value) as engine:
         yield engine

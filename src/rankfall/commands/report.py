@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rankfall.commands.terminal import examples, say
+from rankfall.commands.terminal import examples, print_message
 
 EXAMPLES = examples(
     "rankfall report runs/first",
@@ -25,7 +25,7 @@ def report(
             show_default=False,
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="The file.", show_default="report.html in that directory")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output file.", show_default="report.html in that directory")] = None,
 ) -> None:
     """Write one self-contained HTML file: metrics beside chance levels, charts, settings, configuration.
 
@@ -35,4 +35,4 @@ def report(
     """
     from rankfall.reporting.files import write_report
 
-    say(f"wrote {write_report(path, out)}")
+    print_message(f"wrote {write_report(path, out)}")

@@ -12,18 +12,18 @@ from rich.text import Text
 
 from rankfall._files import write_file
 from rankfall.commands.options import AsJson, Seed, jobs_option, out_option, quick_option
-from rankfall.commands.pictures import draw
 from rankfall.commands.terminal import (
     examples,
-    fail_for,
+    exit_for_failures,
     interruptible,
     json_text,
-    note,
+    print_json,
+    print_message,
+    print_note,
+    print_result,
     progress,
-    say,
-    show,
-    show_json,
 )
+from rankfall.commands.write_figures import write_figures
 
 if TYPE_CHECKING:
     from rankfall.reproductions.list_data import DataSource
@@ -78,7 +78,7 @@ def reproduce(
     source = _source(reproduction, data)
     out = out or DEFAULT_OUT / reproduction.id
     out.mkdir(parents=True, exist_ok=True)
-    say(f"{reproduction.id} on {source.name}{', quick' * quick}: {reproduction.shows}")
+    print_message(f"{reproduction.id} on {source.name}{', quick' * quick}: {reproduction.shows}")
     with interruptible(lambda: f"finished runs are kept in {out}; the same command continues from there"):
         report = _run(reproduction, source, quick=quick, out=out, seed=seed, jobs=jobs)
     content = {
@@ -90,7 +90,7 @@ def reproduce(
     }
     write_file(out / "results.json", json_text(content) + "\n")
     if as_json:
-        show_json(content)
+        print_json(content)
     else:
         _show(report)
     _save_plots(report, out)
@@ -130,7 +130,7 @@ def _run(reproduction: Reproduction, source: DataSource, *, quick: bool, out: Pa
             seed=seed,
             jobs=jobs,
             progress=lambda step, done, total: bar.update(line, description=step, completed=done, total=total),
-            on_notice=lambda text: note(bar, text),
+            on_notice=lambda text: print_note(bar, text),
         )
         return run(reproduction, task)
 
@@ -141,11 +141,11 @@ def _show(report: Report) -> None:
 
     for title, result in report.comparisons:
         _show_title(title)
-        show(terminal_table(ComparisonResult.from_json(result)))
+        print_result(terminal_table(ComparisonResult.from_json(result)))
     for sheet in report.sheets:
         _show_sheet(sheet)
     for text in (*_data_descriptions(report), *report.notes):
-        show(Text(f"\n{text}"))
+        print_result(Text(f"\n{text}"))
 
 
 def _data_descriptions(report: Report) -> list[str]:
@@ -159,7 +159,7 @@ def _results(report: Report) -> list[dict[str, Any]]:
 
 def _show_title(title: str) -> None:
     """Print a title; Rich would wrap that of a table to the width of the table."""
-    show(Text(f"\n{title}", style="bold"))
+    print_result(Text(f"\n{title}", style="bold"))
 
 
 def _show_sheet(sheet: Sheet, wrapped: str = "") -> None:
@@ -176,19 +176,19 @@ def _show_sheet(sheet: Sheet, wrapped: str = "") -> None:
             table.add_row(*row)
         else:
             table.add_section()
-    show(table if wrapped else FoldedTable(table))
+    print_result(table if wrapped else FoldedTable(table))
 
 
 def _save_plots(report: Report, out: Path) -> None:
-    files = draw(report.plots, out)
-    say(f"wrote {', '.join(file.name for file in (out / 'results.json', *files))} to {out}")
+    files = write_figures(report.plots, out)
+    print_message(f"wrote {', '.join(file.name for file in (out / 'results.json', *files))} to {out}")
 
 
 def _fail_for_failed_runs(report: Report) -> None:
     from rankfall.studies.results import RunFailure
 
     failed = [failure for one in _results(report) for failure in one.get("comparison", {}).get("failed", [])]
-    fail_for([RunFailure.from_json(failure) for failure in failed])
+    exit_for_failures([RunFailure.from_json(failure) for failure in failed])
 
 
 def _list(as_json: bool) -> None:
@@ -206,7 +206,7 @@ def _list(as_json: bool) -> None:
         for one in reproductions().values()
     ]
     if as_json:
-        show_json(listed)
+        print_json(listed)
         return
     from rankfall.reproductions.task import Sheet
 
@@ -214,4 +214,4 @@ def _list(as_json: bool) -> None:
         rows = [[one[key] for key in ("name", "shows", "quick", "full")] for one in listed if one["data"] == kind]
         title = f"on {kind}, with approximate times on two cores and {example}"
         _show_sheet(Sheet(title, ["name", "shows", "--quick", "full"], rows), wrapped="shows")
-    show(Text("\n" + "\n".join(f"{paper.name}: {paper.reference}" for paper in papers())))
+    print_result(Text("\n" + "\n".join(f"{paper.name}: {paper.reference}" for paper in papers())))

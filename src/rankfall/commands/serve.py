@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rankfall.commands.terminal import examples, needing, say
+from rankfall.commands.terminal import examples, print_message, requires_extra
 
 EXAMPLES = examples(
     "rankfall serve bundle",
@@ -77,13 +77,13 @@ def serve(
     with 503 at once. No request waits longer than its deadline. POST /reload and --watch replace the bundle without
     interrupting requests.
     """
-    with needing("serve", "serve"):
+    with requires_extra("serve", "serve"):
         import rankfall.serving.service.app  # noqa: F401 (report a missing package before loading the bundle)
         from rankfall.serving.service.run_service import serve as run
         from rankfall.serving.service.settings import Settings, default_threads
 
     token = _token(token_file)
-    say("loading the bundle")
+    print_message("loading the bundle")
     settings = Settings(
         bundle,
         other=other,
@@ -141,8 +141,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def _warn_of_exposure(host: str, token: str | None, has_page: bool) -> None:
-    say(f"note: anyone who can reach {host} can send requests; put a proxy with authentication in front of the service")
+    print_message(
+        f"note: anyone who can reach {host} can send requests; put a proxy with authentication in front of the service"
+    )
     if has_page:
-        say("note: /examples and /docs show requests of real users from the bundle; --no-page hides them")
+        print_message("note: /examples and /docs show requests of real users from the bundle; --no-page hides them")
     if token is None:
-        say("note: POST /reload is disabled, because there is no token")
+        print_message("note: POST /reload is disabled, because there is no token")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankfall.commands.options import AsJson, Force, Seed
-from rankfall.commands.terminal import examples, progress, show, show_json
+from rankfall.commands.terminal import examples, print_json, print_result, progress
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -120,13 +120,13 @@ def simulate(
         "seconds": round(time.perf_counter() - start, 1),
     }
     if as_json:
-        show_json(summary)
+        print_json(summary)
     else:
-        show(
+        print_result(
             f"{out}: {preset.value}, {simulation.days} days, {summary['impressions']:,} impressions, {rows:,} rows, "
             f"{summary['megabytes']:,} MB, {summary['seconds']} s"
         )
-        show(_stages(summary))
+        print_result(_stages(summary))
 
 
 def _stages(summary: dict[str, Any]) -> Table:

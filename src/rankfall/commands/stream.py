@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankfall.commands.day_bundles import DayBundles
 from rankfall.commands.export import check_installed
-from rankfall.commands.pictures import draw
+from rankfall.commands.options import AsJson, Config, Force, Out, Overrides, Resume, jobs_option
+from rankfall.commands.stream_bundles import DayBundles
 from rankfall.commands.terminal import (
     examples,
-    fail_for,
+    exit_for_failures,
     interruptible,
-    note,
+    print_json,
+    print_message,
+    print_note,
+    print_result,
     progress,
-    say,
-    show,
-    show_json,
     stoppable,
 )
-from rankfall.commands.train import Overrides  # noqa: TC001 (typer reads the annotations)
+from rankfall.commands.write_figures import write_figures
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,15 +43,12 @@ EXAMPLES = examples(
 
 
 def stream(
-    config: Annotated[
-        Path,
-        typer.Argument(metavar="CONFIG", help="YAML: a cascade over days, with methods and seeds.", show_default=False),
-    ],
+    config: Config,
     overrides: Overrides = None,
     *,
-    out: Annotated[Path, typer.Option(help="Directory of the runs and results.", show_default=False)],
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a stream, also with new days.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing stream.")] = False,
+    out: Out,
+    resume: Resume = False,
+    force: Force = False,
     follow: Annotated[
         Path | None,
         typer.Option(
@@ -65,22 +62,23 @@ def stream(
         int,
         typer.Option(
             min=0,
-            help="After each day write a servable bundle, DIR/bundles/METHOD/DAY, and keep this many of them.",
+            help="Number of servable bundles to keep per method; one is written after each day, to bundles/METHOD/DAY.",
             show_default="none",
         ),
     ] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the content of stream.json.")] = False,
+    jobs: Annotated[int, jobs_option()] = 1,
+    as_json: AsJson = False,
 ) -> None:
     """Measure several methods on each day with the weights of the days before it, then train on the day once.
 
-    The first day is trained on and not measured. An interrupted stream continues with --resume, with the same result,
-    and with days that were added to the log since. With --follow it waits for new days until SIGTERM or Ctrl-C. The
-    exit code is 1 if a method failed, or a bundle could not be written; the others are reported.
+    CONFIG describes a cascade, its days, and the methods and seeds to compare. The first day is trained on and not
+    measured. An interrupted stream continues with --resume, with the same result, and with days that were added to the
+    log since. With --follow it waits for new days until SIGTERM or Ctrl-C. --json prints the content of stream.json.
+    The exit code is 1 if a method failed, or a bundle could not be written; the others are reported.
     """
     if force and resume:
         raise typer.BadParameter("a stream is either replaced or continued", param_hint="--force, --resume")
-    say("loading torch")
+    print_message("loading torch")
     if bundles:
         check_installed("--bundles")
     from rankfall.reporting.stream_table import terminal_stream
@@ -91,12 +89,12 @@ def stream(
     wait = None if follow is None else poll
     result = _stream(settings, out, bundles, resume=resume, force=force, follow=wait, jobs=jobs)
     if as_json:
-        show_json(result.to_json())
+        print_json(result.to_json())
     else:
-        show(terminal_stream(result))
+        print_result(terminal_stream(result))
     drawn = _draw(result, out)
-    say(f"wrote {', '.join(['stream.json', 'stream.md', 'report.html', *drawn])} to {out}")
-    fail_for([*result.failed, *result.refused])
+    print_message(f"wrote {', '.join(['stream.json', 'stream.md', 'report.html', *drawn])} to {out}")
+    exit_for_failures([*result.failed, *result.refused])
 
 
 def _stream(
@@ -106,22 +104,22 @@ def _stream(
     from rankfall.studies.stream.run_stream import BUNDLES, stream_methods
     from rankfall.training.run_directory import Stopped
 
-    goes_on = f"the same command with --resume continues {out}"
-    with interruptible(lambda: goes_on), progress() as bar:
-        shown = _Shown(bar, out, runs=max(1, len(settings.methods)) * len(settings.seeds))
+    continuation = f"the same command with --resume continues {out}"
+    with interruptible(lambda: continuation), progress() as bar:
+        display = _StreamProgress(bar, out, runs=max(1, len(settings.methods)) * len(settings.seeds))
         exports = DayBundles(out / BUNDLES, bundles) if bundles else None
         if exports and jobs == 1:  # a progress bar cannot be pickled
-            exports = replace(exports, on_step=shown.export, on_note=shown.note)
+            exports = replace(exports, on_step=display.export, on_note=display.note)
 
         def on_result(result: StreamResult) -> None:
             write_stream(result, out)
             if follow is not None:
-                shown.wait(result)
+                display.wait(result)
 
         def on_signal() -> None:
             if jobs > 1:
                 raise KeyboardInterrupt  # processes end, and their runs are continued from their checkpoints
-            shown.note("stopping; Ctrl-C again does not wait")
+            display.note("stopping; press Ctrl-C again to stop at once")
 
         with stoppable(on_signal) as stop:
             try:
@@ -129,25 +127,25 @@ def _stream(
                     settings,
                     out,
                     jobs=jobs,
-                    on_days=shown.plan,
-                    on_step=shown.learn,
+                    on_days=display.plan,
+                    on_step=display.learn,
                     on_day=exports,
-                    on_run=shown.end,
+                    on_run=display.end,
                     on_result=on_result,
                     follow=follow,
-                    on_notice=shown.note,
+                    on_notice=display.note,
                     stop=stop,
                     **options,
                 )
             except Stopped as stopped:
-                shown.note(str(stopped))
-                raise typer.Exit(128 + stop()) from None  # as shells have it
+                display.note(str(stopped))
+                raise typer.Exit(128 + stop()) from None  # the convention of shells
             except KeyboardInterrupt:
-                shown.note(f"interrupted: {goes_on}")
+                display.note(f"interrupted: {continuation}")
                 raise typer.Exit(128 + stop()) from None
 
 
-class _Shown:
+class _StreamProgress:
     """The progress bar of a stream."""
 
     def __init__(self, bar: Progress, out: Path, runs: int) -> None:
@@ -159,7 +157,7 @@ class _Shown:
         self._learned: dict[Path, float] = {}  # days of each run, and the share of the last that is done
 
     def note(self, text: str) -> None:
-        note(self._bar, text)
+        print_note(self._bar, text)
 
     def plan(self, days: Sequence[str]) -> None:
         if self._known:
@@ -220,4 +218,4 @@ def _draw(result: StreamResult, out: Path) -> list[str]:
 
     if not any(entry.methods for entry in result.days):
         return []
-    return [file.name for file in draw({"stream": stream_figure(result)}, out)]
+    return [file.name for file in write_figures({"stream": stream_figure(result)}, out)]

@@ -29,7 +29,7 @@ def examples(*commands: str) -> str:
     return "\n".join(["**Examples**\n", *(f"- `{command}`" for command in commands)])
 
 
-def show(content: RenderableType) -> None:
+def print_result(content: RenderableType) -> None:
     """Print a report on standard output."""
     console = Console()
     if not console.is_terminal:
@@ -38,7 +38,7 @@ def show(content: RenderableType) -> None:
     console.print(content, markup=not isinstance(content, str))
 
 
-def show_json(content: object) -> None:
+def print_json(content: object) -> None:
     """Print a report as JSON on standard output."""
     typer.echo(json_text(content))
 
@@ -48,26 +48,26 @@ def json_text(content: object) -> str:
     return json.dumps(_without_nan(content), indent=2, allow_nan=False)
 
 
-def say(message: str) -> None:
+def print_message(message: str) -> None:
     """Print a message on standard error."""
     Console(stderr=True, soft_wrap=True).print(message, markup=False)
 
 
-def fail(message: str) -> None:
+def print_error(message: str) -> None:
     """Print an error as one red line on standard error."""
     Console(stderr=True, soft_wrap=True).print(f"error: {message}", style="red", markup=False, highlight=False)
 
 
-def fail_for(failures: Sequence[RunFailure]) -> None:
+def exit_for_failures(failures: Sequence[RunFailure]) -> None:
     """Print which runs failed, and exit with code 1 if any did."""
     for failure in failures:
-        fail(f"{failure.method}, {failure.run}: {failure.message}")
+        print_error(f"{failure.method}, {failure.run}: {failure.message}")
     if failures:
         raise typer.Exit(1)
 
 
 @contextmanager
-def needing(what: str, extra: str) -> Iterator[None]:
+def requires_extra(what: str, extra: str) -> Iterator[None]:
     """Turn a failed import inside the block into an error that names the extra to install."""
     try:
         yield
@@ -83,7 +83,7 @@ def interruptible(message: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        say(f"interrupted: {message()}")
+        print_message(f"interrupted: {message()}")
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -140,7 +140,7 @@ def progress() -> Progress:
     )
 
 
-def note(bar: Progress, text: str) -> None:
+def print_note(bar: Progress, text: str) -> None:
     """Print a note above a progress bar, where it remains."""
     bar.console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
 

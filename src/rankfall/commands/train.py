@@ -11,16 +11,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankfall.commands.engine_option import EngineName, EngineOption, opened
+from rankfall.commands.options import (
+    AsJson,
+    Config,
+    EngineName,
+    EngineOption,
+    Force,
+    Out,
+    Overrides,
+    Resume,
+    opened_engine,
+    seed_option,
+)
 from rankfall.commands.terminal import (
     examples,
-    fail,
     interruptible,
-    note,
+    print_error,
+    print_json,
+    print_message,
+    print_note,
+    print_result,
     progress,
-    say,
-    show,
-    show_json,
     stoppable,
 )
 
@@ -43,23 +54,15 @@ EXAMPLES = examples(
 )
 TIMEOUT = 600.0  # seconds; longer than the first process takes to write a checkpoint
 
-Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Override a value of the file: loss.tau=0.5", show_default=False),
-]
-
 
 def train(
     config: Config,
     overrides: Overrides = None,
     *,
-    out: Annotated[Path, typer.Option(help="Run directory.", show_default=False)],
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Short for training.seed=N.", show_default="the file's")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a run that exists.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
+    out: Out,
+    seed: Annotated[int | None, seed_option(help="Short for training.seed=N.", show_default="that of CONFIG")] = None,
+    force: Force = False,
+    resume: Resume = False,
     timeout: Annotated[
         float, typer.Option(min=1, help="Seconds that processes wait for each other under torchrun or Ray.")
     ] = TIMEOUT,
@@ -67,7 +70,7 @@ def train(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Number of processes that Ray starts.", show_default="one per processor")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a cascade on a log, or a ranker on prepared lists, and keep the best and the last weights.
 
@@ -85,7 +88,7 @@ def train(
     if engine is EngineName.RAY and "WORLD_SIZE" in os.environ:
         raise typer.BadParameter("processes are started either by torchrun or by Ray", param_hint="--engine")
     if os.environ.get("RANK", "0") == "0":
-        say("loading torch")
+        print_message("loading torch")
     from rankfall.training.config.load_config import load_config
 
     changes = [*(overrides or []), *([] if seed is None else [f"training.seed={seed}"])]
@@ -122,9 +125,9 @@ def _train_by_ray(settings: TrainConfig, out: Path, **options: Any) -> TrainResu
     from rankfall.training.distributed.group import ALONE
     from rankfall.training.distributed.ray_backend import train_by_ray
 
-    with opened(EngineName.RAY) as found, _watched(out, ALONE) as (bar, stop):
-        assert isinstance(found, Ray)
-        return _train(partial(train_by_ray, settings, out, found, **options), settings, bar, stop, ALONE)
+    with opened_engine(EngineName.RAY) as ray, _watched(out, ALONE) as (bar, stop):
+        assert isinstance(ray, Ray)
+        return _train(partial(train_by_ray, settings, out, ray, **options), settings, bar, stop, ALONE)
 
 
 def _show(result: TrainResult, settings: TrainConfig, out: Path, *, as_json: bool) -> None:
@@ -132,9 +135,9 @@ def _show(result: TrainResult, settings: TrainConfig, out: Path, *, as_json: boo
     if as_json:
         from dataclasses import asdict
 
-        show_json({**asdict(result), "metric": metric, "run": str(out)})
+        print_json({**asdict(result), "metric": metric, "run": str(out)})
     else:
-        show(_table(result, metric, out))
+        print_result(_table(result, metric, out))
 
 
 @contextmanager
@@ -145,7 +148,7 @@ def _watched(out: Path, group: Group) -> Iterator[tuple[Progress, Callable[[], i
 
     def on_signal() -> None:
         if group.world == 1:
-            note(bar, "stopping after this batch; press Ctrl-C again to stop at once")
+            print_note(bar, "stopping after this batch; press Ctrl-C again to stop at once")
 
     # torchrun terminates a process as soon as another one has ended, and does not wait long itself
     patient = group.world > 1
@@ -166,7 +169,7 @@ def _reported(group: Group) -> Iterator[None]:
         # two processes report a lost one, since that may be the first
         silent = group.rank > 1 if isinstance(error, LostError) else isinstance(error, PeerError)
         if group.first or not silent:
-            fail(str(error))
+            print_error(str(error))
         raise typer.Exit(1) from None
 
 
@@ -196,10 +199,10 @@ def _train(
         )
 
     try:
-        return work(progress=report, on_notice=partial(note, bar), stop=stop)
+        return work(progress=report, on_notice=partial(print_note, bar), stop=stop)
     except Stopped as stopped:
         if group.first:
-            note(bar, str(stopped))
+            print_note(bar, str(stopped))
         raise typer.Exit(128 + (stop() or signal.SIGTERM)) from None  # the convention of shells
 
 

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankfall.commands.engine_option import EngineName, EngineOption, opened
-from rankfall.commands.pictures import draw
+from rankfall.commands.options import (
+    AsJson,
+    Config,
+    EngineName,
+    EngineOption,
+    Out,
+    Overrides,
+    jobs_option,
+    opened_engine,
+    seed_option,
+)
 from rankfall.commands.terminal import (
     examples,
-    fail,
     interruptible,
-    note,
+    print_error,
+    print_json,
+    print_message,
+    print_note,
+    print_result,
     progress,
-    say,
-    show,
-    show_json,
     stoppable,
 )
-from rankfall.commands.train import Overrides  # noqa: TC001 (typer reads the annotations)
+from rankfall.commands.write_figures import write_figures
 
 if TYPE_CHECKING:
     from rankfall.studies.results import SearchResult, TrialResult
@@ -37,37 +46,30 @@ EXAMPLES = examples(
 
 
 def tune(
-    config: Annotated[
-        Path,
-        typer.Argument(
-            metavar="CONFIG", help="YAML: a training configuration with search and trials.", show_default=False
-        ),
-    ],
+    config: Config,
     overrides: Overrides = None,
     *,
-    out: Annotated[Path, typer.Option(help="Directory; a search in it is continued.", show_default=False)],
+    out: Out,
     trials: Annotated[
         int | None,
-        typer.Option(min=1, help="Trials in total, with earlier ones.", show_default="that of the file, or 20"),
+        typer.Option(min=1, help="Number of trials, including earlier ones.", show_default="that of CONFIG, or 20"),
     ] = None,
     timeout: Annotated[
         float | None, typer.Option(min=0, help="Seconds after which no trial starts.", show_default="none")
     ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Trials at the same time.", show_default="1; with Ray one per processor"),
-    ] = None,
+    jobs: Annotated[int | None, jobs_option(show_default="1; with Ray one per processor")] = None,
     engine: EngineOption = EngineName.LOCAL,
     seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the proposed settings; training.seed is that of the training runs.")
+        int, seed_option(help="Random seed of the search; training.seed is that of the training runs.")
     ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the content of trials.json.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Search settings with Optuna (TPE), and keep the best by the validation metric.
 
-    Test data are not read. A trial is pruned if it is below the median of the others after an epoch. The same command
-    continues an interrupted search; several processes can work on one search. best.yaml is the configuration of the
-    best trial. The exit code is 1 if no trial was completed.
+    CONFIG is a training configuration with the additional keys search and trials. Test data are not read. A trial is
+    pruned if it is below the median of the others after an epoch. The same command continues an interrupted search;
+    several processes can work on one search. best.yaml is the configuration of the best trial. --json prints the
+    content of trials.json. The exit code is 1 if no trial was completed.
     """
     from rankfall.reporting.search_table import terminal_search
     from rankfall.studies.search_space import load_search
@@ -75,9 +77,9 @@ def tune(
     search = load_search(config, overrides or [])
     result = _tune(search, out, jobs, engine, trials=trials, timeout=timeout, seed=seed)
     if as_json:
-        show_json(result.to_json())
+        print_json(result.to_json())
     else:
-        show(terminal_search(result))
+        print_result(terminal_search(result))
     _draw(result, out)
     _end(result, out)
 
@@ -89,7 +91,7 @@ def _tune(search: Search, out: Path, jobs: int | None, engine: EngineName, **opt
 
     with (
         interruptible(lambda: f"the same command continues the search in {out}"),
-        opened(engine) as found,
+        opened_engine(engine) as opened,
         progress() as bar,
     ):
         task = bar.add_task("searching")
@@ -114,7 +116,7 @@ def _tune(search: Search, out: Path, jobs: int | None, engine: EngineName, **opt
         def on_signal() -> None:
             if (jobs or 1) > 1 or engine is not EngineName.LOCAL:
                 raise KeyboardInterrupt  # processes end, and their trials are continued from their checkpoints
-            note(bar, "stopping after this batch; Ctrl-C again does not wait")
+            print_note(bar, "stopping after this batch; press Ctrl-C again to stop at once")
 
         with stoppable(on_signal) as stop:
             try:
@@ -122,11 +124,11 @@ def _tune(search: Search, out: Path, jobs: int | None, engine: EngineName, **opt
                     search,
                     out,
                     jobs=jobs,
-                    engine=found,
+                    engine=opened,
                     on_plan=plan,
                     on_trial=end_trial,
                     on_step=update,
-                    on_notice=lambda number, text: note(bar, f"trial {number}: {text}"),
+                    on_notice=lambda number, text: print_note(bar, f"trial {number}: {text}"),
                     stop=stop,
                     **options,
                 )
@@ -141,8 +143,8 @@ def _draw(result: SearchResult, out: Path) -> None:
     files = [out / "trials.json", *([out / "best.yaml"] if result.best else [])]
     figure = search_figure(result, out.name)
     if figure is not None:
-        files += draw({"search": figure}, out)
-    say(f"wrote {', '.join(file.name for file in files)} to {out}")
+        files += write_figures({"search": figure}, out)
+    print_message(f"wrote {', '.join(file.name for file in files)} to {out}")
 
 
 def _end(result: SearchResult, out: Path) -> None:
@@ -151,9 +153,9 @@ def _end(result: SearchResult, out: Path) -> None:
 
     failed = [trial for trial in result.trials if trial.state == "failed"]
     for trial in failed:
-        say(f"trial {trial.trial} failed ({settings_text(trial.settings)}): {trial.error}")
+        print_message(f"trial {trial.trial} failed ({settings_text(trial.settings)}): {trial.error}")
     if result.best is None:
         why = f"all {len(failed)} failed" if failed else "none was finished in time"
-        fail(f"{out}: no trial was completed, {why}")
+        print_error(f"{out}: no trial was completed, {why}")
         raise typer.Exit(1)
-    say(f"next: rankfall train {out / 'best.yaml'} --out RUN")
+    print_message(f"next: rankfall train {out / 'best.yaml'} --out RUN")

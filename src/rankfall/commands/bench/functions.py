@@ -10,7 +10,7 @@ from rich.text import Text
 from rankfall.commands.bench.bench_options import Quick, Sizes, parse_sizes
 from rankfall.commands.bench.bench_tables import claims_table, column_table, format_megabytes, format_number
 from rankfall.commands.options import AsJson
-from rankfall.commands.terminal import progress, say, show, show_json
+from rankfall.commands.terminal import print_json, print_message, print_result, progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,15 +35,15 @@ def losses(sizes: Sizes = None, quick: Quick = False, as_json: AsJson = False) -
 
 
 def _bench_functions(kind: Literal["ops", "losses"], sizes: Sequence[int] | None, quick: bool, as_json: bool) -> None:
-    say(f"measuring {kind}, forward + backward")
+    print_message(f"measuring {kind}, forward + backward")
     with progress() as bar:
         settings, measured, claims = _measure(kind, sizes, quick, bar)
     if as_json:
-        show_json(_as_json(kind, settings, measured, claims))
+        print_json(_as_json(kind, settings, measured, claims))
         return
     _show_tables(measured)
     if claims:
-        show(claims_table(claims, "(128, 1000), k = 10, one thread, unless stated otherwise"))
+        print_result(claims_table(claims, "(128, 1000), k = 10, one thread, unless stated otherwise"))
 
 
 def _measure(
@@ -85,8 +85,8 @@ def _show_tables(rows: list[Row]) -> None:
 
     exponents = growth(rows)
     for name in dict.fromkeys(row.name for row in rows):
-        show(Text.assemble("\n", (name, "bold"), _growth_text(exponents[name])))
-        show(column_table([row for row in rows if row.name == name], COLUMNS))
+        print_result(Text.assemble("\n", (name, "bold"), _growth_text(exponents[name])))
+        print_result(column_table([row for row in rows if row.name == name], COLUMNS))
 
 
 def _ratio_to(floor: str) -> Callable[[Row], str]:

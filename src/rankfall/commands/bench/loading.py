@@ -10,7 +10,7 @@ from rich.table import Table
 from rankfall.commands.bench.bench_options import Quick
 from rankfall.commands.bench.bench_tables import claims_table, format_number
 from rankfall.commands.options import AsJson
-from rankfall.commands.terminal import progress, say, show, show_json
+from rankfall.commands.terminal import print_json, print_message, print_result, progress
 
 if TYPE_CHECKING:
     from rankfall.benchmarks.loader_bench import Row
@@ -26,7 +26,7 @@ def loader(quick: Quick = False, as_json: AsJson = False) -> None:
 
     from rankfall.benchmarks import loader_bench
 
-    say(f"measuring the loader: {loader_bench.SETTING}")
+    print_message(f"measuring the loader: {loader_bench.SETTING}")
     seconds = 0.02 if quick else 1.0
     with progress() as bar:
         task = bar.add_task("writing a log", total=2)
@@ -36,11 +36,11 @@ def loader(quick: Quick = False, as_json: AsJson = False) -> None:
     claims = [] if quick else loader_bench.check_claims(rows)
     if as_json:
         header = {"what": "loader", "torch": torch.__version__, "threads": 1, "seconds_a_step": seconds}
-        show_json(header | {"rows": [asdict(row) for row in rows], "must_show": [asdict(claim) for claim in claims]})
+        print_json(header | {"rows": [asdict(row) for row in rows], "must_show": [asdict(claim) for claim in claims]})
         return
-    show(_loader_table(rows))
+    print_result(_loader_table(rows))
     if claims:
-        show(claims_table(claims, "one thread, CPU time"))
+        print_result(claims_table(claims, "one thread, CPU time"))
 
 
 def _loader_table(rows: list[Row]) -> Table:

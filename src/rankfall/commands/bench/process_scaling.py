@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rankfall.commands.bench.bench_options import Quick
 from rankfall.commands.bench.bench_tables import column_table, format_number
 from rankfall.commands.options import AsJson
-from rankfall.commands.terminal import progress, say, show, show_json
+from rankfall.commands.terminal import print_json, print_message, print_result, progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,14 +23,16 @@ def scaling(quick: Quick = False, as_json: AsJson = False) -> None:
     """
     from rankfall.benchmarks import scaling_bench
 
-    say(f"measuring training with {' and '.join(map(str, scaling_bench.PROCESSES))} processes: {scaling_bench.SETTING}")
+    print_message(
+        f"measuring training with {' and '.join(map(str, scaling_bench.PROCESSES))} processes: {scaling_bench.SETTING}"
+    )
     with progress() as bar:
         task = bar.add_task("writing logs", total=scaling_bench.launches(quick=quick))
         rows = scaling_bench.sweep(quick=quick, report=lambda done: bar.update(task, advance=1, description=done))
     if as_json:
-        show_json({"what": "scaling", "rows": [asdict(row) for row in rows]})
+        print_json({"what": "scaling", "rows": [asdict(row) for row in rows]})
         return
-    show(column_table(rows, SCALING_COLUMNS))
+    print_result(column_table(rows, SCALING_COLUMNS))
 
 
 SCALING_COLUMNS: dict[str, Callable[[Row], str]] = {

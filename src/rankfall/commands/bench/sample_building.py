@@ -10,7 +10,7 @@ import typer
 from rankfall.commands.bench.bench_options import Quick
 from rankfall.commands.bench.bench_tables import column_table, format_number
 from rankfall.commands.options import AsJson
-from rankfall.commands.terminal import progress, say, show, show_json
+from rankfall.commands.terminal import print_json, print_message, print_result, progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,16 +36,16 @@ def prepare(
 
     count = rows or (prepare_bench.QUICK_ROWS if quick else prepare_bench.ROWS)
     engines = ["local", *(["ray"] if find_spec("ray") is not None else [])]
-    say(f"measuring sample building: {count:,} rows, {prepare_bench.SETTING}")
+    print_message(f"measuring sample building: {count:,} rows, {prepare_bench.SETTING}")
     with progress() as bar:
         task = bar.add_task("writing a log", total=1 + len(engines))
         measured = prepare_bench.measure(
             engines, count, lambda done: bar.update(task, advance=1, description=f"{done}, measured")
         )
     if as_json:
-        show_json({"what": "prepare", "rows": [asdict(row) for row in measured]})
+        print_json({"what": "prepare", "rows": [asdict(row) for row in measured]})
         return
-    show(column_table(measured, PREPARE_COLUMNS))
+    print_result(column_table(measured, PREPARE_COLUMNS))
 
 
 PREPARE_COLUMNS: dict[str, Callable[[Row], str]] = {

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from rankfall.commands.options import AsJson
-from rankfall.commands.terminal import examples, fail, progress, say, show, show_json
+from rankfall.commands.terminal import examples, print_error, print_json, print_message, print_result, progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,22 +54,22 @@ def serve(
     from rankfall.benchmarks.serving.serve_bench import measure, promises, steps
 
     with _bundles([bundle], items, keep) as (path,):
-        say(f"measuring a service with {path}")
+        print_message(f"measuring a service with {path}")
         with progress() as bar:
             task = bar.add_task("loading", total=steps())
-            found = measure(path, seconds=seconds, report=lambda done: bar.update(task, advance=1, description=done))
-    checked = promises(found)
+            report = measure(path, seconds=seconds, report=lambda done: bar.update(task, advance=1, description=done))
+    checked = promises(report)
     if as_json:
-        kept = [dict(zip(("promise", "target", "measured", "met"), one, strict=True)) for one in checked]
-        show_json({"what": "serve", **asdict(found), "must_show": kept})
+        claims = [dict(zip(("promise", "target", "measured", "met"), claim, strict=True)) for claim in checked]
+        print_json({"what": "serve", **asdict(report), "must_show": claims})
         return
-    _show_serve(found)
+    _show_serve(report)
     table = Table(title="\nclaims", title_justify="left")
     for column in ("claim", "target", "measured", ""):
         table.add_column(column)
-    for what, target, measured, met in checked:
-        table.add_row(what, target, measured, "[green]met[/]" if met else "[red]not met[/]")
-    show(table)
+    for claim, target, measured, met in checked:
+        table.add_row(claim, target, measured, "[green]met[/]" if met else "[red]not met[/]")
+    print_result(table)
 
 
 def soak(
@@ -98,19 +98,19 @@ def soak(
     settings = soaking.Settings(minutes=minutes, every=every, rate=rate)
     with _bundles([bundle, other], items, keep) as (first, second), progress() as bar:
         task = bar.add_task("loading", total=None)
-        found = soaking.soak(
+        report = soaking.soak(
             first,
             second,
             settings,
             on_step=lambda step, done, total: bar.update(task, description=step, completed=done, total=total),
         )
     if as_json:
-        show_json({"what": "soak", **asdict(found)})
+        print_json({"what": "soak", **asdict(report)})
     else:
-        _show_soak(found)
-    for problem in found.problems:
-        fail(problem)
-    if found.problems:
+        _show_soak(report)
+    for problem in report.problems:
+        print_error(problem)
+    if report.problems:
         raise typer.Exit(1)
 
 
@@ -154,34 +154,34 @@ def _table(first: str, *headings: str) -> Table:
 
 def _show_serve(report: Report) -> None:
     funnel = " -> ".join(f"{stage['name']} {stage['quota']}" for stage in report.stages)
-    show(f"{report.bundle}: {report.items:,} items -> {funnel}; times in ms, p50 / p99\n")
+    print_result(f"{report.bundle}: {report.items:,} items -> {funnel}; times in ms, p50 / p99\n")
     rows = _table("threads, clients x requests", "requests/s", "per call", "over bare", "CPU per request", "over bare")
     for row in report.rows:
         wall = f"{row.requests_per_second:,.0f}", _spread(row.call_ms), _share(row.overhead)
         rows.add_row(_setting(row), *wall, _number(row.cpu_ms), _share(row.cpu_overhead))
-    show(rows)
+    print_result(rows)
     names = list(report.rows[0].parts_ms)
     parts = _table("\nreported by the service", *(f"\n{name}" for name in names))
     for row in report.rows:
         parts.add_row(_setting(row), *(_spread(row.parts_ms[name]) for name in names))
-    show(parts)
+    print_result(parts)
     parts_of_bare = list(report.bare[0].parts_ms)
     headings = "requests/s", "per call", "CPU per request", "CPU", *parts_of_bare
     bare = _table("\nbare calls of", *(f"\n{heading}" for heading in headings))
     for one in report.bare:
         cells = f"{one.requests_per_second:,.0f}", _spread(one.call_ms), _number(one.cpu_ms), f"{one.cpu:.0%}"
         bare.add_row(str(one.batch), *cells, *(_number(one.parts_ms[part]) for part in parts_of_bare))
-    show(bare)
-    show("")
+    print_result(bare)
+    print_result("")
     for half in report.half_rates:
         whose = "the bare calls" if half.threads is None else _count(half.threads)
         times = "equal intervals" if half.even else "random times"
         rate = f"{half.requests_per_second:,.0f} requests/s at {times}, half the largest rate of {whose}"
-        show(f"at {rate}: {_spread(half.call_ms)}, p99 / p50 {half.tail:.1f}; {_late(half.late_ms)}")
+        print_result(f"at {rate}: {_spread(half.call_ms)}, p99 / p50 {half.tail:.1f}; {_late(half.late_ms)}")
     if report.score_all is not None:
         whole = report.score_all
         took = f"{whole.seconds:,.2f} s, {whole.cpu_seconds:,.2f} s of CPU time"
-        show(f"the ranker on all {whole.items:,} items, for one request: {took}")
+        print_result(f"the ranker on all {whole.items:,} items, for one request: {took}")
 
 
 def _setting(row: Row) -> str:
@@ -196,7 +196,7 @@ def _show_soak(report: SoakReport) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for what, value in _soak_lines(report).items():
         table.add_row(what, value)
-    show(table)
+    print_result(table)
 
 
 def _soak_lines(report: SoakReport) -> dict[str, str]:

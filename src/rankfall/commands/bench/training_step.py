@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rankfall.commands.bench.bench_options import Quick, Sizes, parse_sizes
+from rankfall.commands.bench.bench_options import Quick, StepSizes, parse_sizes
 from rankfall.commands.bench.bench_tables import column_table, format_megabytes, format_number, format_share
 from rankfall.commands.options import AsJson
-from rankfall.commands.terminal import progress, say, show, show_json
+from rankfall.commands.terminal import print_json, print_message, print_result, progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rankfall.benchmarks.step_bench import Row, WholeRow
 
 
-def step(sizes: Sizes = None, quick: Quick = False, as_json: AsJson = False) -> None:
+def step(sizes: StepSizes = None, quick: Quick = False, as_json: AsJson = False) -> None:
     """Measure a training step.
 
     The step trains two stages with LCRON and each operator, in turns with binary cross entropy. The objective is
@@ -29,7 +29,7 @@ def step(sizes: Sizes = None, quick: Quick = False, as_json: AsJson = False) -> 
 
     chosen = parse_sizes(sizes) or (step_bench.QUICK_SIZES if quick else step_bench.SIZES)
     seconds = 0.02 if quick else 0.5
-    say("measuring a training step of LCRON, forward + backward")
+    print_message("measuring a training step of LCRON, forward + backward")
     with progress() as bar:
         batches = sum(len(step_bench.shapes(n)) for n in chosen)
         task = bar.add_task("starting", total=batches + len(step_bench.model_sizes(chosen)))
@@ -42,14 +42,14 @@ def step(sizes: Sizes = None, quick: Quick = False, as_json: AsJson = False) -> 
     if as_json:
         header = {"what": "step", "torch": torch.__version__, "threads": torch.get_num_threads()}
         measured = {"rows": [asdict(row) for row in rows], "whole": [asdict(row) for row in whole]}
-        show_json(header | {"seconds_a_step": seconds} | measured)
+        print_json(header | {"seconds_a_step": seconds} | measured)
         return
     for n in chosen:
-        show(f"\nthe objective alone, n = {n}")
-        show(column_table([row for row in rows if row.n == n], STEP_COLUMNS))
+        print_result(f"\nthe objective alone, n = {n}")
+        print_result(column_table([row for row in rows if row.n == n], STEP_COLUMNS))
     if whole:
-        show("\nwith a two-tower model and a DIN")
-        show(column_table(whole, WHOLE_COLUMNS))
+        print_result("\nwith a two-tower model and a DIN")
+        print_result(column_table(whole, WHOLE_COLUMNS))
 
 
 STEP_COLUMNS: dict[str, Callable[[Row], str]] = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankfall.commands.options import AsJson, Force, Out, Seed
-from rankfall.commands.terminal import examples, progress, say, show, show_json
+from rankfall.commands.terminal import examples, print_json, print_message, print_result, progress
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -139,9 +139,9 @@ def letor(
             on_read=lambda count: bar.advance(task, count / 1000),
         )
     if as_json:
-        show_json(data.manifest)
+        print_json(data.manifest)
     else:
-        show(summary(data.manifest, out))
+        print_result(summary(data.manifest, out))
     _warn(data.manifest)
 
 
@@ -224,8 +224,8 @@ def _warn(manifest: dict[str, Any]) -> None:
     for about in manifest["splits"].values():
         for source in about["sources"]:
             for bad in source["bad_lines_shown"]:
-                say(f"skipped {source['path']}:{bad['line']}: {bad['reason']}")
+                print_message(f"skipped {source['path']}:{bad['line']}: {bad['reason']}")
             if (more := source["bad_lines"] - len(source["bad_lines_shown"])) > 0:
-                say(f"skipped {more:,} more lines of {source['path']}")
+                print_message(f"skipped {more:,} more lines of {source['path']}")
     for pair, count in manifest["shared_queries"].items():
-        say(f"warning: splits {pair} share {count:,} queries; a test on one uses training data of the other")
+        print_message(f"warning: splits {pair} share {count:,} queries; a test on one uses training data of the other")

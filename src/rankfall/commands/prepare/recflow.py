@@ -77,7 +77,7 @@ def recflow(
     """
     from rankfall.data.sources.recflow import prepare_recflow
 
-    with opened_engine(engine) as found, steps() as on_progress:
+    with opened_engine(engine) as opened, steps() as on_progress:
         log = prepare_recflow(
             source,
             out,
@@ -86,7 +86,7 @@ def recflow(
             sequences=None if sequences is None else sequences.value,
             seed=seed,
             force=force,
-            engine=found,
+            engine=opened,
             on_progress=on_progress,
         )
     report(log, as_json=as_json)

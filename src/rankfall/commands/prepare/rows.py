@@ -68,7 +68,7 @@ def rows(
     from rankfall.data.impressions.spec import load_spec
     from rankfall.data.sources.rows.prepare_rows import prepare_rows
 
-    with opened_engine(engine) as found, steps() as on_progress:
+    with opened_engine(engine) as opened, steps() as on_progress:
         log = prepare_rows(
             sources,
             out,
@@ -79,7 +79,7 @@ def rows(
             seed=seed,
             fit_days=fit_days,
             force=force,
-            engine=found,
+            engine=opened,
             on_progress=on_progress,
         )
     report(log, as_json=as_json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rankfall.commands.terminal import say, show, show_json
+from rankfall.commands.terminal import print_json, print_message, print_result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +19,7 @@ WORTH_A_WARNING = 0.01  # share of ids never seen
 def report(log: ImpressionLog, *, as_json: bool) -> None:
     """Print a summary of the log, or its manifest as JSON, and then warnings."""
     if as_json:
-        show_json(log.manifest)
+        print_json(log.manifest)
     else:
         _show_summary(log)
     _warn(log)
@@ -28,19 +28,19 @@ def report(log: ImpressionLog, *, as_json: bool) -> None:
 def _show_summary(log: ImpressionLog) -> None:
     """Print tables of the rows that were read, kept and dropped."""
     about = log.manifest["about"]
-    show(_stages(log))
+    print_result(_stages(log))
     for what, count in about.get("left_out", {}).items():
         if count:
-            show(f"left out: {count:,} {what}")
+            print_result(f"left out: {count:,} {what}")
     if about["counts"]["values"]:
-        show(_ids(about["counts"]))
+        print_result(_ids(about["counts"]))
 
 
 def _warn(log: ImpressionLog) -> None:
     """Print warnings to standard error, one line each."""
     about = log.manifest["about"]
     for message in (*_count_warnings(about["counts"]), *_source_warnings(about)):
-        say(f"warning: {message}")
+        print_message(f"warning: {message}")
 
 
 def _stages(log: ImpressionLog) -> Table:

@@ -1,10 +1,10 @@
-"""Figures that commands write beside their results."""
+"""Figures that several verbs write beside their results."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankfall.commands.terminal import say
+from rankfall.commands.terminal import print_message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from rankfall.reporting.figures import Plot
 
 
-def draw(plots: Mapping[str, Plot], out: Path) -> list[Path]:
+def write_figures(plots: Mapping[str, Plot], out: Path) -> list[Path]:
     """Write figures as PNG and SVG; without the library for PNG, print how to install it and write SVG only."""
     from rankfall.reporting.figures import SVG, MissingExtraError, save
 
     try:
         return save(plots, out)
     except MissingExtraError as error:
-        say(str(error))
+        print_message(str(error))
         return save(plots, out, formats=[SVG])

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from rankfall.cascade import Cascade
-from rankfall.commands.day_bundles import DayBundles
+from rankfall.commands.stream_bundles import DayBundles
 from rankfall.data import ImpressionLoader, ImpressionLog
 from rankfall.serving import Bundle
 from rankfall.simulation.simulate import Simulation, append_days, simulate_log
