@@ -46,12 +46,12 @@ def compare(
     engine: EngineOption = EngineName.LOCAL,
     as_json: AsJson = False,
 ) -> None:
-    """Train methods on the same folds with the same seeds, and test which are worse than the best.
+    """Train several methods on the same data, and test which are worse than the best.
 
-    CONFIG is a training configuration with the additional keys methods, seeds and folds. Every method is tuned with
-    the same number of trials, on validation data only. Finished runs in the output directory are not repeated, so the
-    same command continues an interrupted comparison. --json prints the content of comparison.json. The exit code is 1
-    if a run failed; the other runs are reported.
+    CONFIG is a training configuration with the additional keys methods, seeds and folds. All methods have the same
+    seeds and folds, and are tuned with the same number of trials, on validation data only. Finished runs in the output
+    directory are not repeated, so the same command continues an interrupted comparison. --json prints the content of
+    comparison.json. The exit code is 1 if a run failed; the other runs are reported.
     """
     from rankfall.reporting.comparison_table import terminal_table
     from rankfall.reporting.files import write_comparison

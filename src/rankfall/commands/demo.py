@@ -23,11 +23,12 @@ def demo(
     quick: Annotated[bool, quick_option("a few hundred impressions, in seconds")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate a platform, train its cascade stage by stage (BCE) and as one network (LCRON), and compare.
+    """Simulate a platform, train two methods on its log, and compare them.
 
-    The platform logs which items each stage of its production cascade kept. A retrieval and a ranking model learn from
-    that log; the table shows how many of the relevant items survive them, and where the others are lost. With --out,
-    the log, the runs, config.yaml, comparison.json and report.html are kept.
+    BCE trains the cascade stage by stage, LCRON as one network. The platform logs which items each stage of its
+    production cascade kept. A retrieval and a ranking model learn from that log; the table shows how many of the
+    relevant items survive them, and where the others are lost. With --out, the log, the runs, config.yaml,
+    comparison.json and report.html are kept.
     """
     if out is None:
         with tempfile.TemporaryDirectory(prefix="rankfall-demo-") as directory:

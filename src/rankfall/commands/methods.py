@@ -111,7 +111,10 @@ def methods(
     kind: Annotated[Kind | None, typer.Option(help="List the methods of one kind only.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List all operators, losses, objectives and metrics with their papers, or show the options of one of them."""
+    """List all methods (operators, losses, objectives, metrics) with their papers, or explain one.
+
+    With NAME, prints the options of a method or model.
+    """
     if name is not None:
         _show_one(name, kind, as_json)
         return

@@ -60,7 +60,7 @@ def seed_option(help: str = "Random seed; equal seeds give equal results.", **op
 
 
 def quick_option(details: str) -> Any:
-    """Return the option ``--quick``; `details` tell what is reduced."""
+    """Return the option ``--quick``; `details` describe the reduction."""
     return typer.Option("--quick", help=f"Run a reduced version: {details}.")
 
 
@@ -71,7 +71,7 @@ def jobs_option(**options: Any) -> Any:
 
 Seed = Annotated[int, seed_option()]
 SampleSeed = Annotated[int, seed_option(max=MAX_SAMPLE_SEED)]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted command.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")]
 
 
 class EngineName(StrEnum):

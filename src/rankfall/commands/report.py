@@ -27,11 +27,11 @@ def report(
     ],
     out: Annotated[Path | None, typer.Option(help="Output file.", show_default="report.html in that directory")] = None,
 ) -> None:
-    """Write one self-contained HTML file: metrics beside chance levels, charts, settings, configuration.
+    """Write a report of a run, a comparison or a stream as one HTML file.
 
-    The page of a cascade shows where relevant items are lost, the course of training, and the worst requests. That of a
-    comparison shows the table, confidence intervals, tests and chosen settings, that of a stream also the curves and
-    the table of all days.
+    The file is self-contained: metrics beside chance levels, charts, settings and configuration. The page of a cascade
+    shows where relevant items are lost, the course of training, and the worst requests. That of a comparison shows the
+    table, confidence intervals, tests and chosen settings, that of a stream also the curves and the table of all days.
     """
     from rankfall.reporting.files import write_report
 

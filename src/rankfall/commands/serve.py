@@ -71,11 +71,11 @@ def serve(
     ] = 1_000_000,
     no_page: Annotated[bool, typer.Option("--no-page", help="Do not serve the page, /score and /examples.")] = False,
 ) -> None:
-    """Serve a bundle over HTTP: POST /rank ranks items, the page at / shows the funnel of a request.
+    """Serve a bundle over HTTP.
 
-    Requests that arrive at the same time are computed in one batch. If too many requests wait, further ones are refused
-    with 503 at once. No request waits longer than its deadline. POST /reload and --watch replace the bundle without
-    interrupting requests.
+    POST /rank ranks items; the page at / shows the funnel of a request. Requests that arrive at the same time are
+    computed in one batch. If too many requests wait, further ones are refused with 503 at once. No request waits longer
+    than its deadline. POST /reload and --watch replace the bundle without interrupting requests.
     """
     with requires_extra("serve", "serve"):
         import rankfall.serving.service.app  # noqa: F401 (report a missing package before loading the bundle)

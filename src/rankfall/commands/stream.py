@@ -69,7 +69,7 @@ def stream(
     jobs: Annotated[int, jobs_option()] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Measure several methods on each day with the weights of the days before it, then train on the day once.
+    """Train day by day, and measure every method on each day before training on it.
 
     CONFIG describes a cascade, its days, and the methods and seeds to compare. The first day is trained on and not
     measured. An interrupted stream continues with --resume, with the same result, and with days that were added to the

@@ -26,7 +26,7 @@ app = typer.Typer(
 
 @app.callback()
 def bench() -> None:
-    """Measure the cost of operators, losses, loading, training steps, sample building, scaling and serving."""
+    """Measure the cost of operators, losses, training, data preparation and serving."""
 
 
 app.command("ops")(functions.ops)
