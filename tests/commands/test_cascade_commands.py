@@ -1,4 +1,4 @@
-"""Cascades on the command line: mistakes get a message, other logs are refused, Ctrl-C loses nothing."""
+"""Cascades on the command line: messages about mistakes, incompatible logs, and interruption with Ctrl-C."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def trained(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def message(capsys: pytest.CaptureFixture[str]) -> str:
-    """What a command that failed has said, which is all it did."""
+    """Return the messages of a failed command, which printed no result."""
     out, err = capsys.readouterr()
     assert out == ""
     assert "Traceback" not in err
@@ -61,7 +61,7 @@ def message(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def rewrite(log: Path, day: str, change: Callable[[pa.Table], pa.Table]) -> None:
-    """Change the file of a day, and what its manifest says of its size."""
+    """Change the file of a day, and its size in the manifest."""
     path = log / "days" / day / "impressions.arrow"
     with pa.OSFile(str(path)) as file:
         table = change(pa.ipc.open_file(file).read_all())
@@ -76,9 +76,8 @@ def test_a_missing_column_is_named(log: Path, config: Path, tmp_path: Path, caps
     rewrite(broken, DAYS[0], lambda table: table.drop_columns(["depth", "item.price"]))
     out = tmp_path / "run"
     assert run("train", str(config), f"data.path={broken}", "--out", str(out)) == 1
-    assert f"{DAYS[0]}/impressions.arrow lacks columns that the spec of its log has: item.price, depth" in message(
-        capsys
-    )
+    expected = "impressions.arrow: the columns do not match the spec of the log; missing: item.price, depth"
+    assert f"{DAYS[0]}/{expected}" in message(capsys)
     assert not out.exists()
 
 
@@ -111,7 +110,7 @@ def test_a_stage_may_keep_everything_in_training_if_a_later_one_does_not(config:
         ("data.valid=2024-02-14", f"data.valid: LOG has no day '2024-02-14'; it has {', '.join(DAYS)}\n"),
     ],
 )
-def test_what_the_log_does_not_have_is_named(
+def test_values_that_the_log_does_not_have_are_named(
     log: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str, expected: str
 ) -> None:
     out = tmp_path / "run"
@@ -120,11 +119,11 @@ def test_what_the_log_does_not_have_is_named(
     assert not out.exists()
 
 
-def test_comparisons_know_the_stages_of_the_log_before_they_train(
+def test_comparisons_check_the_stages_of_the_log_before_training(
     log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = content(log) | {"methods": {"bce": {"objective": {"name": "bce", "min_depth": [0, "rankd"]}}}}
-    (tmp_path / "comparison.yaml").write_text(yaml.safe_dump(told))
+    comparison = content(log) | {"methods": {"bce": {"objective": {"name": "bce", "min_depth": [0, "rankd"]}}}}
+    (tmp_path / "comparison.yaml").write_text(yaml.safe_dump(comparison))
     assert run("compare", str(tmp_path / "comparison.yaml"), "--out", str(tmp_path / "out")) == 1
     assert "objective.min_depth.1: found 'rankd', did you mean 'ranked'" in message(capsys)
 
@@ -135,14 +134,14 @@ def test_lists_longer_than_any_quota_are_made_by_length(config: Path, tmp_path: 
 
 
 def cut_lists(columns: Columns, which: range, length: int) -> None:
-    """Leave some impressions with so many items."""
+    """Cut the lists of some impressions to `length` items."""
     for name, values in columns.items():
         if name in ("item", "depth", "rank", "relevance", "grade") or name.startswith(("item.", "feedback.")):
             for number in which:
                 values[number] = values[number][:length]
 
 
-def test_what_means_say_nothing_about_is_counted(
+def test_impressions_without_effect_on_the_means_are_counted(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def change(days: dict[str, Columns]) -> None:
@@ -151,7 +150,7 @@ def test_what_means_say_nothing_about_is_counted(
         relevance[7:20] = [[1.0] * len(one) for one in relevance[7:20]]
         cut_lists(days[DAYS[2]], range(7, 11), 4)  # not longer than the quota of retrieval, 5
         cut_lists(days[DAYS[2]], range(11, 13), 3)  # nor than that of ranking, 3
-        cut_lists(days[DAYS[2]], range(5), 4)  # of which none counts
+        cut_lists(days[DAYS[2]], range(5), 4)  # impressions without a relevant item, which do not count
 
     other = liked_log(tmp_path / "log", change=change)
     copy = shutil.copytree(trained, tmp_path / "run")
@@ -162,7 +161,7 @@ def test_what_means_say_nothing_about_is_counted(
     assert run("evaluate", str(copy), "--data", str(other)) == 0
     printed = capsys.readouterr().out
     assert "7 of 60 have no relevant item and count in no mean" in printed
-    assert "6 of 53 that count are not longer than the quota of retrieval, which drops nothing of them" in printed
+    assert "6 of 53 that count are not longer than the quota of retrieval, which drops none of their items" in printed
 
 
 def test_lists_too_short_for_the_quotas_are_not_measured(
@@ -173,7 +172,7 @@ def test_lists_too_short_for_the_quotas_are_not_measured(
     assert f"retrieval has the quota 5, but the longest list of {DAYS[2]} has 5 items" in message(capsys)
 
 
-def test_training_days_are_measured_in_their_order(config: Path, tmp_path: Path) -> None:
+def test_training_days_are_evaluated_in_file_order(config: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert run("train", str(config), "data.negatives=2", "--out", str(out)) == 0
     assert run("evaluate", str(out), "--split", "train") == 0
@@ -186,7 +185,7 @@ def test_training_days_are_measured_in_their_order(config: Path, tmp_path: Path)
 
 
 def edited(log: Path, out: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """A copy of a log with another manifest."""
+    """Return a copy of a log with a changed manifest."""
     copy = shutil.copytree(log, out)
     manifest = json.loads((copy / "manifest.json").read_text())
     change(manifest)
@@ -202,8 +201,8 @@ def set_vocabulary(log: Path, values: list[str]) -> None:
 
 
 def feature(manifest: dict[str, Any], name: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(one for one in manifest["features"]["features"] if one["name"] == name)
-    return found
+    entry: dict[str, Any] = next(one for one in manifest["features"]["features"] if one["name"] == name)
+    return entry
 
 
 def hash_differently(manifest: dict[str, Any]) -> None:
@@ -243,7 +242,7 @@ def simulate(manifest: dict[str, Any]) -> None:
         (simulate, "it is of the simulated platform tiny with seed 3, the model was trained on no simulated platform"),
     ],
 )
-def test_a_log_that_means_something_else_is_refused(
+def test_a_log_with_another_encoding_is_refused(
     log: Path,
     trained: Path,
     tmp_path: Path,
@@ -258,7 +257,7 @@ def test_a_log_that_means_something_else_is_refused(
 
 
 @pytest.mark.parametrize("values", [["b", "a"], ["a"], ["a", "c", "b"]])
-def test_a_vocabulary_that_gives_other_ids_is_refused(
+def test_a_vocabulary_that_assigns_other_ids_is_refused(
     log: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], values: list[str]
 ) -> None:
     other = shutil.copytree(log, tmp_path / "log")
@@ -267,7 +266,7 @@ def test_a_vocabulary_that_gives_other_ids_is_refused(
     assert "the vocabulary of item.video assigns other ids than that of the training log" in message(capsys)
 
 
-def test_features_that_no_stage_sees_may_differ(
+def test_features_that_no_stage_uses_may_differ(
     log: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     only = "[user.id, item.video, sequence.history]"
@@ -275,7 +274,7 @@ def test_features_that_no_stage_sees_may_differ(
     assert run("train", str(config), *words, "--out", str(tmp_path / "run")) == 0
     other = edited(log, tmp_path / "log", scale_differently)
     assert run("evaluate", str(tmp_path / "run"), "--data", str(other)) == 0
-    # events keep the author, although no candidate shows it
+    # the sequence still uses the author, although no candidate does
     other = edited(log, tmp_path / "hashed", hash_differently)
     assert run("evaluate", str(tmp_path / "run"), "--data", str(other)) == 1
     assert "item.author: found ids" in capsys.readouterr().err
@@ -294,7 +293,7 @@ def test_added_ids_are_a_warning_and_an_error_where_they_occur(
     expected = json.loads(capsys.readouterr().out)
     assert run("evaluate", str(copy), "--data", str(other), "--json") == 0
     out, err = capsys.readouterr()
-    assert json.loads(out) == expected  # the ids there are mean what they did
+    assert json.loads(out) == expected  # the meaning of existing ids is unchanged
     assert "has 3 more ids of video than the training log; the model has no embeddings for them" in err
 
     def show_new(days: dict[str, Columns]) -> None:
@@ -311,7 +310,7 @@ def test_added_ids_are_a_warning_and_an_error_where_they_occur(
     assert "These ids are newer than the training run: train again on this log, or choose earlier days with" in err
 
 
-def test_a_log_that_was_prepared_again_is_noticed(
+def test_a_log_that_was_prepared_again_is_detected(
     log: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     moved = shutil.copytree(log, tmp_path / "log")
@@ -321,7 +320,7 @@ def test_a_log_that_was_prepared_again_is_noticed(
     assert "assigns other ids than that of the training log" in capsys.readouterr().err
 
 
-def test_a_run_that_forgot_its_log_says_so(
+def test_a_run_without_log_json_prints_a_note(
     log: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = shutil.copytree(trained, tmp_path / "run")
@@ -334,21 +333,21 @@ def test_a_run_that_forgot_its_log_says_so(
 
 
 @pytest.mark.parametrize(
-    ("name", "command", "said"),
+    ("name", "command", "expected"),
     [
         ("result.json", "evaluate", "result.json is damaged: it is not JSON"),
         ("result.json", "report", "result.json is damaged: it is not JSON"),
         ("metrics.jsonl", "report", "metrics.jsonl line 1 is damaged: it is not JSON"),
     ],
 )
-def test_files_that_are_cut_off_are_named(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, command: str, said: str
+def test_truncated_files_are_named(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, command: str, expected: str
 ) -> None:
     copy = shutil.copytree(trained, tmp_path / "run")
     text = (copy / name).read_text()
     (copy / name).write_text(text[: len(text) // 2])
     assert run(command, str(copy)) == 1
-    assert said in message(capsys)
+    assert expected in message(capsys)
 
 
 def test_a_report_is_a_file(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -359,7 +358,7 @@ def test_a_report_is_a_file(trained: Path, tmp_path: Path, capsys: pytest.Captur
 # --- Ctrl-C -------------------------------------------------------------------------------------------------------
 
 
-def test_a_training_stops_and_goes_on(
+def test_a_training_run_stops_and_is_resumed(
     config: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = str(tmp_path / "run")
@@ -376,14 +375,14 @@ def test_a_training_stops_and_goes_on(
     assert "stopped after batch 3 of 10 in epoch 1; the same command with --resume continues" in err
     assert signal.getsignal(signal.SIGINT) == before
     monkeypatch.undo()
-    assert run("train", str(config), "--out", out) == 1  # it is there, and nobody said what to do with it
+    assert run("train", str(config), "--out", out) == 1  # the run exists, and neither --force nor --resume is given
     assert "--resume" in capsys.readouterr().err
     assert run("train", str(config), "--out", out, "--resume") == 0
     weights = [read_checkpoint(path / "checkpoints" / "last.safetensors")[0] for path in (tmp_path / "run", trained)]
     assert all(tensor.equal(weights[1][name]) for name, tensor in weights[0].items())
 
 
-def test_who_does_not_wait_hears_what_is_kept(
+def test_a_second_interrupt_prints_what_is_kept(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(step: Step, metric: str) -> str:
@@ -396,11 +395,11 @@ def test_who_does_not_wait_hears_what_is_kept(
     assert "interrupted: the same command with --resume continues" in message(capsys)
 
 
-def test_a_comparison_goes_on(
+def test_an_interrupted_comparison_continues(
     log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = content(log, training={"epochs": 1}) | {"methods": {"a": {}, "b": {"optimizer": {"lr": 0.01}}}}
-    (tmp_path / "comparison.yaml").write_text(yaml.safe_dump(told))
+    comparison = content(log, training={"epochs": 1}) | {"methods": {"a": {}, "b": {"optimizer": {"lr": 0.01}}}}
+    (tmp_path / "comparison.yaml").write_text(yaml.safe_dump(comparison))
     perform = comparisons.perform
     done: list[Path] = []
 
@@ -422,7 +421,7 @@ def test_a_comparison_goes_on(
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"comparison.json", "report.html"}
 
 
-def test_a_reproduction_says_how_to_go_on(
+def test_an_interrupted_reproduction_prints_how_to_continue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*arguments: object, **options: object) -> None:
@@ -431,17 +430,17 @@ def test_a_reproduction_says_how_to_go_on(
     monkeypatch.setattr("rankfall.commands.reproduce._run", interrupted)
     out = tmp_path / "out"
     assert run("reproduce", "pirank-table1", "--data", "generated", "--quick", "--out", str(out)) == 130
-    assert f"finished runs are kept in {out}; the same command goes on from there" in message(capsys)
+    assert f"finished runs are kept in {out}; the same command continues from there" in message(capsys)
 
 
 def test_replacing_and_continuing_exclude_each_other(config: Path, tmp_path: Path) -> None:
     assert run("train", str(config), "--out", str(tmp_path / "run"), "--force", "--resume") == 2
 
 
-# --- what it says meanwhile ---------------------------------------------------------------------------------------
+# --- progress and results -----------------------------------------------------------------------------------------
 
 
-def test_the_bar_says_what_there_is_to_know() -> None:
+def test_the_status_shows_the_loss_and_the_validation() -> None:
     parts = {"e2e": 0.5, "stage1/single": 0.25}
     step = Step(1, 3, 4, 10, parts, {}, 812.4)
     assert _status(step, "joint_recall") == "loss 0.7500 = e2e 0.5000 + stage1/single 0.2500"
@@ -452,7 +451,7 @@ def test_the_bar_says_what_there_is_to_know() -> None:
     ]
 
 
-def test_a_finished_training_says_what_it_reached(
+def test_a_finished_run_prints_its_best_validation(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("train", str(config), "--out", str(tmp_path / "run")) == 0
@@ -464,8 +463,8 @@ def test_a_finished_training_says_what_it_reached(
 
 
 def test_names_of_stages_become_numbers_in_the_run(config: Path, tmp_path: Path) -> None:
-    told = set_option(yaml.safe_load(config.read_text()), "stages.1.min_depth", "shown")
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(told))
+    changed = set_option(yaml.safe_load(config.read_text()), "stages.1.min_depth", "shown")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(changed))
     words = ("objective={name: bce}", "--out", str(tmp_path / "run"))
     assert run("train", str(tmp_path / "config.yaml"), *words) == 0
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["stages"][1]["min_depth"] == 2

@@ -1,4 +1,4 @@
-"""Trainings that are killed, stopped, or run out of disk, and end as if nothing had happened."""
+"""Training runs that are killed, stopped, or run out of disk space give the result of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -56,19 +56,21 @@ def wait_for(condition: Callable[[], bool], process: Fork) -> None:
 
 
 def steps(run: Path) -> list[int]:
-    """After how many batches there are checkpoints, the newest first."""
+    """Return the numbers of batches after which there are checkpoints, the newest first."""
     return [int(path.stem.partition("-")[2]) for path in Checkpoints(run / "checkpoints", 9).paths()]
 
 
 def signalled(process: Fork, run: Path, number: int) -> str:
-    """Send a signal once there are checkpoints of this process; what it says of it."""
+    """Send a signal once the process has written checkpoints, and return its messages."""
     before = max(steps(run), default=0)
     wait_for(lambda: max(steps(run), default=0) >= before + 3, process)
     process.send_signal(number)
     return process.communicate()[1]
 
 
-def test_the_command_survives_a_bad_day(forks: Forks, log: Path, tmp_path: Path) -> None:
+def test_the_command_survives_a_kill_a_full_disk_a_stop_and_a_damaged_checkpoint(
+    forks: Forks, log: Path, tmp_path: Path
+) -> None:
     config, run = tmp_path / "config.yaml", tmp_path / "run"
 
     def start(*options: str, **settings: Any) -> Fork:
@@ -82,51 +84,51 @@ def test_the_command_survives_a_bad_day(forks: Forks, log: Path, tmp_path: Path)
     assert killed.returncode == -signal.SIGKILL
 
     kept = {path: path.read_bytes() for path in Checkpoints(run / "checkpoints", 9).paths()}
-    assert len(kept) in (2, 3)  # perhaps one more, which was about to go
+    assert len(kept) in (2, 3)  # possibly one more, which was about to be deleted
     limit = min(map(len, kept.values())) // 2
     full = start("--resume", largest_file=limit)
-    said = full.communicate()[1]
+    printed = full.communicate()[1]
     assert full.returncode == 1
-    assert f"error: {run} cannot be written to: " in said
-    assert "File too large" in said
-    assert f"{len(kept)} older checkpoints are intact; once the cause is fixed, the same" in said
-    assert "Traceback" not in said
+    assert f"error: {run} cannot be written to: " in printed
+    assert "File too large" in printed
+    assert f"{len(kept)} older checkpoints are intact; once the cause is fixed, the same" in printed
+    assert "Traceback" not in printed
     assert {path: path.read_bytes() for path in Checkpoints(run / "checkpoints", 9).paths()} == kept
 
     stopped = start("--resume")
-    said = signalled(stopped, run, signal.SIGTERM)
+    printed = signalled(stopped, run, signal.SIGTERM)
     assert stopped.returncode == 128 + signal.SIGTERM
-    assert f"the same command with --resume continues {run} from there" in said
+    assert f"the same command with --resume continues {run} from there" in printed
 
     newest, *_ = Checkpoints(run / "checkpoints", 9).paths()
     newest.write_bytes(newest.read_bytes()[:-1])
     ended = start("--resume")
-    said = ended.communicate()[1]
+    printed = ended.communicate()[1]
     assert ended.returncode == 0
-    assert f"{newest} cannot be read as a checkpoint" in said
+    assert f"{newest} cannot be read as a checkpoint" in printed
 
     train(content, tmp_path / "whole")
     assert outcome(run) == outcome(tmp_path / "whole")
 
 
-def test_the_command_says_what_cannot_be_done(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_mistakes(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps(cascade_content(log, training={"epochs": 1})))
 
-    def said(code: int, *arguments: str) -> str:
+    def messages(code: int, *arguments: str) -> str:
         assert command("train", str(config), *arguments) == code
         message: str = capsys.readouterr().err
         assert "Traceback" not in message
         return message
 
-    nowhere = str(config / "run")  # inside a file, where nobody can write, not even an administrator
-    assert f"error: {nowhere} cannot be written to: [Errno 20] Not a directory" in said(1, "--out", nowhere)
+    nowhere = str(config / "run")  # inside a file, where not even an administrator can write
+    assert f"error: {nowhere} cannot be written to: [Errno 20] Not a directory" in messages(1, "--out", nowhere)
     run = str(tmp_path / "run")
-    assert "--force, --resume" in said(2, "--out", run, "--force", "--resume")
-    said(0, "--out", run, "--resume")
-    assert f"{run} is finished already" in said(0, "--out", run, "--resume")
+    assert "--force, --resume" in messages(2, "--out", run, "--force", "--resume")
+    messages(0, "--out", run, "--resume")
+    assert f"{run} is finished already" in messages(0, "--out", run, "--resume")
     message = f"error: {run} was started with another configuration: optimizer.lr was 0.05 and is 0.2."
-    assert message in said(1, "optimizer.lr=0.2", "--out", run, "--resume")
+    assert message in messages(1, "optimizer.lr=0.2", "--out", run, "--resume")
 
 
 def test_a_directory_that_cannot_be_written_any_more(log: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A bundle after each day of a stream: that of the weights of the day, whatever happens meanwhile."""
+"""Bundles after each day of a stream: they hold the weights of the day, also after kills and restarts."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.loader import Impressions
     from support.forks import Fork, Forks
 
-# what a fork would import when it exports
+# modules that a fork would import to export
 EXPORTING = ("rankfall.serving.export.export_run", "torch.onnx._internal.exporter._core", "onnxscript.optimizer")
 PLATFORM: dict[str, Any] = {"preset": "tiny", "requests_per_day": 30, "seed": 3}
 
 
 def content(log: Path) -> dict[str, Any]:
-    """A stage that is quick to export, trained with noise."""
+    """Return a configuration with one stage that is quick to export and is trained with random noise."""
     topk = {"name": "neural_sort", "gumbel_samples": 2, "tau": 5.0}
     return {
         "data": {"path": str(log)},
@@ -58,7 +58,7 @@ def weights_of(out: Path, day: str) -> Path:
 
 
 def request_of(batch: Impressions, place: int) -> dict[str, Any]:
-    """A request of the log by the ids that it has, as some of its items came after the tables were made."""
+    """Return a request of the log with encoded ids, as some of its items are newer than the tables of raw values."""
     history, real = batch.sequences["history"], batch.sequence_mask["history"][place]
     events = {name: [{"id": number} for number in values[place][real].tolist()] for name, values in history.items()}
     return {
@@ -69,7 +69,7 @@ def request_of(batch: Impressions, place: int) -> dict[str, Any]:
 
 
 def check_bundle(out: Path, log: Path, day: str) -> Bundle:
-    """It answers, and scores as the weights that are stored of the day."""
+    """Check that the bundle answers, and scores like the stored weights of the day."""
     bundle = Bundle.load(out / "bundles/lcron" / day)
     bundle.check()
     batch = next(iter(ImpressionLoader(ImpressionLog.load(log), day, batch=4, shuffle=False)))
@@ -77,21 +77,21 @@ def check_bundle(out: Path, log: Path, day: str) -> Bundle:
         (expected,) = Cascade.load(weights_of(out, day)).eval()(batch)
     for place in range(4):
         candidates = batch.item[place][batch.mask[place]].tolist()
-        found = bundle.score(request_of(batch, place), candidates)["only"]
-        assert np.allclose(found, expected[place][batch.mask[place]], atol=1e-5)
+        scores = bundle.score(request_of(batch, place), candidates)["only"]
+        assert np.allclose(scores, expected[place][batch.mask[place]], atol=1e-5)
     return bundle
 
 
 def written(out: Path) -> dict[str, int]:
-    """The bundles that are there, and when they were written."""
+    """Return the existing bundles and the times when they were written."""
     return {path.parent.name: path.stat().st_mtime_ns for path in out.glob("bundles/lcron/*/manifest.json")}
 
 
-# --- beside a producer ----------------------------------------------------------------------------------------------
+# --- with --follow --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.xdist_group("forks")
-def test_a_follower_writes_one_after_each_day_also_if_it_is_killed(forks: Forks, tmp_path: Path) -> None:
+def test_following_writes_a_bundle_after_each_day_also_after_a_kill(forks: Forks, tmp_path: Path) -> None:
     log, out, config = tmp_path / "log", tmp_path / "out", tmp_path / "stream.yaml"
     simulate_log(Simulation(days=1, **PLATFORM), log)
     config.write_text(yaml.safe_dump(content(log)))
@@ -105,7 +105,7 @@ def test_a_follower_writes_one_after_each_day_also_if_it_is_killed(forks: Forks,
         check_bundle(out, log, WEEK[number - 1])
         append_days(Simulation(days=number + 1, **PLATFORM), log)
     half = f"bundles/lcron/.{WEEK[2]}.*.unfinished"
-    wait_for(lambda: any(out.glob(half)), process)  # learned from, and not exported yet
+    wait_for(lambda: any(out.glob(half)), process)  # trained on, and not exported yet
     process.kill()
     process.communicate()
     before = written(out)
@@ -120,7 +120,7 @@ def test_a_follower_writes_one_after_each_day_also_if_it_is_killed(forks: Forks,
     assert check_bundle(out, log, WEEK[2]).manifest["source"]["metrics"]["stream"]["day"] == WEEK[2]
 
 
-# --- without waiting ------------------------------------------------------------------------------------------------
+# --- without --follow -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def seen_on(log: ImpressionLog, days: list[str]) -> set[int]:
     }
 
 
-def test_items_are_those_of_the_day_and_learning_does_not_notice(log: Path, tmp_path: Path) -> None:
+def test_bundles_hold_the_items_of_the_day_and_do_not_change_training(log: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     streamed(content(log), out, on_day=DayBundles(out / "bundles", 2))
     assert sorted(written(out)) == WEEK[1:3]
@@ -152,9 +152,9 @@ def test_items_are_those_of_the_day_and_learning_does_not_notice(log: Path, tmp_
     assert stream_outcome(out) == stream_outcome(tmp_path / "without")
 
 
-def test_what_is_missing_is_written_and_nothing_else(log: Path, tmp_path: Path) -> None:
+def test_only_missing_bundles_are_written(log: Path, tmp_path: Path) -> None:
     out, whole = tmp_path / "out", content(log)
-    streamed(whole | {"seeds": [0, 1]}, out)  # nobody had asked for bundles
+    streamed(whole | {"seeds": [0, 1]}, out)  # without bundles
     bundles = DayBundles(out / "bundles", 1)
     streamed(whole | {"seeds": [0, 1]}, out, resume=True, on_day=bundles)
     before, place = written(out), out / "bundles/lcron" / WEEK[2]
@@ -169,45 +169,45 @@ def test_what_is_missing_is_written_and_nothing_else(log: Path, tmp_path: Path) 
     assert not list(out.glob("runs/lcron-1/days/*.safetensors"))
 
     before = written(out)
-    (out / "runs").rename(out / "lost")  # so that all days are learned from again
+    (out / "runs").rename(out / "lost")  # so that all days are trained on again
     streamed(whole, out, resume=True, on_day=DayBundles(out / "bundles", 3))
-    assert written(out) == before  # whoever serves never goes back to an older day
+    assert written(out) == before  # a service never returns to an older day
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_learning_goes_on_where_a_bundle_is_refused(
+def test_training_continues_after_a_refused_bundle(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], jobs: int
 ) -> None:
-    log = log_of(tmp_path / "log", range(2))  # the price of an item is another in every impression
+    log = log_of(tmp_path / "log", range(2))  # the price of an item differs between impressions
     methods: dict[str, Any] = {"LCRON": {}} | ({"BCE": {"objective": {"name": "bce"}}} if jobs == 1 else {})
     config, out = tmp_path / "stream.yaml", tmp_path / "out"
     config.write_text(json.dumps(stream_content(log) | {"methods": methods}))
     assert command("stream", config, "--out", out, "--bundles", "1", "--jobs", str(jobs)) == 1
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     result = StreamResult.load(out / "stream.json")
     assert result.learned == WEEK[:2]
     assert not result.failed
     assert [one.method for one in result.refused] == list(methods)
     for method, one in zip(methods, result.refused, strict=True):
         assert f"no bundle of {WEEK[1]}: item.price depends on the request" in one.message
-        assert f"note: {method}, seed 0: {one.message}" in said
-        assert f"error: {method}, seed 0: {one.message}" in said
+        assert f"note: {method}, seed 0: {one.message}" in printed
+        assert f"error: {method}, seed 0: {one.message}" in printed
     assert not list(out.glob("bundles/*/*"))
     assert "Bundles that were not written" in Page(out / "report.html").headings
 
 
-def test_an_install_without_what_serves_is_refused_at_once(
+def test_a_missing_extra_is_reported_at_once(
     log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "rankfall.serving.export.export_run", None)
     (tmp_path / "stream.yaml").write_text(yaml.safe_dump(content(log)))
     assert command("stream", tmp_path / "stream.yaml", "--out", tmp_path / "out", "--bundles", "1") == 1
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert (
         "error: --bundles needs rankfall.serving.export.export_run, which is not installed: pip install 'rankfall"
-        in said
+        in printed
     )
     assert not (tmp_path / "out").exists()
