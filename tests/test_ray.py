@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 if find_spec("ray") is None:
     pytest.skip("Ray is not installed (pip install 'rankfall[ray]')", allow_module_level=True)
-pytestmark = pytest.mark.xdist_group("ray")  # so that Ray is started once
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]  # a group, so that Ray is started once
 ray = _ray.import_ray()
 
 SPEC: dict[str, Any] = {

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.service,
     chromium.needed,
     pytest.mark.xdist_group("page"),  # whose bundles are made once
 ]

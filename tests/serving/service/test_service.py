@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from rankfall.serving import Ranking
 
+pytestmark = pytest.mark.service
+
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Running]:

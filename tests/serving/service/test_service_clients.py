@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rankfall.serving.service.http_protocol import LimitedHttpProtocol
     from rankfall.serving.service.settings import Settings
 
+pytestmark = pytest.mark.service
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -38,6 +38,7 @@ def tried(service: Running) -> tuple[dict[str, Any], dict[str, Any], dict[str, A
     return json.loads(body), answer, found.json
 
 
+@pytest.mark.service
 def test_the_call_is_one_of_the_bundle_and_answered_as_printed() -> None:
     with running(platform_bundle()) as service:
         request, answer, found = tried(service)
@@ -48,6 +49,7 @@ def test_the_call_is_one_of_the_bundle_and_answered_as_printed() -> None:
     assert list(answer) == list(found)
 
 
+@pytest.mark.service
 def test_without_the_page_nobody_sees_what_a_user_asked() -> None:
     with running(platform_bundle(), page=False) as service:
         request, answer, found = tried(service)
@@ -61,6 +63,7 @@ def test_without_the_page_nobody_sees_what_a_user_asked() -> None:
     assert len(answer["ids"]) == len(answer["scores"]) == len(found["ids"])
 
 
+@pytest.mark.service
 @pytest.mark.parametrize("host", ["$(id)", "x'y", '"><b>', "a b", "[::1", "x" * 300, "http://x"])
 def test_a_strange_name_of_the_service_is_not_printed(host: str) -> None:
     with running(platform_bundle()) as service, service.client() as client:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from rankfall.serving import Answers, EncodedRequests
 
+pytestmark = pytest.mark.service
+
 
 class Gate:
     """Lets the bundle of a service compute nothing until it is opened, and sees what it computes."""

@@ -40,6 +40,8 @@ from support.services import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.service
+
 
 # --- a watched place ----------------------------------------------------------------------------------------------
 

@@ -20,6 +20,8 @@ from support.services import TOKEN, Client, Running, loaded, ranking_bundle, req
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.service
+
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Running]:

@@ -20,6 +20,7 @@ from support.services import HEADERS, Program, eventually, is_listening, loaded,
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.service
 LONG = "600"  # seconds that no test waits for
 
 
