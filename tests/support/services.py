@@ -208,8 +208,8 @@ class Program:
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Send a signal; return the exit code and the standard error."""
         self.process.send_signal(number)
-        _, said = self.process.communicate(timeout=PATIENCE)
-        return self.process.returncode, said
+        _, log = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, log
 
 
 def _command(child: str) -> bytes:

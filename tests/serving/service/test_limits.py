@@ -104,7 +104,7 @@ def test_uvicorn_still_has_what_the_processes_rely_on() -> None:
     )
 
 
-# --- errors that are not foreseen ---------------------------------------------------------------------------------
+# --- unexpected errors --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.service
