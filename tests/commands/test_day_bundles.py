@@ -90,6 +90,7 @@ def written(out: Path) -> dict[str, int]:
 # --- beside a producer ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("forks")
 def test_a_follower_writes_one_after_each_day_also_if_it_is_killed(forks: Forks, tmp_path: Path) -> None:
     log, out, config = tmp_path / "log", tmp_path / "out", tmp_path / "stream.yaml"

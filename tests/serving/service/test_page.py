@@ -17,7 +17,7 @@ from support.bundles import platform_bundle
 from support.page_driver import (
     DIGITS,
     address_of,
-    assert_says,
+    assert_has_numbers,
     assert_shows,
     card,
     explain,
@@ -197,7 +197,7 @@ def test_search_shows_stage_and_score_of_a_dropped_item(page: Page, address: str
     assert state == "dropped"
     assert "rank 25 of 25" in text
     score = ranking.scores[-1]
-    assert_says(text, score, ranking.threshold - score, ranking.threshold)
+    assert_has_numbers(text, score, ranking.threshold - score, ranking.threshold)
     assert step(page, "retrieval")[0] == "kept"
     expect(page.locator(".badge.bad")).to_have_text("dropped by ranking")
 
@@ -206,10 +206,10 @@ def test_search_shows_stage_and_score_of_a_dropped_item(page: Page, address: str
     explain(page, str(absent))
     state, text = step(page, "retrieval")
     assert state == "dropped"
-    assert_says(text, scores["retrieval"][0], retrieval.threshold - scores["retrieval"][0], retrieval.threshold)
+    assert_has_numbers(text, scores["retrieval"][0], retrieval.threshold - scores["retrieval"][0], retrieval.threshold)
     state, text = step(page, "ranking")
     assert state == "never"
-    assert_says(text, scores["ranking"][0], ranking.threshold)
+    assert_has_numbers(text, scores["ranking"][0], ranking.threshold)
     assert ("would have been kept" in text) == (scores["ranking"][0] > ranking.threshold)
 
 
@@ -241,7 +241,7 @@ def assert_blames_the_request(page: Page, bundle: Bundle, item: int | str, why: 
     assert f"Not received, {why}." in text
     assert "dropped it" not in text
     assert "would have been" not in text
-    assert_says(text, bundle.score(bundle.examples()[0]["request"], [item])["ranking"][0])
+    assert_has_numbers(text, bundle.score(bundle.examples()[0]["request"], [item])["ranking"][0])
 
 
 def test_search_for_an_item_that_is_not_a_candidate(page: Page, address: str, bundle: Bundle) -> None:
@@ -275,7 +275,7 @@ def test_ids_with_markup_and_items_that_the_index_misses(page: Page, hostile_add
     explain(page, str(item))
     state, text = step(page, "retrieval")
     assert (state, "but the index did not find it (approximate index" in text) == ("missed", True)
-    assert_says(text, score, retrieval.threshold)
+    assert_has_numbers(text, score, retrieval.threshold)
     assert page.evaluate("typeof hacked") == "undefined"
     assert page.locator("main script, main img").count() == 0
 
