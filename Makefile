@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests start many processes, each of which would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test browser bench docs lint experiments clean
+.PHONY: setup demo test test-fast browser bench docs lint experiments clean
 
 setup: .venv/.dev
 
@@ -35,8 +35,17 @@ browser:
 	  || { test "$$(id -u)" = 0 && apt-get update --quiet=2 && apt-get install --yes --quiet=2 --no-install-recommends chromium; } \
 	  || echo "no browser: the tests of the page will skip; install chromium to run them"
 
-test: lint browser
-	$(BIN)/pytest -n 2 --dist loadgroup
+# Tests of services and of other processes wait a lot, so that three processes keep two cores busy. The checks of `lint`
+# run meanwhile; their output follows that of the tests, and either of both fails the target.
+test: .venv/.dev browser
+	@log=$$(mktemp); $(MAKE) --no-print-directory lint >"$$log" 2>&1 & lint=$$!; \
+	$(BIN)/pytest -n 3 --dist loadgroup; tests=$$?; \
+	wait $$lint; checks=$$?; cat "$$log"; rm -f "$$log"; \
+	test $$tests -eq 0 && test $$checks -eq 0
+
+# A check while working: less than three minutes on two cores, and every package is covered.
+test-fast: .venv/.dev
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow and not service and not ray and not browser"
 
 bench: .venv/.installed
 	$(BIN)/rankfall bench ops

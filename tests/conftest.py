@@ -29,6 +29,9 @@ settings.load_profile("rankfall")
 
 Witnesses = dict[str, Counter[str]]  # for each function, the number of tests of each kind
 
+# Groups of tests that take longest start first: a group runs on one worker, on which others would wait at the end.
+LONGEST_GROUPS = ("ray", "torchrun", "forks", "bench serve", "page")
+
 _collected = pytest.StashKey[list[pytest.Item]]()
 
 
@@ -42,6 +45,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     item.config.stash[_collected].append(item)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_start)
+
+
+def _start(item: pytest.Item) -> int:
+    """Return the place of a test's group in the order of a run; tests of no group follow as they were collected."""
+    marker = item.get_closest_marker("xdist_group")
+    return LONGEST_GROUPS.index(marker.args[0]) if marker and marker.args[0] in LONGEST_GROUPS else len(LONGEST_GROUPS)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

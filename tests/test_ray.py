@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 if find_spec("ray") is None:
     pytest.skip("Ray is not installed (pip install 'rankfall[ray]')", allow_module_level=True)
-pytestmark = pytest.mark.xdist_group("ray")  # so that Ray is started once
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]  # a group, so that Ray is started once
 ray = _ray.import_ray()
 
 SPEC: dict[str, Any] = {
@@ -190,7 +190,7 @@ def test_a_mistake_of_ours_can_be_traced_back(engine: _ray.Ray) -> None:
 
 
 def test_a_part_whose_worker_dies_is_done_again(engine: _ray.Ray, tmp_path: Path) -> None:
-    work = partial(failing_work.squared_by_the_living, tmp_path / "died")
+    work = partial(failing_work.squared_with_one_kill, tmp_path / "died")
     assert list(engine.map(work, range(6))) == [part**2 for part in range(6)]
     assert (tmp_path / "died").exists()
 

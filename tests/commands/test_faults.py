@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from support.forks import Fork, Forks
 
-pytestmark = pytest.mark.xdist_group("forks")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("forks")]
 
 
 @pytest.fixture(scope="module")

@@ -90,6 +90,7 @@ def written(out: Path) -> dict[str, int]:
 # --- with --follow --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("forks")
 def test_following_writes_a_bundle_after_each_day_also_after_a_kill(forks: Forks, tmp_path: Path) -> None:
     log, out, config = tmp_path / "log", tmp_path / "out", tmp_path / "stream.yaml"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 pytestmark = [
+    pytest.mark.browser,
     chromium.needed,
     pytest.mark.xdist_group("report_pages"),  # one browser
 ]

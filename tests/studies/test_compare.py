@@ -291,6 +291,7 @@ def test_half_of_a_run_is_done_again(compare: Callable[..., ComparisonResult], t
     assert compare() == whole
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("forks")
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_killed_comparison_goes_on(
@@ -523,6 +524,7 @@ def test_ridge_minimises_its_objective(data: Path, compare: Callable[..., Compar
     assert model["mean"] == pytest.approx(scaler.mean_.tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("forks")
 def test_lightgbm_is_not_imported_unless_asked_for(forks: Forks, write: Callable[..., Path], tmp_path: Path) -> None:
     done = forks.start(write(seeds=[0]), tmp_path / "out", call="support.fork_tasks:compare_without_lightgbm")

@@ -615,6 +615,7 @@ def test_what_is_around_a_training_ends_all_processes(
     assert states(tune(search, out, jobs=2)) == ["complete"] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("forks")
 def test_a_search_that_was_killed_goes_on_from_its_checkpoint(
     forks: Forks, write: Callable[..., Path], tmp_path: Path

@@ -1,4 +1,4 @@
-"""Random batches of impressions, for tests of what scores them."""
+"""Random batches of impressions, for tests of models."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RECFLOW = Features(
 
 @dataclass
 class Impressions:
-    """What models ask of a batch, and nothing else."""
+    """The attributes of a batch that models read."""
 
     user: dict[str, Tensor]
     context: dict[str, Tensor]
@@ -58,7 +58,7 @@ class Impressions:
 def random_batch(
     features: Features = FEATURES, *, count: int = 5, n: int = 7, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> Impressions:
-    """Ids of all kinds, 0 and 1 among them; the second impression did nothing before; padding at the end of lists."""
+    """Return a batch with ids from 0 on, an empty history in the second impression, and padded lists."""
     generator = torch.Generator().manual_seed(seed)
 
     def values(feature: Feature, *shape: int) -> Tensor:
@@ -68,7 +68,7 @@ def random_batch(
         return torch.randn(shape, generator=generator, dtype=dtype)
 
     def first(most: int) -> Tensor:
-        """Bool ``(count, most)``: True in a random number of places from the first on; in some rows in all."""
+        """Return a bool tensor ``(count, most)`` that is True in a random number of leading places per row."""
         lengths = torch.randint(1, 2 * most, (count, 1), generator=generator)
         return torch.arange(most) < lengths
 
@@ -93,12 +93,12 @@ def random_batch(
 
 
 def blank(values: Tensor, mask: Tensor) -> Tensor:
-    """Values with 0 where there is padding."""
+    """Set padding to 0."""
     return torch.where(mask if values.ndim == mask.ndim else mask.unsqueeze(-1), values, 0)
 
 
 def take(batch: Impressions, which: slice) -> Impressions:
-    """Some of the impressions."""
+    """Return a slice of the impressions."""
     return Impressions(
         user={name: values[which] for name, values in batch.user.items()},
         context={name: values[which] for name, values in batch.context.items()},
@@ -110,13 +110,13 @@ def take(batch: Impressions, which: slice) -> Impressions:
 
 
 def map_items(batch: Impressions, change: Callable[[Tensor], Tensor]) -> Impressions:
-    """The batch with `change` done to everything that is one an item."""
+    """Apply `change` to all tensors with one value per item."""
     items = {name: change(values) for name, values in batch.items.items()}
     return replace(batch, items=items, mask=change(batch.mask))
 
 
 def map_events(batch: Impressions, change: Callable[[Tensor], Tensor]) -> Impressions:
-    """The batch with `change` done to everything that is one an event."""
+    """Apply `change` to all tensors with one value per event."""
     return replace(
         batch,
         sequences={
@@ -127,7 +127,7 @@ def map_events(batch: Impressions, change: Callable[[Tensor], Tensor]) -> Impres
 
 
 def spread(values: Tensor, places: Tensor, size: int) -> Tensor:
-    """Values ``(B, n, ...)`` at the places ``(n,)`` of lists of that size, padding elsewhere."""
+    """Move values ``(B, n, ...)`` to the places ``(n,)`` of lists of length `size`, and pad the rest."""
     wide = values.new_zeros(values.shape[0], size, *values.shape[2:])
     wide[:, places] = values
     return wide

@@ -1,4 +1,4 @@
-"""A small run on a simulated platform and its bundle, for tests of what exports and serves."""
+"""A small run on a simulated platform and its bundle, for tests of export and serving."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RANKING = {"name": "ranking", "quota": 10, "model": {"kind": "din", "hidden": [1
 
 
 def made_once(name: str, make: Callable[[Path], object]) -> Path:
-    """A directory that one process of a test run makes, and that nobody changes."""
+    """Return a directory that one process of a test run creates and all processes share; tests must not change it."""
     shared = Path(os.environ["RANKFALL_TESTS_SHARE"])
     path = shared / name
     with locked(shared / f"{name}.lock", wait=True):
@@ -43,7 +43,7 @@ def platform_log() -> ImpressionLog:
 
 
 def trained(log: Path, out: Path, stages: list[dict[str, Any]], days: tuple[str, ...] = DAYS, **changes: Any) -> Path:
-    """A run of these stages, trained a little."""
+    """Train these stages for one epoch."""
     content = {
         "data": {"path": str(log), "train": days[0], "valid": days[1], "test": days[2]},
         "relevant": 5,
@@ -58,23 +58,23 @@ def trained(log: Path, out: Path, stages: list[dict[str, Any]], days: tuple[str,
 
 @cache
 def platform_run() -> Path:
-    """Two towers and a DIN, trained on the platform."""
+    """Return the run of a two-tower model and a DIN on the platform."""
     return made_once("run", lambda out: trained(platform_log().path, out, [RETRIEVAL, RANKING]))
 
 
 @cache
 def platform_bundle() -> Path:
-    """The bundle of that run, written by the command line."""
+    """Return the bundle of that run, written by the command line."""
     return made_once("bundle", lambda out: exported(platform_run(), out))
 
 
 def exported(run_directory: Path, out: Path, *options: str) -> None:
-    """The bundle of a run."""
+    """Export the bundle of a run."""
     assert run("export", str(run_directory), "--out", str(out), *options) == 0
 
 
 def raw_request(batch: Impressions, place: int) -> dict[str, Any]:
-    """A request of the platform as its log had it: its ids are whole numbers, of which the first has the id 2."""
+    """Return a request with the raw values of the log: numbers, which are encoded from 2 on."""
 
     def number(value: Any) -> int:
         return int(value) - 2

@@ -1,4 +1,4 @@
-"""A log from which a cascade can learn, and a small cascade, for tests of what trains and measures them."""
+"""A log with learnable preferences and a small cascade, for tests of training and evaluation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def liked_log(path: Path, *, change: Callable[[dict[str, Columns]], None] = lambda days: None) -> Path:
-    """A log in which users with odd ids like items of large numbers, the others those of small ones."""
+    """Write a log in which users with odd ids prefer items with large numbers, others those with small ones."""
     rng = np.random.default_rng(0)
     days = {day: random_day(rng, number, 300 if number == 0 else 60) for number, day in enumerate(DAYS)}
     for columns in days.values():
@@ -35,7 +35,7 @@ def liked_log(path: Path, *, change: Callable[[dict[str, Columns]], None] = lamb
 
 
 def content(log: Path, **changes: Any) -> dict[str, Any]:
-    """The configuration of a cascade of two stages on such a log."""
+    """Return the configuration of a cascade of two stages on such a log."""
     base = {
         "data": {"path": str(log), "train": DAYS[0], "valid": DAYS[1], "test": DAYS[2]},
         "relevant": 2,

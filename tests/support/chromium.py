@@ -1,4 +1,4 @@
-"""A real browser, for tests of pages; without one they are skipped."""
+"""Chromium for tests of pages, which are skipped without it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ needed = pytest.mark.skipif(_PROGRAM is None, reason=f"needs one of {', '.join(_
 
 @contextmanager
 def launched() -> Iterator[Browser]:
-    """A browser, closed afterwards."""
+    """Yield a browser and close it afterwards."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=_PROGRAM, args=_FLAGS)
         yield browser

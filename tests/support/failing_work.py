@@ -1,4 +1,4 @@
-"""Work that goes wrong in other processes, which must find it in a module of its own."""
+"""Functions that fail in other processes, which import them from this module."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def die_once(mark: Path) -> None:
-    """Kill this process, unless it was done before."""
+    """Kill this process unless the file `mark` exists."""
     try:
         mark.touch(exist_ok=False)
     except FileExistsError:
@@ -34,7 +34,7 @@ def die_once(mark: Path) -> None:
 
 @dataclass(frozen=True)
 class DyingFile(RowFile):
-    """A file whose first reader dies when it has read some of it."""
+    """A file whose first reader is killed after the first batch."""
 
     mark: str = ""
 
@@ -45,14 +45,14 @@ class DyingFile(RowFile):
 
 
 def squared(part: int, report: Report) -> tuple[int, int]:
-    """The square of a number, the smallest ones last, and who found it."""
+    """Return the square of a number and the process id; 0 takes longest."""
     time.sleep(0.3 if part == 0 else 0)
     report(part)
     return part * part, os.getpid()
 
 
-def squared_by_the_living(mark: Path, part: int, report: Report) -> int:
-    """The square of a number; the process that is asked for that of 3 dies."""
+def squared_with_one_kill(mark: Path, part: int, report: Report) -> int:
+    """Return the square of a number; the first process that receives 3 is killed."""
     if part == 3:
         die_once(mark)
     report(part)
@@ -60,7 +60,7 @@ def squared_by_the_living(mark: Path, part: int, report: Report) -> int:
 
 
 def squared_unless(refused: list[int], part: int, report: Report) -> int:
-    """The square of a number, or an error."""
+    """Return the square of a number, or raise an error if it is refused."""
     time.sleep(0 if part == refused[0] else 0.1)
     if part in refused:
         raise ValueError(f"part: found {part}, expected another")
@@ -68,29 +68,29 @@ def squared_unless(refused: list[int], part: int, report: Report) -> int:
 
 
 def broken(part: int, report: Report) -> int:
-    """A mistake of ours."""
+    """Raise an error that is a bug."""
     return [1, 2][part + 2]
 
 
 def dead(part: int, report: Report) -> None:
-    """Nobody survives this."""
+    """Kill the process."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def halved(task: int) -> int:
-    """Half of a number."""
+    """Return half of an even number."""
     if task % 2:
         raise ValueError(f"task: found {task}, expected an even number")
     return task // 2
 
 
-# --- processes of a training by Ray ---------------------------------------------------------------------------------
+# --- processes of a training run by Ray -----------------------------------------------------------------------------
 
 
 def until_the_second_raises(notes: Path, error: Exception) -> Callable[[Task], None]:
-    """Training with time between batches, in whose third epoch the second process meets an error.
+    """Return slow training in which the second process raises an error in the third epoch.
 
-    What happens is noted in a file.
+    Events are written to the file `notes`.
     """
 
     def work(task: Task) -> None:

@@ -1,4 +1,4 @@
-"""What forks (``forks.py``) do for tests of comparisons and searches."""
+"""Tasks of forks (``forks.py``) in tests of comparisons and searches."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 
 
 def counted(log: Path, step: Run) -> list[str]:
-    """What a comparison does for a run, with a line in a log."""
+    """Perform a step of a comparison and write a line to a log."""
     notices = perform(step)
-    time.sleep(0.1)  # so that whoever kills this is not too late
+    time.sleep(0.1)  # leaves time for a kill
     with log.open("a") as file:
         file.write(f"{step.action} {step.run.directory.name}\n")
     return notices
 
 
 def compare_counted(arguments: list[str]) -> None:
-    """A comparison whose steps are logged: CONFIG OUT LOG JOBS."""
+    """Run a comparison whose steps are logged: CONFIG OUT LOG JOBS."""
     config, out, log, jobs = arguments
     comparing.perform = partial(counted, Path(log))
     compare_methods(load_comparison(Path(config)), Path(out), jobs=int(jobs))
 
 
 def compare_without_lightgbm(arguments: list[str]) -> None:
-    """A comparison that needs no trees: CONFIG OUT."""
+    """Run a comparison without LightGBM: CONFIG OUT."""
     config, out = arguments
     compare_methods(load_comparison(Path(config)), Path(out))
     assert "lightgbm" not in sys.modules
 
 
 def tune_and_die(arguments: list[str]) -> None:
-    """A search that is killed in its second trial, in the third batch of the second epoch: CONFIG OUT."""
+    """Run a search that is killed in its second trial, in the third batch of the second epoch: CONFIG OUT."""
     config, out = arguments
 
     def on_step(number: int, step: Step) -> None:

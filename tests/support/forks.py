@@ -1,8 +1,8 @@
-"""Processes of their own, to be killed and stopped, that need not import torch first.
+"""Processes that tests kill and stop, and that start without importing torch.
 
-They are forks of one that has done so, which is this file as a program: each line that it reads asks for a fork, or how
-one has ended, and is answered by a line. A fork does its work and waits for its threads; then it ends at once, as to
-forget all that was imported would take another second.
+They are forks of a server process, this file as a program, which has imported torch. Each line of its standard input
+requests a fork or the exit code of one, and is answered by a line. A fork does its work and waits for its threads; then
+it exits without cleaning up the interpreter, which would take another second.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH}
-DEADLINE = 600  # seconds, for a process that should have answered at once
+DEADLINE = 600  # seconds until a test fails
 COMMAND = "rankfall.cli:main"
-IMPORTED = (  # by whatever trains
+IMPORTED = (  # modules that training needs
     "torch._dynamo",  # by optimizers
-    "pandas",  # by pyarrow, if it is there
+    "pandas",  # by pyarrow, if installed
     "rankfall.cli",
     "rankfall.training.train",
     "rankfall.studies.compare",
@@ -42,7 +42,7 @@ IMPORTED = (  # by whatever trains
 
 
 class Forks:
-    """Starts forks. What they say goes to files in a directory."""
+    """Starts forks, whose output is written to files in a directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._numbers = directory, count()
@@ -66,23 +66,23 @@ class Forks:
         first: Sequence[str] = (),
         largest_file: int | None = None,
     ) -> Fork:
-        """Call a function with a list of arguments: that of the command line, or another ``module:function``.
+        """Call ``module:function``, by default the command line, with a list of arguments in a fork.
 
-        The modules `first` are imported before, once for all forks. No file that the fork writes gets larger than
+        The server imports the modules `first` before, once for all forks. Files that the fork writes are limited to
         `largest_file` bytes.
         """
-        said = [self._directory / f"{next(self._numbers)}.{name}" for name in ("out", "err")]
+        output = [self._directory / f"{next(self._numbers)}.{name}" for name in ("out", "err")]
         request = {
             "call": call,
             "arguments": [str(argument) for argument in arguments],
-            "said": [str(path) for path in said],
+            "output": [str(path) for path in output],
             "first": list(first),
             "largest_file": largest_file,
         }
-        return Fork(self, self.ask(request), *said)
+        return Fork(self, self.ask(request), *output)
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """What the program answers."""
+        """Send a request to the server and return its answer."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.write(f"{json.dumps(request)}\n")
@@ -91,49 +91,49 @@ class Forks:
 
 
 class Fork:
-    """A process, as far as tests treat it like one of ``subprocess``."""
+    """A process with the part of the interface of ``subprocess.Popen`` that tests use."""
 
     def __init__(self, forks: Forks, pid: int, out: Path, err: Path) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._forks, self._said = forks, (out, err)
+        self._forks, self._output = forks, (out, err)
 
     def poll(self) -> int | None:
-        """The exit code, or the negative number of the signal that ended it, if it has ended."""
+        """Return the exit code or the negative number of the signal; None while the process runs."""
         if self.returncode is None:
             self.returncode = self._forks.ask({"poll": self.pid})
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal if the process still runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """As whoever pulls the plug."""
+        """Kill the process if it still runs."""
         self.send_signal(signal.SIGKILL)
 
     def errors(self) -> str:
-        """What it has said on standard error so far."""
-        return self._said[1].read_text()
+        """Return the standard error so far."""
+        return self._output[1].read_text()
 
     def children(self) -> list[int]:
-        """The processes that it has started."""
+        """Return the ids of its child processes."""
         found = Path(f"/proc/{self.pid}/task").glob("*/children")
         return [int(child) for path in found for child in path.read_text().split()]
 
     def communicate(self) -> tuple[str, str]:
-        """Wait for its end; what it said on standard output and standard error."""
+        """Wait until the process ends; return its standard output and standard error."""
         deadline = time.monotonic() + DEADLINE
         while self.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        out, err = (path.read_text() for path in self._said)
+        out, err = (path.read_text() for path in self._output)
         return out, err
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process has not ended; what nobody has asked after yet has."""
+    """Return whether a process runs; a zombie does not."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
@@ -145,7 +145,7 @@ def is_alive(pid: int) -> bool:
 
 
 def main() -> None:
-    """Answer one line by another, until there are no more; in a fork, do what the line asks for."""
+    """Answer each line of standard input; in a fork, do the work that the line requests."""
     for name in IMPORTED:
         if find_spec(name.partition(".")[0]):
             import_module(name)
@@ -174,7 +174,7 @@ def _ended(child: int) -> int | None:
 
 
 def _code_of(request: dict[str, Any]) -> int:
-    """Do the work, and say with which code the interpreter would end."""
+    """Do the work; return the exit code of an interpreter."""
     try:
         _work(request)
     except SystemExit as ended:
@@ -195,7 +195,7 @@ def _end(code: int) -> NoReturn:
 
 
 def _work(request: dict[str, Any]) -> None:
-    for handle, path in enumerate((os.devnull, *request["said"])):
+    for handle, path in enumerate((os.devnull, *request["output"])):
         opened = os.open(path, os.O_WRONLY | os.O_CREAT if handle else os.O_RDONLY)
         os.dup2(opened, handle)
         os.close(opened)

@@ -1,4 +1,4 @@
-"""Trainings that use everything a checkpoint must keep, and what is compared of them."""
+"""Configurations whose training uses everything that a checkpoint stores, and the results that tests compare."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMES = ("seconds", "lists_per_second", "impressions_per_second")
 
 
 def cascade_content(log: Path, **changes: Any) -> dict[str, Any]:
-    """Noise, negatives, a temperature that falls, trained weights, tables that are sparse and shared, two days."""
+    """Noise, negatives, a falling temperature, learned weights, sparse and shared tables, two days."""
     model = {"dim": 4, "hidden": [8], "sparse": 40}
     base = {
         "data": {"path": str(log), "train": list(DAYS[:2]), "valid": DAYS[2], "negatives": 3},
@@ -43,7 +43,7 @@ def cascade_content(log: Path, **changes: Any) -> dict[str, Any]:
 
 
 def ranker_content(data: Path, **changes: Any) -> dict[str, Any]:
-    """Dropout, batch norm, samples of long lists, a trained balance, an early end."""
+    """Dropout, batch norm, samples of long lists, a learned balance, early stopping."""
     base = config_for(
         data,
         model={"kind": "mlp", "hidden": [8], "dropout": [0.3]},
@@ -55,12 +55,12 @@ def ranker_content(data: Path, **changes: Any) -> dict[str, Any]:
 
 
 def train(content: dict[str, Any], out: Path, **options: Any) -> TrainResult:
-    """Train what a configuration says, whatever that is."""
+    """Train a configuration of a cascade or of a ranker."""
     return training.train(validate_any(content), out, **options)
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """All that a finished run is, but for how long it took."""
+    """Return the files and values of a finished run, without times."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     result = json.loads((run / "result.json").read_text())
     return {

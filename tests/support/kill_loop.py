@@ -1,7 +1,7 @@
-"""A training or stream that is killed again and again, in a fork (``forks.py``) that forks in turn.
+"""Training runs or streams that are killed repeatedly, as the task of a fork (``forks.py``).
 
-Every attempt continues the run before it; a run that is finished is followed by the next. ``whole`` in the directory is
-a run that nobody killed. For each kill a line says in which moment it came.
+Each attempt resumes the run of the previous one; after a finished run the next one starts. ``whole`` in the directory
+is a run without kills. A line of output per kill names its moment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Arrange = Callable[[], None]
-    Work = Callable[[Path], object]  # in a directory, from where it was
+    Work = Callable[[Path], object]  # in a directory, resuming what it contains
 
 ANY = "any moment"
 INSIDE = ("half written", "before the rename", "after the rename", "before the older one goes")
@@ -33,7 +33,7 @@ ATTEMPTS = 200
 
 
 def main(arguments: list[str]) -> None:
-    """Work once without being killed, then with so many kills: CONFIG DIRECTORY KILLS."""
+    """Work once without a kill, then with KILLS kills: CONFIG DIRECTORY KILLS."""
     config_path, directory, kills = arguments
     work = work_of(Path(config_path))
     rng, place = random.Random(0), Path(directory)
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> None:
 
 
 def work_of(path: Path) -> Work:
-    """What a configuration asks for: a stream if it has methods."""
+    """Return a function that runs a configuration, which is a stream if it has methods."""
     if "methods" in path.read_text():
         stream = load_stream(path)
         return lambda out: stream_methods(stream, out, resume=True)
@@ -68,7 +68,7 @@ def work_of(path: Path) -> Work:
 
 
 def attempt(work: Work, out: Path, arrange: Arrange = lambda: None, seconds: float | None = None) -> bool:
-    """Whether work in a process of its own was killed before its end."""
+    """Work in a child process; return whether it was killed before its end."""
     child = os.fork()
     if not child:
         try:
@@ -80,7 +80,7 @@ def attempt(work: Work, out: Path, arrange: Arrange = lambda: None, seconds: flo
         os._exit(0)
     if seconds is not None:
         time.sleep(seconds)
-        os.kill(child, signal.SIGKILL)  # whoever is at its end already does not mind
+        os.kill(child, signal.SIGKILL)  # has no effect if it has ended
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         return True
@@ -89,7 +89,7 @@ def attempt(work: Work, out: Path, arrange: Arrange = lambda: None, seconds: flo
 
 
 def inside(moment: str, count: int) -> Arrange:
-    """Let a process kill itself in its `count`-th write of a checkpoint."""
+    """Return a function that makes a process kill itself in its `count`-th write of a checkpoint."""
 
     def arrange() -> None:
         left = count
@@ -126,5 +126,5 @@ def inside(moment: str, count: int) -> Arrange:
 
 
 def die() -> None:
-    """As whoever pulls the plug would have it."""
+    """Kill this process."""
     os.kill(os.getpid(), signal.SIGKILL)

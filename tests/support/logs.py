@@ -1,4 +1,4 @@
-"""Random impression logs, written without any of the readers, for tests of what reads logs."""
+"""Random impression logs, written without `prepare`, for tests of code that reads logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Columns = dict[str, list[Any]]  # of a day, one entry an impression
+    Columns = dict[str, list[Any]]  # of a day, one entry per impression
 
 ITEMS = 40
 ROWS = {"user.id": 32, "context.hour": 26, "video": ITEMS + 2, "item.author": 302}
@@ -51,7 +51,7 @@ FIRST_MS = 1_705_075_200_000  # midnight of the first day in Shanghai
 
 
 def random_day(rng: np.random.Generator, number: int, impressions: int) -> Columns:
-    """A day with nothing wrong in it: full stages, the deepest relevant, ranks, histories, all features."""
+    """Return a valid day: full stages, the deepest relevant, ranks, histories, all features."""
     depth = np.array([-1] * 2 + [0] * 4 + [1] * 3 + [2] * 2)
     columns: Columns = {name: [] for name in impression_schema(spec(), request=pa.int64()).names}
     for place in range(impressions):
@@ -85,19 +85,19 @@ def random_day(rng: np.random.Generator, number: int, impressions: int) -> Colum
 
 
 def grades(depth: NDArray[np.int64], rank: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Deeper is better, then the smaller rank; random negatives share the lowest place."""
+    """Return grades: deeper is better, then the smaller rank; random negatives share the lowest grade."""
     keys = [(int(d), 0 if d < 0 else -int(r)) for d, r in zip(depth, rank, strict=True)]
     places = {key: place for place, key in enumerate(sorted(set(keys)))}
     return np.array([places[key] for key in keys])
 
 
 def spec(**changes: Any) -> Spec:
-    """The description of the random logs, with some keys changed."""
+    """Return the spec of the random logs with some keys changed."""
     return validate_spec(SPEC | changes)
 
 
 def item_columns() -> Columns:
-    """The table of items of the random logs."""
+    """Return the table of items of the random logs."""
     items = list(range(ITEMS))
     return {
         "item": items,
@@ -115,7 +115,7 @@ def write_log(
     items: Columns | None = None,
     request: pa.DataType | None = None,
 ) -> ImpressionLog:
-    """Write days as a log; lists in one row may disagree, the writer does not look."""
+    """Write days as a log; the writer does not check that lists of a row have equal lengths."""
     described = description or spec()
     path.mkdir()
     schema = impression_schema(described, request=request or pa.int64())
@@ -128,7 +128,7 @@ def write_log(
 
 
 def as_table(columns: Columns, schema: pa.Schema) -> pa.Table:
-    """Lists of values as a table of that schema."""
+    """Return lists of values as a table of a schema."""
     return pa.table([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
 
 
@@ -140,7 +140,7 @@ def random_log(
     change: Callable[[dict[str, Columns]], None] = lambda days: None,
     **options: Any,
 ) -> ImpressionLog:
-    """A log of three days with nothing wrong in it but what `change` does to it."""
+    """Write a valid log of three days after applying `change`."""
     rng = np.random.default_rng(seed)
     days = {day: random_day(rng, number, impressions) for number, day in enumerate(DAYS)}
     change(days)

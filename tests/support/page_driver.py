@@ -1,4 +1,4 @@
-"""What tests do with the funnel explorer in a browser, and what they read from it."""
+"""Actions on the funnel explorer in a browser, and readers of its content."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ DIGITS = 5e-5  # scores are shown with four
 
 
 def narrow_bundle(out: Path) -> Path:
-    """The models of the platform, of which the first keeps so few items that the answers are others."""
+    """Write a bundle with the platform's models and a smaller quota in the first stage, so that answers differ."""
     shutil.copytree(platform_bundle(), out)
-    (out / "examples.json").write_text("[]")  # which were answered from more items
+    (out / "examples.json").write_text("[]")  # computed with the larger quota
     manifest = json.loads((out / "manifest.json").read_text())
     (out / "manifest.json").unlink()
     manifest["stages"][0]["quota"] = 12
@@ -42,7 +42,7 @@ def narrow_bundle(out: Path) -> Path:
 
 
 def hostile_bundle(out: Path) -> Bundle:
-    """Items whose ids are markup, in an index that does not find all of the best."""
+    """Write a bundle with markup as item ids and an index that misses some of the best items."""
     source = simulated_source(2000, users=50, quotas=(200, 20), requests=256)
     ids = [f'<script>hacked = 1</script><img src="x" onerror="hacked = 1">&lt;{number}' for number in range(2000)]
     table = replace(source.items, lookup=Lookup.of(pa.array(ids, pa.large_string()), name="items"))
@@ -64,7 +64,7 @@ def card(page: Page, stage: str, title: str = "") -> Locator:
 
 
 def rows(card: Locator) -> list[dict[str, Any]]:
-    """The items of a stage as they are shown."""
+    """Return the displayed items of a stage."""
     found: list[dict[str, Any]] = card.locator("[role=option]").evaluate_all(
         """found => found.map(row => ({
             rank: Number(row.querySelector(".rank").textContent.replace(",", "")),
@@ -85,7 +85,7 @@ def funnel(bundle: Bundle, place: int = 0, **options: Any) -> tuple[Ranking, lis
 
 
 def assert_shows(page: Page, stages: list[StageTrace]) -> None:
-    """That every list is what the bundle says."""
+    """Check that every displayed list equals that of the bundle."""
     for stage in stages:
         shown = rows(card(page, stage.name))
         assert [row["id"] for row in shown] == [str(one) for one in stage.ids]
@@ -97,18 +97,18 @@ def assert_shows(page: Page, stages: list[StageTrace]) -> None:
 def explain(page: Page, item: str) -> None:
     page.get_by_label("Find an item").fill(item)
     page.get_by_role("button", name="Explain").click()
-    said = "item => document.querySelector('.path .id')?.textContent === item"
-    page.wait_for_function(f"{said} || document.getElementById('item-error').textContent", arg=item)
+    is_shown = "item => document.querySelector('.path .id')?.textContent === item"
+    page.wait_for_function(f"{is_shown} || document.getElementById('item-error').textContent", arg=item)
 
 
 def step(page: Page, stage: str) -> tuple[str | None, str]:
-    """What is said of a stage: its verdict, and the sentence."""
+    """Return the verdict and the sentence about a stage."""
     found = page.locator(f".step[data-stage={stage}]")
     return found.get_attribute("data-state"), found.inner_text()
 
 
 def in_window(found: Locator) -> bool:
-    """Whether all of it is in the window, nothing lies over its middle, and no box cuts it off."""
+    """Return whether an element is in the window, uncovered at its center and not clipped."""
     inside: bool = found.evaluate(
         """one => {
             const { left, right, top, bottom } = one.getBoundingClientRect();
@@ -120,7 +120,7 @@ def in_window(found: Locator) -> bool:
 
 
 def in_its_list(row: Locator) -> bool:
-    """Whether a row is in the part of its list that is scrolled to, below the headings."""
+    """Return whether a row is in the visible part of its list, below the headings."""
     inside: bool = row.evaluate(
         """row => {
             const list = row.closest(".items"), at = row.getBoundingClientRect();
@@ -131,7 +131,7 @@ def in_its_list(row: Locator) -> bool:
     return inside
 
 
-def assert_says(text: str, *numbers: float) -> None:
+def assert_has_numbers(text: str, *numbers: float) -> None:
     shown = [float(one) for one in re.findall(r"-?\d+\.\d+(?:e[+-]\d+)?", text)]
     for number in numbers:
         assert any(abs(number - one) <= DIGITS for one in shown), (number, text)
@@ -142,7 +142,7 @@ def tab_to(page: Page, selector: str) -> None:
         page.keyboard.press("Tab")
         if page.evaluate("selector => document.activeElement.matches(selector)", selector):
             return
-    raise AssertionError(f"Tab never comes to {selector}")
+    raise AssertionError(f"Tab never reaches {selector}")
 
 
 def focused(page: Page, what: str) -> str:

@@ -1,4 +1,4 @@
-"""Where the files of the project are, for tests that read them or start processes."""
+"""Paths of the project, for tests that read its files or start processes."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 
-# for processes that import helpers of tests, in addition to what this process may import
+# For child processes: the path of this process, and the helpers of tests.
 PYTHONPATH = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))

@@ -16,7 +16,7 @@ SPLITS = {"S1": 40, "S2": 40, "S3": 20, "S4": 40}
 
 
 def planted_text(lists: int, seed: int, *, shortest: int = 5, longest: int = 25) -> str:
-    """Lists whose labels 0 to 3 are grades of a weighted sum of features of very different scales."""
+    """Return lists whose labels 0 to 3 are grades of a weighted sum of features of very different scales."""
     rng = np.random.default_rng(seed)
     lines = []
     for number in range(lists):
@@ -30,7 +30,7 @@ def planted_text(lists: int, seed: int, *, shortest: int = 5, longest: int = 25)
 
 
 def plant(directory: Path, **recipe: Any) -> Path:
-    """Prepared data with the splits S1 to S4 in a directory."""
+    """Prepare data with the splits S1 to S4 in a directory."""
     directory.mkdir(parents=True, exist_ok=True)
     files = {}
     for seed, (name, lists) in enumerate(SPLITS.items()):
@@ -42,7 +42,7 @@ def plant(directory: Path, **recipe: Any) -> Path:
 
 
 def config_for(data: Path, /, **sections: Any) -> dict[str, Any]:
-    """The content of a configuration that trains on S1 and S2, validates on S3 and tests on S4."""
+    """Return a configuration that trains on S1 and S2, validates on S3 and tests on S4."""
     base: dict[str, Any] = {
         "data": {"path": str(data), "train": ["S1", "S2"], "valid": ["S3"], "test": ["S4"]},
         "model": {"kind": "linear"},

@@ -1,4 +1,4 @@
-"""A small Ray of a test module's own."""
+"""A small Ray session for a test module."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 @contextmanager
 def small_ray() -> Iterator[Ray]:
-    """Two processors and little memory. Nothing is left of it that Python could warn of."""
+    """Yield Ray with two CPUs and little memory, and end all its processes afterwards."""
     pickle = import_ray().cloudpickle
-    pickle.register_pickle_by_value(failing_work)  # workers do not know where tests are
+    pickle.register_pickle_by_value(failing_work)  # workers cannot import helpers of tests
     with ExitStack() as stack:
         stack.callback(pickle.unregister_pickle_by_value, failing_work)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # of starts that a busy machine was too slow for
+            warnings.simplefilter("ignore", ResourceWarning)  # Ray retries slow starts and leaves processes behind
             opened = stack.enter_context(open_ray(num_cpus=2, object_store_memory=100 * 2**20))
             gc.collect()
         yield opened
-    for process in gc.get_objects():  # Ray ends its processes and does not wait for them
+    for process in gc.get_objects():  # Ray does not wait for its processes, which Python warns of
         if issubclass(type(process), subprocess.Popen) and process.returncode is None and "/ray/" in str(process.args):
             process.kill()
             process.wait()

@@ -1,4 +1,4 @@
-"""Trainings that are interrupted, for tests of what continues them."""
+"""Interrupted training runs, for tests of resuming."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ if TYPE_CHECKING:
 
 
 class Interrupted(Exception):  # noqa: N818
-    """What happens to a training in these tests."""
+    """Interrupts training in these tests."""
 
 
 def after(count: int) -> Callable[[Step], None]:
-    """Interrupts a training once it has reported so many batches."""
+    """Return a progress function that interrupts training after `count` batches."""
     seen: list[Step] = []
 
-    def hear(step: Step) -> None:
+    def on_step(step: Step) -> None:
         seen.append(step)
         if len(seen) == count:
             raise Interrupted
 
-    return hear
+    return on_step
 
 
 def interrupt(content: Content, run: Path, batches: int, **options: Any) -> list[Path]:
-    """Train until so many batches are reported; the checkpoints that are left, the newest first."""
+    """Train for a number of batches; return the checkpoints, the newest first."""
     with pytest.raises(Interrupted):
         train(content, run, progress=after(batches), **options)
     return left(run)
 
 
 def left(run: Path) -> list[Path]:
-    """The checkpoints of a run, the newest first."""
+    """Return the checkpoints of a run, the newest first."""
     return Checkpoints(run / "checkpoints", 9).paths()
 
 
 def alter(path: Path) -> None:
-    """Damage a file in one bit."""
+    """Flip one bit of a file."""
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)
@@ -60,7 +60,7 @@ def alter(path: Path) -> None:
 
 @cache
 def contents() -> dict[str, Content]:
-    """Configurations of a cascade and of rankers with other optimizers, on data that nobody changes."""
+    """Return configurations of a cascade and of rankers with different optimizers, on shared data."""
 
     def make(place: Path) -> None:
         place.mkdir()
@@ -79,7 +79,7 @@ def contents() -> dict[str, Content]:
 
 @cache
 def whole_runs() -> dict[str, Path]:
-    """Their runs without any interruption, or checkpoint."""
+    """Return their runs without interruptions and without checkpoints."""
 
     def make(place: Path) -> None:
         for name, content in contents().items():

@@ -1,4 +1,4 @@
-"""A second `prepare rows`, as plain loops over dictionaries: what the fast one must write."""
+"""A reference implementation of `prepare rows` in plain loops over dictionaries."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def hash_of(value: int | str) -> int:
 
 
 def key_of(row: Row, spec: Spec, *before: int) -> int:
-    """The hash of a row's request and item after some numbers."""
+    """Return the hash of numbers followed by a row's request and item."""
     parts = [*before, hash_of(row[spec.request]), hash_of(row[spec.item])]
     return int(combine(*(np.uint64(part) for part in parts)))
 
 
 class Witness:
-    """The impressions, items and vocabularies of a log whose rows have every column, times in milliseconds."""
+    """Impressions, items and vocabularies of rows with all columns and times in milliseconds."""
 
     def __init__(self, rows: list[Row], spec: Spec, *, seed: int = 0, fit_days: int | None = None) -> None:
         self.spec = spec
@@ -59,10 +59,10 @@ class Witness:
         feature = getattr(self.spec.features, group)[name]
         return str(feature.column or (self.spec.time.column if isinstance(feature, Time) else name))
 
-    # --- what is fitted ---
+    # --- fitted values ---
 
     def observations(self, group: str, name: str) -> Values:
-        """Every value of a feature in the days that are fitted on: of items by rows, of others by requests."""
+        """Return the values of a feature in the fitted days: per row for items, per request for others."""
         column = self.column(group, name)
         if group == "item":
             return [row[column] for row in self.fitted]
@@ -100,7 +100,7 @@ class Witness:
             edges.add(ordered[low] + (ordered[high] - ordered[low]) * (place - low))
         return sorted(edge for edge in edges if edge > ordered[0])
 
-    # --- what a model sees ---
+    # --- encoded values ---
 
     def encode(self, group: Any, name: str, value: Any) -> Any:
         feature = getattr(self.spec.features, group)[name]
@@ -109,7 +109,7 @@ class Witness:
         if value is None:
             return 0
         if isinstance(feature, Time):
-            # the spec of these tests has times in milliseconds everywhere
+            # all times of these tests are in milliseconds
             moment = self.local(value)
             parts = {
                 "hour": moment.hour,
@@ -168,7 +168,7 @@ class Witness:
         return float(self.depth(row) >= self.spec.stage_names.index(str(self.spec.relevant.stage)))
 
     def events(self, row: Row, name: str) -> list[Row]:
-        """What the user of a row did strictly before, oldest first."""
+        """Return the user's events strictly before a row, oldest first."""
         sequence, user = self.spec.sequences[name], str(self.spec.user)
         past = [
             other
@@ -207,9 +207,9 @@ class Witness:
         return found
 
     def impressions(self) -> dict[str, list[Row]]:
-        """The impressions of each day, in order."""
+        """Return the impressions of each day, in order."""
         requests: dict[Any, list[Row]] = defaultdict(list)
-        for row in self.rows:  # sorted as impressions are
+        for row in self.rows:  # in the order of impressions
             requests[row[self.spec.request]].append(row)
         days: dict[str, list[Row]] = {day: [] for day in self.days}
         for rows in requests.values():
@@ -217,7 +217,7 @@ class Witness:
         return days
 
     def items(self) -> list[Row]:
-        """Every item with the features it had last."""
+        """Return every item with its latest features."""
         last = {row[self.spec.item]: row for row in self.rows}
         return [
             {"item": self.numbers[item]}

@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 TOKEN = "a-token-of-tests"
-# of a request whose body is not sent yet
+# headers of a request without its body
 HEADERS = b"POST /rank HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
 PATIENCE = 60.0  # seconds, enough for a busy machine
 
 
 @cache
 def ranking_bundle() -> Path:
-    """The bundle of the second stage alone, whose answers differ."""
+    """Return the bundle of the second stage alone, whose answers differ."""
     return made_once("ranking", lambda out: exported(platform_run(), out, "--stage", "ranking"))
 
 
 @cache
 def loaded(path: Path) -> Bundle:
-    """The loaded bundle, to compare answers with."""
+    """Load a bundle, to compare answers with."""
     return Bundle.load(path)
 
 
@@ -68,8 +68,8 @@ def spoiled(path: Path, out: Path) -> Path:
     examples[0]["scores"][0] += 1
     (out / "examples.json").write_text(json.dumps(examples))
     manifest = json.loads((out / "manifest.json").read_text())
-    about = manifest["files"]["examples.json"]
-    about["bytes"], about["sha256"] = (out / "examples.json").stat().st_size, checksum(out / "examples.json")
+    entry = manifest["files"]["examples.json"]
+    entry["bytes"], entry["sha256"] = (out / "examples.json").stat().st_size, checksum(out / "examples.json")
     manifest["sha256"] = seal(manifest)
     (out / "manifest.json").write_text(json.dumps(manifest))
     return out
@@ -125,12 +125,12 @@ def eventually(holds: Callable[[], object]) -> None:
     """Wait until a condition holds; fail if it never does."""
     end = time.monotonic() + PATIENCE
     while not holds():
-        assert time.monotonic() < end, "it did not happen"
+        assert time.monotonic() < end, "the condition never held"
         time.sleep(0.02)
 
 
 def is_listening(port: int) -> bool:
-    """Whether the port accepts connections."""
+    """Return whether the port accepts connections."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=PATIENCE).close()
     except ConnectionError:
@@ -152,7 +152,7 @@ class Running:
 
 @contextmanager
 def running(bundle: Path, **changes: Any) -> Iterator[Running]:
-    """A service of a bundle."""
+    """Run a service of a bundle."""
     settings = Settings(bundle, **{"token": TOKEN, "deadline": 30_000, **changes})
     shared = SharedState(None)
     with serving(Service(settings, shared, load_initial_bundles(settings, shared))) as service:
@@ -161,7 +161,7 @@ def running(bundle: Path, **changes: Any) -> Iterator[Running]:
 
 @contextmanager
 def serving(service: Service) -> Iterator[Running]:
-    """A service on a free port, by uvicorn in a thread."""
+    """Run a service on a free port, by uvicorn in a thread."""
     listening = listen("127.0.0.1", 0)
     server = Server(server_config(service.app, service.settings))
     thread = threading.Thread(target=server.run, args=([listening],))
@@ -208,12 +208,12 @@ class Program:
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Send a signal; return the exit code and the standard error."""
         self.process.send_signal(number)
-        _, said = self.process.communicate(timeout=PATIENCE)
-        return self.process.returncode, said
+        _, log = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, log
 
 
 def _command(child: str) -> bytes:
     try:
         return Path(f"/proc/{child}/cmdline").read_bytes()
-    except FileNotFoundError:  # it has just ended
+    except FileNotFoundError:  # the process has just ended
         return b"resource_tracker"

@@ -1,4 +1,4 @@
-"""Streams that use everything a checkpoint must keep, and what is compared of them."""
+"""Configurations of streams that use everything that a checkpoint stores, and the results that tests compare."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def stream_content(log: Path, **changes: Any) -> dict[str, Any]:
-    """Everything that a checkpoint must keep, but for a temperature that changes; two methods."""
+    """Return a stream of two methods that uses everything that a checkpoint stores except a changing temperature."""
     base = cascade_content(log)
     base["data"] = {"path": str(log), "negatives": 3}
     base["objective"]["topk"]["tau"] = 5.0
@@ -39,7 +39,7 @@ def streamed(content: dict[str, Any], out: Path, **options: Any) -> StreamResult
 
 
 def stream_outcome(out: Path) -> dict[str, Any]:
-    """All that a stream is, but for how long it took and which checkpoints it could go on from."""
+    """Return the results and files of a stream, without times and checkpoints for resuming."""
     result = json.loads((out / "stream.json").read_text())
     for run in result["runs"]:
         run.pop("seconds")
@@ -47,7 +47,7 @@ def stream_outcome(out: Path) -> dict[str, Any]:
 
 
 def run_outcome(run: Path) -> dict[str, Any]:
-    """Weights, lines, values of all impressions."""
+    """Return the weights, metrics and values per impression of a run."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     kept = [*run.glob("days/*"), *run.glob("checkpoints/[bl]*")]
     return {

@@ -1,8 +1,8 @@
-"""What several processes do together, as a program under torchrun: ``torchrun_program.py DIRECTORY``.
+"""A program of several processes for torchrun: ``torchrun_program.py DIRECTORY``.
 
 The directory has a log, ``gradients.json`` with objectives, and ``train-NAME.json`` with configurations, which are
-trained into ``together/NAME``. What was found goes to ``found.json``. All of it is one program because a process needs
-seconds to import torch.
+trained into ``together/NAME``. Results are written to ``found.json``. One program does all of it because importing
+torch takes seconds.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.loader import Impressions
 
 
-NORMED = "batch_norm"  # beside an objective: its models have it
+NORMED = "batch_norm"  # a key beside an objective: whether its models use it
 
 
 def main(directory: Path) -> None:
-    """Do everything, and let the first process write what was found."""
+    """Run all checks; the first process writes the results."""
     with joined(timeout=120) as group:
         found: dict[str, Any] = {"world": group.gather(group.rank)}
         found["gradients"] = [
@@ -57,9 +57,9 @@ def main(directory: Path) -> None:
 
 
 def worst_difference(directory: Path, objective: dict[str, Any], group: Group) -> float:
-    """Between the gradients of a batch that is shared out and those of all of it, in units of the largest of them.
+    """Return the largest relative difference between gradients of a sharded and of a whole batch.
 
-    In double precision. Of two batches the second has one impression only, so that one process has none.
+    In double precision. The second of two batches has one impression, so that one process has an empty share.
     """
     log = ImpressionLog.load(directory / "log")
     normed, content = objective.pop(NORMED, False), cascade_content(directory / "log")
@@ -106,7 +106,7 @@ def gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def statistics(directory: Path, group: Group) -> dict[str, list[float]]:
-    """What batch norm knows after batches of which this process has had its shares, some of them empty."""
+    """Return the statistics of batch norm after batches of which this process has shares, some of them empty."""
     log = ImpressionLog.load(directory / "log")
     config = with_depths(
         validate_cascade(json.loads((directory / "train-normed.json").read_text())), log.spec.stage_names
@@ -115,7 +115,7 @@ def statistics(directory: Path, group: Group) -> dict[str, list[float]]:
     learner = LogLearner(config, directory, log, group)
     learner.network = group.wrap(learner.network)
     assert isinstance(learner.network, nn.parallel.DistributedDataParallel)
-    assert not learner.network.broadcast_buffers  # or they would be the same, whatever they are
+    assert not learner.network.broadcast_buffers  # broadcasting would hide differences
     for batch in learner.loader:
         learner.step(batch, Position())
     return {name: value.flatten().tolist() for name, value in learner.cascade.named_buffers()}
@@ -125,22 +125,22 @@ def statistics(directory: Path, group: Group) -> dict[str, list[float]]:
 
 
 def refused(group: Group) -> list[list[str]]:
-    """What every process hears if the first, the second, both, or none refuses something."""
-    heard = []
+    """Return the error that each process receives if the first, the second, both, or none raises one."""
+    errors = []
     for refusing in ([0], [1], [0, 1], []):
         try:
             with group.together():
                 if group.rank in refusing:
                     raise OSError(f"no {group.rank}")
         except (OSError, ValueError) as error:
-            heard.append(f"{type(error).__name__}: {error}")
+            errors.append(f"{type(error).__name__}: {error}")
         else:
-            heard.append("")
-    return group.gather(heard)
+            errors.append("")
+    return group.gather(errors)
 
 
 def noise(group: Group) -> list[list[float]]:
-    """What is drawn in two batches, and in the second one again."""
+    """Return the noise of two batches, and of the second one again."""
     drawn = []
     torch.manual_seed(0)
     for step in (0, 1, 1):
@@ -150,7 +150,7 @@ def noise(group: Group) -> list[list[float]]:
 
 
 def threads(group: Group) -> list[int]:
-    """How many threads of gloo reduce gradients if all are dense, and if some are sparse."""
+    """Return the number of gloo threads that reduce gradients: all dense, and some sparse."""
     found = []
     for sparse in (False, True):
         wrapped = group.wrap(nn.Sequential(nn.Embedding(2, 2, sparse=sparse), nn.Linear(2, 1)))

@@ -1,4 +1,4 @@
-"""Logs of some days of a week, to which others are added."""
+"""Logs of some days of a week, to which tests add days."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ WEEK = [f"2024-01-{13 + number}" for number in range(7)]
 
 
 def day_of(number: int, impressions: int = 40) -> Columns:
-    """The same content for the same number, whichever log it is for."""
+    """Return the content of a day, which depends only on its number."""
     return random_day(np.random.default_rng(number), number, impressions)
 
 
 def log_of(path: Path, numbers: range | list[int], **options: Any) -> Path:
-    """A log of some days of the week."""
+    """Write a log of some days of the week."""
     return write_log(path, {WEEK[number]: day_of(number, **options) for number in numbers}).path
 
 
 def add_day(log: Path, number: int) -> None:
-    """Let a log grow by a day, as whoever makes logs does."""
+    """Append a day to a log."""
     with appending(log) as growth:
         schema = impression_schema(growth.log.spec, request=pa.int64())
         growth.write(WEEK[number], as_table(day_of(number), schema))
@@ -41,7 +41,7 @@ def add_day(log: Path, number: int) -> None:
 
 
 def drop_day(log: Path, number: int) -> Path:
-    """Put the directory of a day into a log whose manifest says nothing of it; returns the directory."""
+    """Add the directory of a day to a log without changing the manifest; return the directory."""
     described = spec()
     schema = impression_schema(described, request=pa.int64())
     scratch = log.parent / "scratch"

@@ -1,4 +1,4 @@
-"""The load generator against a service whose delays are known, the checker, the bare calls, and both commands small."""
+"""The load generator against a stub with known delays, the answer check, the bare calls, and both commands."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     Reply = Callable[[int], Awaitable[tuple[int, dict[str, Any]] | None]]
 
-pytestmark = pytest.mark.xdist_group("bench serve")  # whose bundles are made once
+pytestmark = pytest.mark.xdist_group("bench serve")  # tests share bundles and measurements
 ANSWER = {"model": "m", "ids": [1], "scores": [0.5], "milliseconds": {"queue": 1.0, "ranking": 2.0}}
 
 
@@ -49,7 +49,7 @@ ANSWER = {"model": "m", "ids": [1], "scores": [0.5], "milliseconds": {"queue": 1
 
 @contextmanager
 def stub(reply: Reply) -> Iterator[int]:
-    """A service that answers the n-th request with what `reply(n)` gives, and hangs up on None; gives its port."""
+    """Yield the port of a service that answers the n-th request with `reply(n)` and disconnects on None."""
     loop, asked = asyncio.new_event_loop(), iter(range(10**9))
     handlers: set[Any] = set()
 
@@ -95,7 +95,8 @@ def bodies(tmp_path: Path) -> str:
     return str(tmp_path / "bodies.jsonl")
 
 
-def test_a_closed_loop_asks_as_often_as_it_is_answered(bodies: str) -> None:
+@pytest.mark.service
+def test_closed_loop_sends_one_request_per_answer(bodies: str) -> None:
     async def reply(number: int) -> tuple[int, dict[str, Any]]:
         await asyncio.sleep(0.05)
         return 200, ANSWER
@@ -105,13 +106,14 @@ def test_a_closed_loop_asks_as_often_as_it_is_answered(bodies: str) -> None:
     assert outcome.codes().keys() == {200}
     assert min(outcome.latency[200]) >= 50
     assert 0 < outcome.in_time <= 4 * 1.0 / 0.05 + 4
-    assert outcome.asked > len(outcome.latency[200])  # the warm-up
+    assert outcome.asked > len(outcome.latency[200])  # includes the warm-up
     assert outcome.models == {"m": len(outcome.latency[200])}
     assert set(outcome.parts["ranking"]) == {2.0}
 
 
-def test_in_an_open_loop_a_stall_delays_all_who_came_meanwhile(bodies: str) -> None:
-    """Those who wait for answers would see one slow answer; here about 100 requests came while nothing moved."""
+@pytest.mark.service
+def test_open_loop_charges_a_stall_to_all_requests_that_were_due(bodies: str) -> None:
+    """A closed loop would see one slow answer; here about 100 requests were due during the stall."""
     stalled = asyncio.Lock()
 
     async def reply(number: int) -> tuple[int, dict[str, Any]]:
@@ -129,7 +131,8 @@ def test_in_an_open_loop_a_stall_delays_all_who_came_meanwhile(bodies: str) -> N
     assert max(slow) >= 490
 
 
-def test_what_is_refused_lost_or_never_answered_is_counted(bodies: str) -> None:
+@pytest.mark.service
+def test_refused_lost_and_unanswered_requests_are_counted(bodies: str) -> None:
     async def reply(number: int) -> tuple[int, dict[str, Any]] | None:
         if number == 7:
             await asyncio.sleep(60)
@@ -145,18 +148,19 @@ def test_what_is_refused_lost_or_never_answered_is_counted(bodies: str) -> None:
     assert any(text.startswith("503: ") for text in outcome.quoted)
 
 
-def test_where_nobody_listens_every_request_is_lost(bodies: str) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and does not listen
-        outcome = drive(Job(taken.getsockname()[1], bodies, seconds=0.3, rate=100.0))
+def test_every_request_is_lost_if_no_server_listens(bodies: str) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # but does not listen
+        outcome = drive(Job(unused.getsockname()[1], bodies, seconds=0.3, rate=100.0))
     assert outcome.codes() == {LOST: outcome.asked}
     assert outcome.asked > 0
 
 
-def test_a_wait_for_a_connection_counts_but_not_the_lateness_of_who_asks(
+@pytest.mark.service
+def test_latency_includes_the_wait_for_a_connection_but_not_the_delay_of_the_generator(
     bodies: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One connection for all, and answers that take 50 ms: at 100 a second the last of 50 waits for two seconds."""
+    """One connection and answers that take 50 ms: at 100 requests/s the last of 50 waits for two seconds."""
 
     async def reply(number: int) -> tuple[int, dict[str, Any]]:
         await asyncio.sleep(0.05)
@@ -173,13 +177,14 @@ def test_a_wait_for_a_connection_counts_but_not_the_lateness_of_who_asks(
     assert outcome.sent <= 0.5 / 0.05 + 1
     assert outcome.sent_share == outcome.sent / outcome.asked
     assert outcome.unsent == 0
-    assert max(outcome.late) < outcome.slowest / 2  # the loop was free all the time
+    assert max(outcome.late) < outcome.slowest / 2  # the event loop was never blocked
     assert hurried.unsent > 0
     assert hurried.unsent + hurried.asked == outcome.asked
 
 
-def test_who_asks_too_late_says_so(bodies: str) -> None:
-    """While the loop is blocked nothing is sent, which is no fault of the service."""
+@pytest.mark.service
+def test_generator_reports_late_requests(bodies: str) -> None:
+    """A blocked event loop sends nothing, which is not the fault of the service."""
 
     async def reply(number: int) -> tuple[int, dict[str, Any]]:
         if number == 0:
@@ -195,7 +200,7 @@ def test_who_asks_too_late_says_so(bodies: str) -> None:
         outcome = asyncio.run(run_here(Job(port, bodies, seconds=0.5, rate=100.0)))
     assert max(outcome.late) >= 300
     assert outcome.sent_share < 0.9
-    assert max(outcome.latency[200]) >= 300  # from when requests were due
+    assert max(outcome.latency[200]) >= 300  # measured from the time at which requests were due
 
 
 # --- the checker ----------------------------------------------------------------------------------------------------
@@ -209,7 +214,7 @@ RIGHT = {"ids": [1, 2, 3], "scores": [3.0, 2.0, 2.0000005]}
         ([1, 2, 3], [3.0, 2.0, 2.0], "same"),
         ([1, 2, 3], [3.000001, 2.0, 2.0], "same"),
         ([1, 3, 2], [3.0, 2.0, 2.0], "tied"),
-        ([1, 2, 9], [3.0, 2.0, 2.0], "tied"),  # which the cut may have left out
+        ([1, 2, 9], [3.0, 2.0, 2.0], "tied"),  # tied with the last item
         ([1, 2, 3], [3.00001, 2.0, 2.0], "wrong"),
         ([2, 1, 3], [3.0, 2.0, 2.0], "wrong"),
         ([9, 2, 3], [3.0, 2.0, 2.0], "wrong"),
@@ -228,20 +233,20 @@ def test_items_may_differ_only_where_scores_are_equal(ids: list[int], scores: li
     assert checker(0, {"model": "c", "ids": ids, "scores": scores})[0] == "wrong"
 
 
-def test_who_is_not_expected_has_to_have_its_own_score(bundle: Bundle) -> None:
+def test_unexpected_items_must_have_their_own_score(bundle: Bundle) -> None:
     requests = requests_like_examples(bundle, 3)
     expected = expected_answers(bundle, requests, lambda count: None)
     scores = bundle.score(requests[2], expected[2]["ids"])["ranking"]
     assert scores == pytest.approx(expected[2]["scores"], abs=1e-6)
     good = ("m", 2, expected[2]["ids"][-2:], scores[-2:])
     other = ("m", 2, expected[2]["ids"][-2:], [scores[-2], scores[-1] + 1e-4])
-    nobody = ("m", 0, [10**12], [expected[0]["scores"][-1]])
+    unknown = ("m", 0, [10**12], [expected[0]["scores"][-1]])
     assert list(wrong_unexpected_items({"m": bundle}, requests, [good])) == []
-    assert len(list(wrong_unexpected_items({"m": bundle}, requests, [good, other, nobody]))) == 2
+    assert len(list(wrong_unexpected_items({"m": bundle}, requests, [good, other, unknown]))) == 2
 
 
-def test_batches_of_any_size_have_the_same_scores(bundle: Bundle) -> None:
-    """So closely that an answer may be held against one of another batch."""
+def test_scores_do_not_depend_on_the_batch_size(bundle: Bundle) -> None:
+    """Answers of batches of different sizes can be compared."""
     requests = requests_like_examples(bundle, 48)
     checker = AnswerChecker({"m": expected_answers(bundle, requests, lambda count: None)})
     for place, request in enumerate(requests):
@@ -259,7 +264,7 @@ def bundle() -> Bundle:
 
 @pytest.fixture(scope="module")
 def narrower(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same bundle but for its last stage, which keeps half as many: no answer fits both."""
+    """The same bundle with half the quota in the last stage, so that no answer fits both."""
     path = tmp_path_factory.mktemp("narrower") / "bundle"
     shutil.copytree(platform_bundle(), path)
     manifest = json.loads((path / MANIFEST).read_text())
@@ -274,7 +279,7 @@ def narrower(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_bare_calls_find_what_the_bundle_answers(bundle: Bundle) -> None:
+def test_bare_calls_return_the_answers_of_the_bundle(bundle: Bundle) -> None:
     requests = requests_like_examples(bundle, 40)
     bare = BareCalls(bundle)
     rows, scores = bare(bundle.encode(requests).arrays)
@@ -288,15 +293,15 @@ def test_the_bare_calls_find_what_the_bundle_answers(bundle: Bundle) -> None:
     np.testing.assert_allclose(everything[0], bundle.score(requests[0], ids.tolist())["ranking"], atol=1e-5)
 
 
-def test_each_bad_twin_is_refused_for_its_own_reason(bundle: Bundle, tmp_path: Path) -> None:
+def test_each_bad_bundle_is_refused_with_its_own_reason(bundle: Bundle, tmp_path: Path) -> None:
     reasons = iter(["has changed since", "is not a graph that", "differently than at export"])
     for path in bad_bundles(bundle.path, tmp_path).values():
         with pytest.raises(ValueError, match=next(reasons)):
             Bundle.load(path).check()
-    Bundle.load(bundle.path).check()  # it shares files with them
+    Bundle.load(bundle.path).check()  # the bad bundles share files with it
 
 
-def test_requests_are_made_of_examples(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_are_built_from_examples(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     examples = [example["request"] for example in bundle.examples()]
     for request in requests_like_examples(bundle, 50):
         assert request["user"] in [example["user"] for example in examples]
@@ -317,7 +322,8 @@ def measured(bundle: Bundle) -> serve.Report:
     return found
 
 
-def test_a_service_is_measured_beside_its_calls(bundle: Bundle, measured: serve.Report) -> None:
+@pytest.mark.service
+def test_service_and_bare_calls_are_measured(bundle: Bundle, measured: serve.Report) -> None:
     threads = sorted({1, default_threads(workers=1)})
     settings = [(row.threads, row.clients, row.requests_in_call) for row in measured.rows]
     assert settings == [(count, *setting) for count in threads for setting in serve.SETTINGS]
@@ -326,7 +332,7 @@ def test_a_service_is_measured_beside_its_calls(bundle: Bundle, measured: serve.
         assert row.requests_per_second > 0
         assert row.parts_ms.keys() == {"queue", *bundle.names}
         assert 0 < row.call_ms.p50 <= row.call_ms.p99
-        # a service cannot answer before its stages have
+        # a service cannot answer before its stages
         assert row.call_ms.p99 > sum(row.parts_ms[name].p50 for name in bundle.names)
     assert [one.batch for one in measured.bare] == list(serve.BATCHES)
     halves = [(half.threads, half.even) for half in measured.half_rates]
@@ -335,21 +341,21 @@ def test_a_service_is_measured_beside_its_calls(bundle: Bundle, measured: serve.
         rates = [row.requests_per_second for row in measured.rows if row.threads == half.threads]
         rates = rates or [measured.bare[0].requests_per_second]
         assert half.requests_per_second in [pytest.approx(rate / 2) for rate in rates]
-    # only what computes with one thread, as the bare calls do, can be compared with them
+    # bare calls use one thread, so only services with one thread can be compared with them
     assert {row.threads for row in measured.rows if row.overhead is not None} == {1}
     assert measured.score_all is not None
     assert measured.score_all.items == len(bundle.items)
 
 
-def test_requests_come_at_random_times_or_at_equal_intervals() -> None:
+def test_intervals_are_exponential_or_equal() -> None:
     assert set(islice(intervals(50.0, even=True, seed=0), 100)) == {1 / 50}
     found = np.array(list(islice(intervals(50.0, even=False, seed=0), 10_000)))
     assert found.mean() == pytest.approx(1 / 50, rel=0.05)
-    assert (found > 1 / 50).mean() == pytest.approx(np.exp(-1), rel=0.05)  # those of a Poisson process are exponential
+    assert (found > 1 / 50).mean() == pytest.approx(np.exp(-1), rel=0.05)  # exponential, as in a Poisson process
     assert np.corrcoef(found[1:], found[:-1])[0, 1] == pytest.approx(0, abs=0.05)
 
 
-def test_the_cpu_time_of_bare_calls_is_that_of_their_thread() -> None:
+def test_cpu_time_of_bare_calls_excludes_other_threads() -> None:
     """Another thread may draw a progress bar."""
 
     class Idle:
@@ -374,7 +380,8 @@ def test_the_cpu_time_of_bare_calls_is_that_of_their_thread() -> None:
     assert turns.cpu_ms[0] < np.mean(turns.walls[0]) / 5
 
 
-def test_promises_are_those_of_full_batches(measured: serve.Report) -> None:
+@pytest.mark.service
+def test_promises_use_full_batches(measured: serve.Report) -> None:
     one = [row for row in measured.rows if row.threads == 1]
     rows = [replace(row, overhead=0.2 if row.requests_in_call == 1 else 0.3) for row in one]
     halves = [replace(measured.half_rates[-1], tail=tail, not_answered={503: 1}) for tail in (3.1, 2.9)]
@@ -383,7 +390,8 @@ def test_promises_are_those_of_full_batches(measured: serve.Report) -> None:
     assert "32 x 1" in next(iter(met))
 
 
-def test_the_command_prints_all_settings(
+@pytest.mark.service
+def test_command_prints_all_settings(
     bundle: Bundle, measured: serve.Report, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(serve, "measure", lambda path, seconds, report: measured)
@@ -394,12 +402,12 @@ def test_the_command_prints_all_settings(
     assert run("bench", "serve", bundle.path) == 0
     shown = capsys.readouterr().out
     assert all(f"{clients} x {in_call} " in shown for clients, in_call in serve.SETTINGS)
-    assert "…" not in shown  # nothing is cut off
+    assert "…" not in shown  # no cell is truncated
 
 
 @pytest.fixture
 def calm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few requests that have much time: what is tested is what happens, not how fast this machine is."""
+    """Few requests with long deadlines, so that results do not depend on the speed of the machine."""
     monkeypatch.setattr(soak, "POOL", 64)
     monkeypatch.setattr(soak, "DEADLINE", 30_000.0)
     monkeypatch.setattr(soak, "SLOWEST", 30_000.0)
@@ -407,8 +415,9 @@ def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "Settings", partial(soak.Settings, rate=0.05, finding=0.5, overload=0.5))
 
 
+@pytest.mark.service
 @pytest.mark.usefixtures("calm")
-def test_bundles_are_swapped_under_load_and_no_answer_is_wrong(
+def test_soak_swaps_bundles_without_wrong_answers(
     bundle: Bundle, narrower: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--minutes", "0.1", "--every", "1", "--rate", "0.05")
@@ -424,11 +433,12 @@ def test_bundles_are_swapped_under_load_and_no_answer_is_wrong(
     assert sum(found["overload"]["codes"].values()) > 0
 
 
+@pytest.mark.service
 @pytest.mark.usefixtures("calm")
-def test_a_wrong_answer_is_noticed(
+def test_soak_reports_wrong_answers(
     bundle: Bundle, narrower: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever expects the answers of one bundle of both finds that those of the other are wrong."""
+    """The answers of one bundle are expected of both, so those of the other are wrong."""
     monkeypatch.setattr(soak, "expected_answers", lambda of, *rest: expected_answers(bundle, *rest))
     assert run("bench", "soak", bundle.path, narrower, "--minutes", "0.05", "--every", "1", "--rate", "0.05") == 1
     out, err = capsys.readouterr()
@@ -437,14 +447,15 @@ def test_a_wrong_answer_is_noticed(
     assert "…" not in out
 
 
+@pytest.mark.service
 @pytest.mark.usefixtures("calm")
-def test_a_stranger_is_looked_up(bundle: Bundle, narrower: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is expected has another last item: that of the service has its own score, and counts as wrong if not."""
+def test_soak_scores_unexpected_items(bundle: Bundle, narrower: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected answers have another last item, so the service's last item is unexpected and its score is checked."""
 
-    def last_is_another(of: Bundle, *rest: Any) -> list[dict[str, Any]]:
+    def with_other_last_item(of: Bundle, *rest: Any) -> list[dict[str, Any]]:
         return [{**one, "ids": [*one["ids"][:-1], 10**12]} for one in expected_answers(of, *rest)]
 
-    monkeypatch.setattr(soak, "expected_answers", last_is_another)
+    monkeypatch.setattr(soak, "expected_answers", with_other_last_item)
     reasons: list[str] = []
 
     def all_are_wrong(bundles: Any, requests: Any, unexpected: list[Any]) -> list[str]:
@@ -460,7 +471,7 @@ def test_a_stranger_is_looked_up(bundle: Bundle, narrower: Path, monkeypatch: py
 
 
 def report_of(**overload: Any) -> soak.Report:
-    """That of a run in which all was well, but for the overload."""
+    """Return the report of a good run with these values of the overload."""
     times = serve.Spread(1.0, 2.0)
     good: dict[str, Any] = {
         "requests_per_second": 300.0,
@@ -498,7 +509,7 @@ def report_of(**overload: Any) -> soak.Report:
     )
 
 
-def test_a_generator_that_falls_behind_is_blamed_before_the_service() -> None:
+def test_slow_generator_is_reported_before_the_service() -> None:
     assert soak._problems(report_of()) == []
     assert "could not send 7 requests" in soak._problems(report_of(unsent=7, slowest_ms=9000.0))[0]
     generator, service = soak._problems(report_of(sent_share=0.7, sent_per_second=210.0, slowest_ms=9000.0))
@@ -506,7 +517,7 @@ def test_a_generator_that_falls_behind_is_blamed_before_the_service() -> None:
     assert "an answer took 9,000 ms" in service
 
 
-def test_a_service_that_stands_still_under_load_is_a_problem() -> None:
+def test_slow_answer_under_load_is_a_problem() -> None:
     (problem,) = soak._problems(replace(report_of(), slowest_ms=6000.0))
     assert problem == "under load an answer took 6,000 ms"
 
@@ -516,11 +527,11 @@ def test_many_ties_are_a_problem() -> None:
     assert len(soak._problems(report_of(verdicts={"same": 940, "tied": 60}))) == 1
 
 
-def test_memory_that_grows_is_a_problem() -> None:
+def test_growing_memory_is_a_problem() -> None:
     settings = soak.Settings(every=20.0)
 
     def memory(per_minute: float, without: float, seconds: int = 600) -> soak.Memory | None:
-        """Every other 20 s a larger bundle; at first there is less in memory."""
+        """A larger bundle in every second interval of 20 s, and less memory at the start."""
         noise = np.random.default_rng(0).normal(size=(seconds, 2))
         steps = [30.0 * (second // 20 % 2) - 200.0 * (second < 90) for second in range(seconds)]
         return soak._memory(
@@ -539,13 +550,13 @@ def test_memory_that_grows_is_a_problem() -> None:
     assert slow is not None
     assert slow.flat  # 0.6 and 0.5 %
     assert slow.whole.per_minute == pytest.approx(3, abs=0.3)
-    for leak in (memory(8.0, 0.0), memory(4.0, 4.0)):  # 1.5 %, and 2 % of what is no file
+    for leak in (memory(8.0, 0.0), memory(4.0, 4.0)):  # 1.5 %, and 2 % of the memory without files
         assert leak is not None
         assert not leak.flat
     assert memory(60.0, 60.0, seconds=290) is None  # too short
 
 
-def test_a_line_has_the_slope_and_error_of_least_squares() -> None:
+def test_growth_equals_least_squares() -> None:
     linregress = pytest.importorskip("scipy.stats").linregress
     random = np.random.default_rng(0)
     seconds = np.arange(12) * 40.0
@@ -555,7 +566,7 @@ def test_a_line_has_the_slope_and_error_of_least_squares() -> None:
     assert found.is_real == (found.per_minute - 2 * found.error > 0.01 * megabytes.mean())
 
 
-def test_the_same_bundle_twice_is_refused(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+def test_soak_needs_two_bundles(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench", "soak", bundle.path) == 2
     assert "expected two bundles" in capsys.readouterr().err
     assert run("bench", "serve", bundle.path.parent / "nothing") == 1

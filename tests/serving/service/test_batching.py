@@ -1,4 +1,4 @@
-"""The threads behind a service: who is answered with whom, and that all of them work."""
+"""Batching of calls over the threads of a service."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rankfall.serving.service.bundle_slots import ServedBundle
 
-WAIT = 20.0  # seconds, after which something is stuck
+WAIT = 20.0  # seconds until a test fails
 
 
 class Doubling:
@@ -55,7 +55,7 @@ def ask(bundle: Doubling, *given: int) -> PendingCall:
 
 
 def answers(bundle: Doubling, calls: list[tuple[int, ...]], *, threads: int, batch: int = 32) -> list[list[Any]]:
-    """What calls that come in the same moment are answered."""
+    """Return the answers to simultaneous calls."""
 
     async def main() -> list[list[Any]]:
         batcher = Batcher(threads=threads, batch=batch, queue=10_000, on_batch=lambda *of: None)
@@ -79,13 +79,13 @@ def test_batches_are_computed_at_the_same_time() -> None:
 
 
 @pytest.mark.parametrize(("threads", "largest"), [(1, 8), (2, 4), (3, 3), (8, 1)])
-def test_threads_share_what_came_in_one_moment(threads: int, largest: int) -> None:
+def test_threads_share_simultaneous_calls(threads: int, largest: int) -> None:
     bundle = Doubling()
     assert answers(bundle, [(number,) for number in range(8)], threads=threads) == [[2 * n] for n in range(8)]
     assert max(bundle.sizes) <= largest
 
 
-def test_nothing_is_lost_or_swapped_among_many_threads() -> None:
+def test_threads_neither_lose_nor_swap_answers() -> None:
     dice = random.Random(0)
     calls = [tuple(dice.randrange(1000) for _ in range(dice.randint(1, 5))) for _ in range(400)]
     pause = threading.Event()
@@ -95,9 +95,7 @@ def test_nothing_is_lost_or_swapped_among_many_threads() -> None:
     assert sum(bundle.sizes) == sum(map(len, calls))
 
 
-def test_threads_keep_to_the_cores_and_to_the_quota_of_a_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_threads_respect_cores_and_container_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quota = tmp_path / "cpu.max"
     monkeypatch.setattr(settings, "_container_cores", partial(settings._container_cores, quota))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)), raising=False)
@@ -110,8 +108,8 @@ def test_threads_keep_to_the_cores_and_to_the_quota_of_a_container(
     assert found["800000 100000"] == [4, 4, 1, 1]
 
 
-def test_a_line_that_several_threads_work_on_is_shorter() -> None:
-    """A call is refused when the line takes longer than it has time; with four threads it takes a quarter."""
+def test_estimated_wait_is_divided_by_the_number_of_threads() -> None:
+    """A call is refused if the queue takes longer than its deadline; four threads need a quarter of the time."""
 
     async def refused(threads: int) -> bool:
         batcher = Batcher(threads=threads, batch=1, queue=1000, on_batch=lambda *of: None)

@@ -104,9 +104,10 @@ def test_uvicorn_still_has_what_the_processes_rely_on() -> None:
     )
 
 
-# --- errors that are not foreseen ---------------------------------------------------------------------------------
+# --- unexpected errors --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.service
 def test_an_unexpected_error_is_500_counted_and_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from support.bundles import platform_bundle
 from support.page_driver import (
     DIGITS,
     address_of,
-    assert_says,
+    assert_has_numbers,
     assert_shows,
     card,
     explain,
@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.service,
     chromium.needed,
-    pytest.mark.xdist_group("page"),  # whose bundles are made once
+    pytest.mark.xdist_group("page"),  # tests share bundles
 ]
 PATIENCE = 30_000  # ms for something to happen on a busy machine
 
@@ -80,7 +82,7 @@ def hostile_address(browser: Browser, hostile: Bundle) -> Iterator[str]:
 
 @dataclass
 class Watch:
-    """What a page does behind one's back."""
+    """Errors and external requests of a page."""
 
     hosts: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
@@ -101,7 +103,7 @@ def page(browser: Browser, watch: Watch) -> Iterator[Page]:
     page.on("pageerror", lambda error: watch.problems.append(str(error)))
     page.on("console", lambda message: watch.problems.append(message.text) if message.type != "log" else None)
     yield page
-    # Chromium itself reports every answer that is an error, and every request that it was told to lose.
+    # Chromium itself reports every answer that is an error, and every request that a test aborts.
     unexpected = [one for one in watch.problems if not one.startswith("Failed to load resource")]
     context.close()
     assert unexpected == []
@@ -110,9 +112,7 @@ def page(browser: Browser, watch: Watch) -> Iterator[Page]:
 # --- the funnel of a user -----------------------------------------------------------------------------------------
 
 
-def test_the_page_loads_and_takes_nothing_from_elsewhere(
-    page: Page, watch: Watch, address: str, bundle: Bundle
-) -> None:
+def test_page_loads_without_external_resources(page: Page, watch: Watch, address: str, bundle: Bundle) -> None:
     page.goto(address)
     page.wait_for_selector(".idle")
     model = bundle.manifest["sha256"][:12]
@@ -123,7 +123,7 @@ def test_the_page_loads_and_takes_nothing_from_elsewhere(
     assert watch.problems == []
 
 
-def test_the_funnel_of_a_user_is_that_of_the_bundle(page: Page, address: str, bundle: Bundle) -> None:
+def test_funnel_of_a_user_equals_that_of_the_bundle(page: Page, address: str, bundle: Bundle) -> None:
     page.goto(address)
     page.wait_for_selector(".idle")
     page.get_by_label("Example user").select_option("2")
@@ -137,11 +137,11 @@ def test_the_funnel_of_a_user_is_that_of_the_bundle(page: Page, address: str, bu
     counts = page.locator(".overview .counts").all_text_contents()
     assert counts == [f"{len(bundle.items):,} → 25", "25 → 10"]
     assert re.search(r"retrieval \d[\d.]* ms", page.locator(".spent").inner_text())
-    assert page.get_by_text("ranking kept 10 of 25").count() == 1  # what screen readers are told
+    assert page.get_by_text("ranking kept 10 of 25").count() == 1  # for screen readers
     assert len(ranking.ids) == 10
 
 
-def test_an_address_brings_back_what_was_shown(page: Page, address: str, bundle: Bundle, browser: Browser) -> None:
+def test_url_restores_the_state_of_the_page(page: Page, address: str, bundle: Bundle, browser: Browser) -> None:
     page.goto(address)
     page.wait_for_selector(".idle")
     page.get_by_label("user_id").fill("7")
@@ -162,10 +162,10 @@ def test_an_address_brings_back_what_was_shown(page: Page, address: str, bundle:
     again.context.close()
 
 
-def test_form_and_json_stay_in_step_to_the_last_digit(page: Page, address: str) -> None:
+def test_form_and_json_stay_synchronised_to_the_last_digit(page: Page, address: str) -> None:
     page.goto(address)
     page.wait_for_selector(".idle")
-    large = 2**60 + 1  # which a floating point number cannot hold
+    large = 2**60 + 1  # not representable as a floating point number
     page.get_by_label("user_id").fill(str(large))
     page.get_by_text("Whole request as JSON").click()
     editor = page.get_by_label("Request as JSON")
@@ -178,7 +178,7 @@ def test_form_and_json_stay_in_step_to_the_last_digit(page: Page, address: str) 
     expect(page.get_by_label("user_id")).to_have_value("")
     editor.fill('{"user": {"age": ')
     expect(page.locator("#json-error")).to_contain_text("not valid JSON")
-    expect(page.get_by_label("age")).to_be_disabled()  # it would write over what is typed
+    expect(page.get_by_label("age")).to_be_disabled()  # a change would overwrite the typed text
     page.get_by_role("button", name="Rank").click()
     expect(editor).to_be_focused()
 
@@ -186,7 +186,7 @@ def test_form_and_json_stay_in_step_to_the_last_digit(page: Page, address: str) 
 # --- where an item went -------------------------------------------------------------------------------------------
 
 
-def test_a_dropped_item_is_found_with_its_stage_and_its_score(page: Page, address: str, bundle: Bundle) -> None:
+def test_search_shows_stage_and_score_of_a_dropped_item(page: Page, address: str, bundle: Bundle) -> None:
     _, (retrieval, ranking) = funnel(bundle)
     assert retrieval.threshold is not None
     assert ranking.threshold is not None
@@ -197,7 +197,7 @@ def test_a_dropped_item_is_found_with_its_stage_and_its_score(page: Page, addres
     assert state == "dropped"
     assert "rank 25 of 25" in text
     score = ranking.scores[-1]
-    assert_says(text, score, ranking.threshold - score, ranking.threshold)
+    assert_has_numbers(text, score, ranking.threshold - score, ranking.threshold)
     assert step(page, "retrieval")[0] == "kept"
     expect(page.locator(".badge.bad")).to_have_text("dropped by ranking")
 
@@ -206,14 +206,14 @@ def test_a_dropped_item_is_found_with_its_stage_and_its_score(page: Page, addres
     explain(page, str(absent))
     state, text = step(page, "retrieval")
     assert state == "dropped"
-    assert_says(text, scores["retrieval"][0], retrieval.threshold - scores["retrieval"][0], retrieval.threshold)
+    assert_has_numbers(text, scores["retrieval"][0], retrieval.threshold - scores["retrieval"][0], retrieval.threshold)
     state, text = step(page, "ranking")
     assert state == "never"
-    assert_says(text, scores["ranking"][0], ranking.threshold)
+    assert_has_numbers(text, scores["ranking"][0], ranking.threshold)
     assert ("would have been kept" in text) == (scores["ranking"][0] > ranking.threshold)
 
 
-def test_an_item_that_is_kept_or_kept_out_or_unknown(page: Page, address: str, bundle: Bundle) -> None:
+def test_search_for_a_kept_an_excluded_and_an_unknown_item(page: Page, address: str, bundle: Bundle) -> None:
     ranking, _ = funnel(bundle)
     request = {**bundle.examples()[0]["request"], "k": 3, "exclude": [ranking.ids[0]]}
     show(page, f"{address}/#request={quote(json.dumps(request))}")
@@ -235,16 +235,16 @@ def test_an_item_that_is_kept_or_kept_out_or_unknown(page: Page, address: str, b
 
 
 def assert_blames_the_request(page: Page, bundle: Bundle, item: int | str, why: str) -> None:
-    """That a later stage does not say that the one before dropped it, nor what would have been."""
+    """Check that a later stage neither repeats that an earlier one dropped the item nor shows a score."""
     state, text = step(page, "ranking")
     assert state == "never"
     assert f"Not received, {why}." in text
     assert "dropped it" not in text
     assert "would have been" not in text
-    assert_says(text, bundle.score(bundle.examples()[0]["request"], [item])["ranking"][0])
+    assert_has_numbers(text, bundle.score(bundle.examples()[0]["request"], [item])["ranking"][0])
 
 
-def test_an_item_that_is_no_candidate(page: Page, address: str, bundle: Bundle) -> None:
+def test_search_for_an_item_that_is_not_a_candidate(page: Page, address: str, bundle: Bundle) -> None:
     ranking, _ = funnel(bundle)
     request = {**bundle.examples()[0]["request"], "candidates": ranking.ids[1:]}
     show(page, f"{address}/#request={quote(json.dumps(request))}")
@@ -254,9 +254,7 @@ def test_an_item_that_is_no_candidate(page: Page, address: str, bundle: Bundle) 
     assert_blames_the_request(page, bundle, ranking.ids[0], "because it is not a candidate of the request")
 
 
-def test_ids_are_text_whatever_they_hold_and_the_index_may_miss_some(
-    page: Page, hostile_address: str, hostile: Bundle
-) -> None:
+def test_ids_with_markup_and_items_that_the_index_misses(page: Page, hostile_address: str, hostile: Bundle) -> None:
     request = hostile.examples()[0]["request"]
     _, (retrieval, ranking) = funnel(hostile)
     show(page, f"{hostile_address}/#example=0")
@@ -277,12 +275,12 @@ def test_ids_are_text_whatever_they_hold_and_the_index_may_miss_some(
     explain(page, str(item))
     state, text = step(page, "retrieval")
     assert (state, "but the index did not find it (approximate index" in text) == ("missed", True)
-    assert_says(text, score, retrieval.threshold)
+    assert_has_numbers(text, score, retrieval.threshold)
     assert page.evaluate("typeof hacked") == "undefined"
     assert page.locator("main script, main img").count() == 0
 
 
-def test_long_lists_are_shown_in_parts(page: Page, hostile_address: str, hostile: Bundle) -> None:
+def test_long_lists_are_paged(page: Page, hostile_address: str, hostile: Bundle) -> None:
     everything = hostile.items.ids(list(range(2000)))  # type: ignore[arg-type]
     request = {**hostile.examples()[0]["request"], "candidates": everything}
     page.goto(hostile_address)
@@ -293,7 +291,10 @@ def test_long_lists_are_shown_in_parts(page: Page, hostile_address: str, hostile
     page.wait_for_selector(".card")
     _, stages = funnel(hostile, 0, candidates=everything)
     shown = rows(card(page, "retrieval"))
-    assert [row["rank"] for row in shown] == [*range(1, 51), *range(191, 211)]  # the best, and those at the threshold
+    assert [row["rank"] for row in shown] == [
+        *range(1, 51),
+        *range(191, 211),
+    ]  # best ones, threshold
     expect(card(page, "retrieval").locator(".gap")).to_have_text(["140 items not shown", "1,790 items not shown"])
     explain(page, str(stages[0].ids[999]))
     chosen = card(page, "retrieval").locator("[aria-selected=true]")
@@ -306,7 +307,7 @@ def test_long_lists_are_shown_in_parts(page: Page, hostile_address: str, hostile
 # --- what goes wrong ----------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_value_is_told_at_its_field(page: Page, address: str) -> None:
+def test_error_is_shown_at_its_field(page: Page, address: str) -> None:
     show(page, f"{address}/#example=0")
     age = page.get_by_label("age")
     age.fill("old")
@@ -315,12 +316,12 @@ def test_a_wrong_value_is_told_at_its_field(page: Page, address: str) -> None:
     expect(age).to_have_attribute("aria-invalid", "true")
     expect(age).to_be_focused()
     expect(page.get_by_role("alert").filter(has_text="invalid value")).to_be_visible()
-    assert page.locator(".card").count() == 0  # nothing that is not about this request
+    assert page.locator(".card").count() == 0  # results of other requests are removed
     age.fill("3")
     page.keyboard.press("Control+Enter")
     page.wait_for_selector(".card")
     assert page.locator("[aria-invalid], .notice").count() == 0
-    # what has no field of its own is told at the editor, which opens
+    # errors without a field are shown at the editor, which opens
     show(page, f"{address}/#example=1")
     page.get_by_text("Whole request as JSON").click()
     page.get_by_label("Request as JSON").fill('{"sequences": {"history": [{"video_id": "x"}]}}')
@@ -334,7 +335,7 @@ def open_editor(page: Page, text: str) -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (1280, 700), (390, 844)])
-def test_what_is_no_json_is_told_in_the_window_and_nothing_old_stays(
+def test_invalid_json_is_reported_and_old_results_are_removed(
     page: Page, address: str, width: int, height: int
 ) -> None:
     page.set_viewport_size({"width": width, "height": height})
@@ -355,7 +356,7 @@ def test_what_is_no_json_is_told_in_the_window_and_nothing_old_stays(
     page.keyboard.press("Control+Enter")
     page.wait_for_selector(".card")
     assert page.locator("[aria-invalid], .notice").count() == 0
-    # a ranking does not stay as if it were the answer
+    # an old ranking is not shown as the answer
     page.get_by_label("Request as JSON").fill("[]")
     page.keyboard.press("Control+Enter")
     expect(page.locator(".notice")).to_contain_text("expected an object")
@@ -364,7 +365,7 @@ def test_what_is_no_json_is_told_in_the_window_and_nothing_old_stays(
 
 
 @pytest.mark.parametrize("height", [800, 700, 560])
-def test_the_button_covers_nothing_that_is_edited(page: Page, address: str, height: int) -> None:
+def test_button_does_not_cover_the_editor(page: Page, address: str, height: int) -> None:
     page.set_viewport_size({"width": 1280, "height": height})
     page.goto(address)
     page.wait_for_selector(".idle")
@@ -376,7 +377,7 @@ def test_the_button_covers_nothing_that_is_edited(page: Page, address: str, heig
     assert in_window(page.locator("#rank"))
 
 
-def test_a_wrong_search_leaves_nothing_behind(page: Page, address: str) -> None:
+def test_failed_search_leaves_no_results(page: Page, address: str) -> None:
     show(page, f"{address}/#example=0")
     explain(page, "seven")
     expect(page.get_by_label("Find an item")).to_have_attribute("aria-invalid", "true")
@@ -391,7 +392,7 @@ def test_a_wrong_search_leaves_nothing_behind(page: Page, address: str) -> None:
     expect(page.locator("#item-error")).to_have_text("")
 
 
-def test_what_takes_no_typed_value_has_no_field(page: Page, address: str) -> None:
+def test_values_that_cannot_be_typed_have_no_field(page: Page, address: str) -> None:
     row = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
 
     def derived(route: Route) -> None:
@@ -411,7 +412,7 @@ def test_what_takes_no_typed_value_has_no_field(page: Page, address: str) -> Non
     assert page.get_by_label("time", exact=True).count() == 1
 
 
-def test_a_busy_service_is_asked_again(page: Page, address: str) -> None:
+def test_page_retries_a_busy_service(page: Page, address: str) -> None:
     answers = [503, 503]
 
     def answer(route: Route) -> None:
@@ -433,7 +434,7 @@ def test_a_busy_service_is_asked_again(page: Page, address: str) -> None:
 @pytest.mark.parametrize(
     ("status", "says"), [(504, "took too long"), (500, "refused"), (0, "does not respond")], ids=str
 )
-def test_a_failure_is_told_and_can_be_tried_again(page: Page, address: str, status: int, says: str) -> None:
+def test_failure_is_shown_and_can_be_retried(page: Page, address: str, status: int, says: str) -> None:
     body = json.dumps({"error": "deadline: 1000 ms are over"})
     show(page, f"{address}/#example=0")
     expect(page.locator("#announcement")).to_contain_text("ranking kept 10 of 25")
@@ -447,7 +448,7 @@ def test_a_failure_is_told_and_can_be_tried_again(page: Page, address: str, stat
     assert page.locator(".notice").count() == 0
 
 
-def test_a_bundle_that_was_replaced_meanwhile(page: Page, bundle: Bundle, other: Path) -> None:
+def test_page_detects_a_replaced_bundle(page: Page, bundle: Bundle, other: Path) -> None:
     with running(platform_bundle()) as service, service.client() as client:
         show(page, f"{address_of(service)}/#example=0")
         answered = bundle.examples()[0]["request"]
@@ -455,7 +456,7 @@ def test_a_bundle_that_was_replaced_meanwhile(page: Page, bundle: Bundle, other:
         assert client.reload(other).code == 200
         ranking = narrow.rank(answered, explain=True)
         assert ranking.stages is not None
-        # its scores would not belong to the funnel that is shown, so that one is asked for, too
+        # scores of the new bundle do not belong to the old funnel, so the page requests the funnel again
         explain(page, str(ranking.ids[0]))
         expect(page.locator("#models")).to_contain_text(f"{narrow.manifest['sha256'][:12]} 1,684 items → retrieval 12")
         assert_shows(page, ranking.stages)
@@ -508,7 +509,7 @@ def test_two_bundles_side_by_side(page: Page, address: str, bundle: Bundle, othe
 # --- by keyboard, and on a telephone ------------------------------------------------------------------------------
 
 
-def test_everything_can_be_done_by_keyboard(page: Page, address: str, bundle: Bundle) -> None:
+def test_page_works_with_the_keyboard_alone(page: Page, address: str, bundle: Bundle) -> None:
     page.goto(address)
     page.wait_for_selector(".idle")
     tab_to(page, "#rank")
@@ -531,7 +532,7 @@ def test_everything_can_be_done_by_keyboard(page: Page, address: str, bundle: Bu
     page.keyboard.press("Enter")
     page.wait_for_selector(".path")
     expect(page.locator(".badge.bad")).to_have_text("dropped by ranking")
-    assert focused(page, "dataset.key") == str(ranking.ids[-1])  # one can go on from there
+    assert focused(page, "dataset.key") == str(ranking.ids[-1])  # the next key continues from there
     page.keyboard.press("/")
     page.keyboard.type(str(ranking.ids[0]))
     page.keyboard.press("Enter")
@@ -539,7 +540,7 @@ def test_everything_can_be_done_by_keyboard(page: Page, address: str, bundle: Bu
 
 
 @pytest.mark.parametrize("state", ["", "#example=1", "#example=1&item=5", "#example=1&view=compare&item=5", "error"])
-def test_a_telephone_needs_no_scrolling_sideways(page: Page, address: str, state: str) -> None:
+def test_small_screen_needs_no_horizontal_scrolling(page: Page, address: str, state: str) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(f"{address}/{'' if state == 'error' else state}")
     if state == "error":
@@ -552,7 +553,7 @@ def test_a_telephone_needs_no_scrolling_sideways(page: Page, address: str, state
     assert page.locator("main *:not(option)").evaluate_all(wide) == []
 
 
-def test_a_telephone_scrolls_every_list_to_the_item_or_the_threshold(page: Page, address: str, bundle: Bundle) -> None:
+def test_small_screen_scrolls_lists_to_the_item_or_the_threshold(page: Page, address: str, bundle: Bundle) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     _, (retrieval, ranking) = funnel(bundle)
     show(page, f"{address}/#example=0")
@@ -570,13 +571,13 @@ def test_a_telephone_scrolls_every_list_to_the_item_or_the_threshold(page: Page,
     assert in_window(page.locator(".path h3"))
 
 
-def test_a_telephone_shows_the_whole_table_of_stages(page: Page, address: str) -> None:
+def test_small_screen_shows_the_whole_table_of_stages(page: Page, address: str) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     show(page, f"{address}/#example=1&view=compare")
     assert page.locator(".comparison .scroll").evaluate("box => box.scrollWidth <= box.clientWidth")
 
 
-def test_a_telephone_shows_ids_of_any_length(page: Page, hostile_address: str) -> None:
+def test_small_screen_shows_ids_of_any_length(page: Page, hostile_address: str) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     show(page, f"{hostile_address}/#example=0")
     page.locator(".item").first.click()

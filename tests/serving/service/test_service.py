@@ -1,4 +1,4 @@
-"""The service answers what its bundle answers, says what is wrong, and keeps its doors closed."""
+"""Routes of the service: answers, errors, tokens, and the command that starts it."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from rankfall.serving import Ranking
 
+pytestmark = pytest.mark.service
+
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Running]:
@@ -48,7 +50,7 @@ def client(served: Running) -> Iterator[Client]:
 
 
 def same(found: dict[str, Any], expected: Ranking) -> None:
-    """Whether an answer is that of a bundle."""
+    """Check that an answer equals that of a bundle."""
     assert found["ids"] == expected.ids
     assert found["scores"] == pytest.approx(expected.scores, abs=1e-5)
     assert found["unknown"] == expected.unknown
@@ -76,7 +78,7 @@ def same(found: dict[str, Any], expected: Ranking) -> None:
     ],
     ids=str,
 )
-def test_a_request_gets_the_answer_of_the_bundle(client: Client, wishes: dict[str, Any]) -> None:
+def test_answer_equals_that_of_the_bundle(client: Client, wishes: dict[str, Any]) -> None:
     bundle = loaded(platform_bundle())
     for request in requests()[:3]:
         answer = client.post("/rank", {**request, **wishes})
@@ -87,7 +89,7 @@ def test_a_request_gets_the_answer_of_the_bundle(client: Client, wishes: dict[st
         same(answer.json, bundle.rank(request, explain=bool(wishes.get("explain")), **known))
 
 
-def test_the_query_can_ask_for_the_funnel(client: Client) -> None:
+def test_query_parameter_requests_the_funnel(client: Client) -> None:
     request = requests()[0]
     expected = loaded(platform_bundle()).rank(request, explain=True)
     same(client.post("/rank?explain=true", request).json, expected)
@@ -116,7 +118,7 @@ def test_several_requests_in_one_call(client: Client, explain: bool) -> None:
         same(found, ranking)
 
 
-def test_the_other_bundle_answers_if_it_is_asked(client: Client) -> None:
+def test_query_parameter_selects_the_other_bundle(client: Client) -> None:
     answer = client.post("/rank", {**requests()[0], "bundle": "other", "explain": True})
     assert answer.json["model"] == model_of(ranking_bundle()) != model_of(platform_bundle())
     same(answer.json, loaded(ranking_bundle()).rank(requests()[0], explain=True))
@@ -128,12 +130,12 @@ def test_scores_of_candidates(client: Client) -> None:
     expected = loaded(platform_bundle()).score(request, candidates)
     assert set(answer.json["scores"]) == set(expected)
     for stage, scores in answer.json["scores"].items():
-        assert scores[1] is None  # nobody has that item
+        assert scores[1] is None  # unknown item
         assert scores[::2] == pytest.approx(expected[stage][::2], abs=1e-5)
     assert client.post("/score", request).json["field"] == "candidates"
 
 
-def test_everybody_gets_an_own_answer(served: Running) -> None:
+def test_concurrent_calls_get_their_own_answers(served: Running) -> None:
     bundle = loaded(platform_bundle())
     asked: list[dict[str, Any]] = [
         {"user": {"user_id": user, "age": user % 8}, "k": 1 + user % 10} for user in range(96)
@@ -150,10 +152,10 @@ def test_everybody_gets_an_own_answer(served: Running) -> None:
         list(pool.map(ask, [list(range(start, 96, 12)) for start in range(12)]))
         after = client.metric("rankfall_batch_requests_sum"), client.metric("rankfall_batch_requests_count")
     assert after[0] - before[0] == 96
-    assert after[1] - before[1] < 96  # some were answered together
+    assert after[1] - before[1] < 96  # some calls shared a batch
 
 
-# --- what it says of itself -----------------------------------------------------------------------------------------
+# --- information ----------------------------------------------------------------------------------------------------
 
 
 def test_health_readiness_and_models(client: Client) -> None:
@@ -175,7 +177,7 @@ def test_health_readiness_and_models(client: Client) -> None:
     assert str(platform_bundle().parent) not in client.get("/model").body.decode()
 
 
-def test_examples_are_the_bundles(client: Client) -> None:
+def test_examples_equal_those_of_the_bundle(client: Client) -> None:
     assert client.get("/examples").json == {"examples": requests()}
     assert client.get("/examples?bundle=other").json["examples"]
     answer = client.get("/examples?bundle=third")
@@ -201,7 +203,7 @@ def test_metrics_count_calls(client: Client) -> None:
     assert client.metric("rankfall_queue_requests") == 0
 
 
-def test_metrics_count_the_files_of_the_page_together(client: Client) -> None:
+def test_metrics_count_files_of_the_page_as_one_endpoint(client: Client) -> None:
     name = 'rankfall_requests_total{code="200",endpoint="page"}'
     before = client.metric(name)
     for path in ("/", "/page.js", "/page.css"):
@@ -211,7 +213,7 @@ def test_metrics_count_the_files_of_the_page_together(client: Client) -> None:
     assert not {endpoint for endpoint in endpoints if endpoint == "/" or endpoint.endswith((".js", ".css"))}
 
 
-def test_pages_need_nothing_from_elsewhere(client: Client) -> None:
+def test_pages_load_no_external_resources(client: Client) -> None:
     for path in ("/", "/docs"):
         page = client.get(path)
         assert page.code == 200
@@ -224,20 +226,20 @@ def test_pages_need_nothing_from_elsewhere(client: Client) -> None:
         assert "style=" not in page.body.decode()
 
 
-def test_every_answer_is_taken_as_what_it_says_and_kept_by_nobody(client: Client) -> None:
+def test_answers_forbid_sniffing_and_caching(client: Client) -> None:
     for path in ("/health", "/metrics", "/docs", "/openapi.json", "/nothing", "/"):
         headers = client.get(path).headers
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["cache-control"] == "no-store"
 
 
-def test_without_the_page_there_is_no_page() -> None:
+def test_page_can_be_disabled() -> None:
     with running(platform_bundle(), page=False) as service, service.client() as client:
         assert [client.get(path).code for path in ("/", "/page.js", "/examples")] == [404, 404, 404]
         assert client.post("/score", {}).code == 404
         assert "/score" not in client.get("/openapi.json").json["paths"]
         assert client.get("/docs").code == 200
-        assert client.post("/rank", {"bundle": "other"}).json["field"] == "bundle"  # there is none
+        assert client.post("/rank", {"bundle": "other"}).json["field"] == "bundle"  # the service has no other bundle
 
 
 # --- the token ------------------------------------------------------------------------------------------------------
@@ -246,7 +248,7 @@ def test_without_the_page_there_is_no_page() -> None:
 @pytest.mark.parametrize(
     "given", [None, "", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer ä"]
 )
-def test_a_wrong_token_opens_nothing(client: Client, given: str | None) -> None:
+def test_wrong_token_is_refused(client: Client, given: str | None) -> None:
     headers = {} if given is None else {"authorization": given}
     answer = client.post("/reload", {"path": str(ranking_bundle())}, **headers)
     assert answer.code == 401
@@ -254,7 +256,7 @@ def test_a_wrong_token_opens_nothing(client: Client, given: str | None) -> None:
     assert client.post("/rank", {}).json["model"] == model_of(platform_bundle())
 
 
-def test_without_a_token_nobody_reloads() -> None:
+def test_reload_is_disabled_without_a_token() -> None:
     with running(platform_bundle(), token=None) as service, service.client() as client:
         assert client.reload(ranking_bundle()).code == 403
         assert client.post("/rank", {}).json["model"] == model_of(platform_bundle())
@@ -269,7 +271,7 @@ def test_without_a_token_nobody_reloads() -> None:
         ({"path": "x", "y": 1}, "y"),
     ],
 )
-def test_a_wrong_reload_names_the_field(client: Client, content: dict[str, Any], field: str) -> None:
+def test_error_of_a_reload_names_the_field(client: Client, content: dict[str, Any], field: str) -> None:
     answer = client.post("/reload", content, authorization=f"Bearer {TOKEN}")
     assert (answer.code, answer.json["field"]) == (422, field)
 
@@ -277,18 +279,18 @@ def test_a_wrong_reload_names_the_field(client: Client, content: dict[str, Any],
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_says_where_and_what() -> None:
+def test_command_prints_address_and_bundle() -> None:
     with Program(platform_bundle()) as program:
         assert model_of(platform_bundle()) in program.line
         assert "retrieval 25 -> ranking 10" in program.line
         with program.client() as client:
             same(client.post("/rank", requests()[0]).json, loaded(platform_bundle()).rank(requests()[0]))
-        code, said = program.end()
+        code, log = program.end()
         assert code == 0
-        assert "Traceback" not in said
+        assert "Traceback" not in log
 
 
-def test_a_bad_bundle_is_an_error_before_the_port_opens(
+def test_bad_bundle_is_an_error_before_the_port_opens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[object] = []
@@ -303,17 +305,17 @@ def test_a_bad_bundle_is_an_error_before_the_port_opens(
         (platform_run(), f"is a run, expected a bundle; first run: rankfall export {platform_run()} --out"),
     ):
         assert run("serve", path) == 1
-        said = capsys.readouterr().err
-        assert word in said
-        assert f"error: bundle: {path}" in said
+        errors = capsys.readouterr().err
+        assert word in errors
+        assert f"error: bundle: {path}" in errors
         assert run("serve", platform_bundle(), "--other", path) == 1
         assert f"error: other: {path}" in capsys.readouterr().err
-    for path in (tmp_path / "missing", platform_run(), bad):  # to which no bundle will ever come
+    for path in (tmp_path / "missing", platform_run(), bad):  # paths that never become directories of bundles
         assert run("serve", path, "--watch") == 1
     assert not opened
 
 
-def test_a_port_in_use_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_port_in_use_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert run("serve", platform_bundle(), "--port", str(port)) == 1
@@ -321,13 +323,13 @@ def test_a_port_in_use_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "\n", "two words", "ä"])
-def test_a_token_must_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
+def test_invalid_token_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
     (tmp_path / "token").write_text(content)
     assert run("serve", platform_bundle(), "--token-file", tmp_path / "token") == 1
     assert "found no valid token" in capsys.readouterr().err
 
 
-def test_a_token_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_token_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     for path in (tmp_path / "nofile", tmp_path, tmp_path / "bytes"):
         assert run("serve", platform_bundle(), "--token-file", path) == 1
@@ -335,7 +337,7 @@ def test_a_token_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("package", ["uvicorn", "prometheus_client", "orjson", "starlette"])
-def test_what_is_not_installed_is_named_before_anything_begins(
+def test_missing_package_is_named_before_the_service_starts(
     package: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class NotInstalled(MetaPathFinder):
@@ -352,7 +354,7 @@ def test_what_is_not_installed_is_named_before_anything_begins(
     assert capsys.readouterr().err.strip() == needs
 
 
-def test_neither_help_nor_the_service_imports_what_it_does_not_need() -> None:
+def test_help_and_service_import_only_what_they_need() -> None:
     script = """
 import sys
 from rankfall.cli import main

@@ -1,4 +1,4 @@
-"""Clients that are slow, odd or hostile: connections end, bodies stay bodies, and others go on."""
+"""Slow, unusual and hostile clients: limits of connections and bodies, upgrades, host names."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from rankfall.serving.service.http_protocol import LimitedHttpProtocol
     from rankfall.serving.service.settings import Settings
 
+pytestmark = pytest.mark.service
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class Wire:
-    """A connection on which anything can be said."""
+    """A connection that sends and receives raw bytes."""
 
     def __init__(self, port: int, **options: int) -> None:
         self.socket = socket.socket()
@@ -45,13 +46,13 @@ class Wire:
     def __exit__(self, *error: object) -> None:
         self.socket.close()
 
-    def say(self, *parts: bytes) -> Wire:
+    def send(self, *parts: bytes) -> Wire:
         for part in parts:
             self.socket.sendall(part)
         return self
 
     def answer(self) -> Answer:
-        """The next answer."""
+        """Return the next answer."""
         while b"\r\n\r\n" not in self._rest:
             self._more()
         head, _, self._rest = self._rest.partition(b"\r\n\r\n")
@@ -64,14 +65,14 @@ class Wire:
         return Answer(int(first.split()[1]), headers, body)
 
     def is_over(self) -> bool:
-        """Wait for the end; whether nothing more came."""
+        """Wait until the connection closes; return whether no more bytes arrived."""
         try:
             return not self._rest and not self.socket.recv(65536)
-        except ConnectionResetError:  # as something that was said had not been read
+        except ConnectionResetError:  # the server had not read everything
             return True
 
     def rest(self) -> int:
-        """How many bytes still come before the end."""
+        """Return the number of bytes until the connection closes."""
         size = len(self._rest)
         try:
             while part := self.socket.recv(65536):
@@ -87,7 +88,7 @@ class Wire:
 
 
 def post(content: object, extra: bytes = b"", path: bytes = b"/rank") -> tuple[bytes, bytes]:
-    """The headers and the body of a call."""
+    """Return the headers and the body of a call."""
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
     head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n\r\n"
     return head % (path, extra, len(body)), body
@@ -103,9 +104,9 @@ def connections(service: Running) -> set[LimitedHttpProtocol]:
     return service.server.server_state.connections  # type: ignore[return-value]
 
 
-def test_no_packet_of_an_answer_waits_for_the_client(served: Running) -> None:
+def test_answers_are_sent_without_delay(served: Running) -> None:
     with Wire(served.port) as client:
-        client.say(HEALTH.replace(b"Host: x", b"Host: localhost")).answer()
+        client.send(HEALTH.replace(b"Host: x", b"Host: localhost")).answer()
         (connection,) = [one for one in connections(served) if one.client == client.socket.getsockname()]
         accepted = connection.transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
@@ -114,7 +115,7 @@ def test_no_packet_of_an_answer_waits_for_the_client(served: Running) -> None:
 # --- requests that would like another protocol --------------------------------------------------------------------
 
 
-def test_who_offers_another_protocol_is_answered_in_this_one(
+def test_upgrade_to_another_protocol_is_ignored(
     served: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)
@@ -122,97 +123,95 @@ def test_who_offers_another_protocol_is_answered_in_this_one(
     head, body = post(requests()[0], H2C)
     with Wire(served.port) as client:
         for parts in ([head + body], [head, body], [head[:50], head[50:] + body[:9], body[9:]]):
-            client.say(*parts)
+            client.send(*parts)
             assert client.answer().json["ids"] == expected
-        client.say((head + body) * 30 + HEALTH)
+        client.send((head + body) * 30 + HEALTH)
         assert [client.answer().json["ids"] for _ in range(30)] == [expected] * 30
         assert client.answer().json == {"status": "ok"}
     assert not caplog.records
 
 
 @pytest.mark.parametrize("upgrade", [H2C, b"Connection: upgrade\r\nUpgrade: websocket\r\n"])
-def test_a_body_is_never_taken_for_a_request(served: Running, upgrade: bytes) -> None:
+def test_body_is_not_parsed_as_a_request(served: Running, upgrade: bytes) -> None:
     head, body = post(HEALTH, upgrade)
     with Wire(served.port) as client:
-        client.say(head)
+        client.send(head)
         eventually(lambda: any(one.cycle is not None and one.cycle.more_body for one in connections(served)))
-        client.say(body)
-        assert client.answer().code == 400  # it is no JSON
-        client.say(b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert client.answer().json["status"] == "ready"  # the next answer is that of the next request
+        client.send(body)
+        assert client.answer().code == 400  # not JSON
+        client.send(b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.answer().json["status"] == "ready"  # the answer to the second request
 
 
-def test_chunks_stay_a_body_beside_an_upgrade(served: Running) -> None:
+def test_chunked_body_with_an_upgrade_header(served: Running) -> None:
     head, body = post({"k": 2}, H2C)
     head = head.replace(b"Content-Length: %d" % len(body), b"Transfer-Encoding: chunked")
     with Wire(served.port) as client:
-        client.say(head, b"%x\r\n%b\r\n" % (len(body), body), b"0\r\n\r\n", HEALTH)
+        client.send(head, b"%x\r\n%b\r\n" % (len(body), body), b"0\r\n\r\n", HEALTH)
         assert len(client.answer().json["ids"]) == 2
         assert client.answer().json == {"status": "ok"}
 
 
-def test_the_service_is_no_proxy(served: Running) -> None:
+def test_connect_is_refused(served: Running) -> None:
     with Wire(served.port) as client:
-        client.say(b"CONNECT /health HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(HEALTH) + HEALTH)
+        client.send(b"CONNECT /health HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(HEALTH) + HEALTH)
         assert client.answer().code == 400
         assert client.is_over()
 
 
-# --- connections that nobody uses ---------------------------------------------------------------------------------
+# --- unused connections -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("said", "then"),
+    ("sent", "then"),
     [
         (HEALTH, b"\r\n"),
         (b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n", b"a"),
     ],
     ids=["an empty line", "a part of a body"],
 )
-def test_a_connection_ends_after_an_answer_whatever_comes(
-    said: bytes, then: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connection_closes_after_the_last_answer(sent: bytes, then: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HEADER_SECONDS", 0.5)
     with running(platform_bundle()) as service, Wire(service.port) as client:
-        client.say(said)
+        client.send(sent)
         assert client.answer().code == 200
-        client.say(then)
+        client.send(then)
         assert client.is_over()
 
 
-def test_a_body_that_comes_after_the_answer_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_after_the_answer_keeps_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HEADER_SECONDS", 1.0)
     with running(platform_bundle()) as service, Wire(service.port) as client:
-        client.say(b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n")
+        client.send(b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n")
         assert client.answer().code == 200
-        client.say(b"ab")
+        client.send(b"ab")
         (connection,) = connections(service)
         eventually(lambda: connection._header_timer is not None)
-        client.say(b"cd")
+        client.send(b"cd")
         eventually(lambda: connection._header_timer is None)
-        assert connection.timeout_keep_alive_task is not None  # it is idle, as others are
-        assert client.say(HEALTH).answer().code == 200
+        assert connection.timeout_keep_alive_task is not None  # the connection is idle again
+        assert client.send(HEALTH).answer().code == 200
 
 
 @pytest.mark.parametrize("wish", [b"", b"Connection: close\r\n"], ids=["kept", "closed"])
-def test_who_does_not_read_is_hung_up_on(wish: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_that_does_not_read_is_disconnected(wish: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "RESPONSE_SECONDS", 0.5)
-    large = "a" * 30_000_000  # more than the buffers of the system take
+    large = "a" * 30_000_000  # more than the buffers of the system hold
     with running(platform_bundle()) as service:
         (route,) = [route for route in service.service.app.routes if getattr(route, "path", "") == "/health"]
         monkeypatch.setattr(route, "app", Response(large))
         with Wire(service.port, SO_RCVBUF=4096) as client:
-            client.say(b"GET /health HTTP/1.1\r\nHost: x\r\n" + wish + b"\r\n")
+            client.send(b"GET /health HTTP/1.1\r\nHost: x\r\n" + wish + b"\r\n")
             eventually(lambda: connections(service))
             eventually(lambda: not connections(service))
-            assert client.rest() < len(large)  # it was given up, not delivered
+            assert client.rest() < len(large)  # the server stopped sending
 
 
-def test_there_are_only_so_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_connections_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < limits.max_connections() <= 4096
     monkeypatch.setattr(limits, "CONNECTIONS", 3)
     with running(platform_bundle()) as service:
-        kept = [Wire(service.port).say(HEALTH) for _ in range(3)]
+        kept = [Wire(service.port).send(HEALTH) for _ in range(3)]
         assert [client.answer().code for client in kept] == [200] * 3
         with Wire(service.port) as client:
             refused = client.answer()
@@ -223,29 +222,29 @@ def test_there_are_only_so_many_connections(monkeypatch: pytest.MonkeyPatch) -> 
         kept.pop().socket.close()
         eventually(lambda: len(connections(service)) == 2)
         with Wire(service.port) as client:
-            assert client.say(HEALTH).answer().code == 200
+            assert client.send(HEALTH).answer().code == 200
         for client in kept:
-            assert client.say(HEALTH).answer().code == 200
+            assert client.send(HEALTH).answer().code == 200
             client.socket.close()
 
 
-def test_an_idle_connection_keeps_no_bundle() -> None:
+def test_idle_connection_does_not_keep_a_bundle_alive() -> None:
     with running(platform_bundle()) as service, Wire(service.port) as idle, service.client() as admin:
         main = service.service.slots["main"]
         assert main is not None
         bundle = weakref.ref(main.bundle)
         del main
-        assert idle.say(*post(requests()[0])).answer().code == 200
+        assert idle.send(*post(requests()[0])).answer().code == 200
         assert admin.reload(ranking_bundle()).code == 200
         eventually(lambda: bundle() is None)
-        assert idle.say(HEALTH).answer().code == 200  # it is still there
+        assert idle.send(HEALTH).answer().code == 200  # still connected
 
 
 # --- large bodies -------------------------------------------------------------------------------------------------
 
 
 class Reading:
-    """Stops the thread that reads large bodies until it is opened."""
+    """Blocks the thread that parses large bodies until it is opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
@@ -264,7 +263,7 @@ def large(**content: Any) -> bytes:
     return json.dumps(content).encode() + b" " * 100_000
 
 
-def test_a_deadline_holds_for_bodies_that_wait_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadline_includes_the_wait_for_parsing(monkeypatch: pytest.MonkeyPatch) -> None:
     reading = Reading(monkeypatch)
     with running(platform_bundle()) as service, ThreadPoolExecutor(4) as pool, service.client() as client:
 
@@ -275,18 +274,18 @@ def test_a_deadline_holds_for_bodies_that_wait_to_be_read(monkeypatch: pytest.Mo
         try:
             patient = pool.submit(ask, k=1, deadline=60_000)
             eventually(lambda: reading.count == 1)
-            assert ask(k=2, deadline=200).code == 504  # and the thread still has the one before
+            assert ask(k=2, deadline=200).code == 504  # while the thread parses the previous body
             usual = pool.submit(ask, k=3)
             assert client.post("/rank", {"k": 4}).code == 200
         finally:
             reading.opened.set()
         assert patient.result().code == usual.result().code == 200
-        assert reading.count == 2  # who was late was not read
+        assert reading.count == 2  # the late body was not parsed
         assert service.service.bodies._total == service.service.bodies._queued == 0
         assert client.metric('rankfall_refused_total{reason="deadline"}') == 1
 
 
-def test_only_so_many_large_bodies_wait_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_large_bodies_that_wait_for_parsing_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     reading = Reading(monkeypatch)
     with running(platform_bundle(), max_body=150_000) as service, ThreadPoolExecutor(8) as pool:
         bodies = service.service.bodies
@@ -299,7 +298,7 @@ def test_only_so_many_large_bodies_wait_to_be_read(monkeypatch: pytest.MonkeyPat
         try:
             waiting = [pool.submit(ask), pool.submit(ask)]
             eventually(lambda: bodies._queued > 200_000)
-            assert bodies._total == bodies._queued  # what is in memory is counted until it was read
+            assert bodies._total == bodies._queued  # bodies in memory are counted until they are parsed
             assert ask() == 503
         finally:
             reading.opened.set()
@@ -309,7 +308,7 @@ def test_only_so_many_large_bodies_wait_to_be_read(monkeypatch: pytest.MonkeyPat
             assert client.metric('rankfall_refused_total{reason="bodies"}') == 1
 
 
-def test_a_wrong_large_body_is_told_so(served: Running) -> None:
+def test_error_in_a_large_body_is_reported(served: Running) -> None:
     with served.client() as client:
         assert client.post("/rank", large(k=0)).json["field"] == "k"
         assert client.post("/rank", b"[" * 100_000).code == 400
@@ -319,7 +318,7 @@ def test_a_wrong_large_body_is_told_so(served: Running) -> None:
 # --- names of the service -----------------------------------------------------------------------------------------
 
 
-def test_a_local_service_answers_to_local_names_alone() -> None:
+def test_local_service_accepts_only_local_host_names() -> None:
     with running(platform_bundle(), local=True) as service, service.client() as client:
         for host in ("localhost", "LOCALHOST:80", "127.0.0.1", f"127.0.0.1:{service.port}", "[::1]:9", "127.0.0.2"):
             assert client.call("GET", "/examples", Host=host).code == 200
@@ -335,7 +334,7 @@ def test_a_local_service_answers_to_local_names_alone() -> None:
     ("host", "is_local"),
     [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("192.0.2.1", False)],
 )
-def test_what_listens_for_others_has_any_name(host: str, is_local: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_service_accepts_any_host_name(host: str, is_local: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Settings] = []
     serve: Callable[..., None] = lambda settings, **options: given.append(settings)  # noqa: E731
     monkeypatch.setattr(run_service, "serve", serve)

@@ -1,4 +1,4 @@
-"""The call on the page of the documentation can be tried as it is printed."""
+"""The example call on the documentation page works as printed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def printed(page: str) -> tuple[list[str], dict[str, Any]]:
-    """The words of the command as a shell reads them, and the answer."""
+    """Return the printed command, split as by a shell, and the printed answer."""
     command, answer = re.findall(r'<pre class="(?:command|answer)"[^>]*>(.*?)</pre>', page, re.DOTALL)
     return shlex.split(unescape(command)), json.loads(unescape(answer))
 
 
 def tried(service: Running) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The request of the page, the answer there, and that of the service."""
+    """Return the printed request, the printed answer, and the answer of the service."""
     with service.client() as client:
         words, answer = printed(client.get("/docs").body.decode())
         curl, quiet, address, header, kind, data, body = words
@@ -38,7 +38,8 @@ def tried(service: Running) -> tuple[dict[str, Any], dict[str, Any], dict[str, A
     return json.loads(body), answer, found.json
 
 
-def test_the_call_is_one_of_the_bundle_and_answered_as_printed() -> None:
+@pytest.mark.service
+def test_printed_call_is_an_example_and_returns_the_printed_answer() -> None:
     with running(platform_bundle()) as service:
         request, answer, found = tried(service)
     assert {name: value for name, value in request.items() if name != "k"} in requests()
@@ -48,7 +49,8 @@ def test_the_call_is_one_of_the_bundle_and_answered_as_printed() -> None:
     assert list(answer) == list(found)
 
 
-def test_without_the_page_nobody_sees_what_a_user_asked() -> None:
+@pytest.mark.service
+def test_without_the_page_the_printed_call_is_invented() -> None:
     with running(platform_bundle(), page=False) as service:
         request, answer, found = tried(service)
         with service.client() as client:
@@ -61,8 +63,9 @@ def test_without_the_page_nobody_sees_what_a_user_asked() -> None:
     assert len(answer["ids"]) == len(answer["scores"]) == len(found["ids"])
 
 
+@pytest.mark.service
 @pytest.mark.parametrize("host", ["$(id)", "x'y", '"><b>', "a b", "[::1", "x" * 300, "http://x"])
-def test_a_strange_name_of_the_service_is_not_printed(host: str) -> None:
+def test_invalid_host_header_is_not_printed(host: str) -> None:
     with running(platform_bundle()) as service, service.client() as client:
         page = client.call("GET", "/docs", host=host).body.decode()
         assert printed(page)[0][2] == f"http://127.0.0.1:{service.port}/rank"
@@ -105,7 +108,7 @@ class Items:
 
 
 def served(*kept: dict[str, Any]) -> ServedBundle:
-    """A bundle with features of every kind, of which nothing is asked."""
+    """A bundle with features of every kind, which computes nothing."""
     bundle = SimpleNamespace(
         examples=lambda: list(kept),
         schema=lambda: request_schema(RULES),
@@ -116,7 +119,7 @@ def served(*kept: dict[str, Any]) -> ServedBundle:
     return cast("ServedBundle", SimpleNamespace(bundle=bundle, model="0123456789ab"))
 
 
-def test_what_is_made_up_has_a_value_for_every_kind_of_feature() -> None:
+def test_invented_request_has_a_value_for_every_kind_of_feature() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     request = json.loads(shlex.split(docs_example(served(), real=True).command)[-1])
     assert request.pop("k") == 3
@@ -127,7 +130,7 @@ def test_what_is_made_up_has_a_value_for_every_kind_of_feature() -> None:
     assert len(request["sequences"]["bought"]) == 1
 
 
-def test_a_shell_takes_any_text_of_a_request_for_what_it_is() -> None:
+def test_command_quotes_any_text_for_the_shell() -> None:
     texts = ["it's", '"$(id)"', "`id`\n\\", "ä 🙂", "http://ADDRESS"]
     kept = {"request": {"user": {"name": texts}}, "ids": ["x", "y"], "scores": [2.0, 1.0]}
     made = docs_example(served(kept), real=True)

@@ -38,9 +38,11 @@ if TYPE_CHECKING:
 
     from rankfall.serving import Answers, EncodedRequests
 
+pytestmark = pytest.mark.service
+
 
 class Gate:
-    """Lets the bundle of a service compute nothing until it is opened, and sees what it computes."""
+    """Blocks the bundle of a service until it is opened, and records its batches."""
 
     def __init__(self, service: Running) -> None:
         served = service.service.slots["main"]
@@ -63,7 +65,7 @@ class Gate:
 
 @contextmanager
 def gated(**changes: Any) -> Iterator[tuple[Running, Gate, Callable[..., Future[Answer]]]]:
-    """A service that waits, and a way to ask it from elsewhere."""
+    """A blocked service, and a function that calls it in another thread."""
     with running(platform_bundle(), **changes) as service, ThreadPoolExecutor(64) as pool:
         gate = Gate(service)
 
@@ -78,7 +80,7 @@ def gated(**changes: Any) -> Iterator[tuple[Running, Gate, Callable[..., Future[
 
 
 def spoken(port: int, data: bytes) -> bytes:
-    """What is answered to bytes, on a connection that is left open meanwhile."""
+    """Return the answer to bytes on a connection that stays open."""
     answer = b""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(data)
@@ -90,7 +92,7 @@ def spoken(port: int, data: bytes) -> bytes:
 # --- the line -----------------------------------------------------------------------------------------------------
 
 
-def test_a_full_line_refuses_at_once_and_before_the_body_has_come() -> None:
+def test_full_queue_refuses_before_the_body_arrives() -> None:
     with gated(queue=2, batch=1) as (service, gate, ask):
         waiting = [ask(k=1)]
         eventually(lambda: gate.batches)
@@ -108,7 +110,7 @@ def test_a_full_line_refuses_at_once_and_before_the_body_has_come() -> None:
         assert [len(answer.result().json["ids"]) for answer in waiting] == [1, 2, 3]
 
 
-def test_a_call_with_more_requests_than_can_wait_is_refused() -> None:
+def test_call_with_more_requests_than_the_queue_is_refused() -> None:
     with gated(queue=3, batch=2) as (service, gate, ask), service.client() as client:
         assert client.post("/rank", {"requests": [{}] * 4}).json["field"] == "requests"
         first = ask(k=1)
@@ -120,26 +122,26 @@ def test_a_call_with_more_requests_than_can_wait_is_refused() -> None:
         assert first.result().code == second.result().code == 200
 
 
-def test_who_would_wait_beyond_the_deadline_is_refused_at_once() -> None:
+def test_call_that_would_wait_beyond_its_deadline_is_refused_at_once() -> None:
     with gated(batch=1) as (service, gate, ask):
         gate.opened.set()
-        gate.refuse = lambda batch: time.sleep(0.5)  # what a batch usually takes
+        gate.refuse = lambda batch: time.sleep(0.5)  # the usual time of a batch
         for _ in range(3):
             assert ask(deadline=60_000).result().code == 200
         gate.opened.clear()
         waiting = [ask(deadline=60_000), ask(deadline=60_000)]
         eventually(lambda: service.service.batcher.waiting == 1)
-        refused = ask(deadline=500).result()  # and the gate is still closed
+        refused = ask(deadline=500).result()  # while the gate is closed
         assert refused.code == 503
         assert "1 are queued and 1 arrived, the queue takes longer than the deadline" in refused.json["error"]
         gate.opened.set()
         assert [answer.result().code for answer in waiting] == [200, 200]
 
 
-def test_who_has_time_may_wait_longer_than_others() -> None:
+def test_longer_deadline_allows_a_longer_wait() -> None:
     with gated(batch=1, deadline=200) as (service, gate, ask):
         gate.opened.set()
-        gate.refuse = lambda batch: time.sleep(0.3)  # more than the service's own deadline
+        gate.refuse = lambda batch: time.sleep(0.3)  # longer than the deadline of the service
         assert ask(deadline=60_000).result().code == 200
         gate.opened.clear()
         batcher = service.service.batcher
@@ -148,12 +150,12 @@ def test_who_has_time_may_wait_longer_than_others() -> None:
         for count in (1, 2):
             patient.append(ask(deadline=60_000))
             eventually(lambda count=count: batcher.waiting == count)  # type: ignore[misc]
-        assert spoken(service.port, HEADERS).startswith(b"HTTP/1.1 503 ")  # two batches are more than one can hope for
+        assert spoken(service.port, HEADERS).startswith(b"HTTP/1.1 503 ")  # two batches exceed the deadline
         gate.opened.set()
         assert [answer.result().code for answer in patient] == [200] * 3
 
 
-def test_one_slow_call_says_nothing_of_the_next() -> None:
+def test_one_slow_call_does_not_raise_the_estimated_wait() -> None:
     with gated() as (service, gate, ask):
         gate.opened.set()
         batcher = service.service.batcher
@@ -165,31 +167,31 @@ def test_one_slow_call_says_nothing_of_the_next() -> None:
         assert 0 < usual < 1
         assert 0 < batcher._batch_seconds < 1
         for _ in range(9):
-            batcher._recent_seconds.append(100.0)  # as if batches took that long
+            batcher._recent_seconds.append(100.0)  # pretends that batches take this long
         gate.refuse = lambda batch: None
         with service.client() as client:
             for _ in range(9):
                 assert client.post("/score", {"candidates": [1]}).code == 200
-        assert set(batcher._recent_seconds) == {100.0}  # that is no batch
+        assert set(batcher._recent_seconds) == {100.0}  # unchanged: no batch was computed
         for _ in range(5):
             assert ask(k=1).result().code == 200
-        assert batcher._batch_seconds < 1  # and what is usual now is known soon
+        assert batcher._batch_seconds < 1  # the estimate adapts within a few batches
 
 
-def test_nobody_waits_beyond_the_deadline() -> None:
+def test_calls_end_at_their_deadline() -> None:
     with gated(batch=1) as (service, gate, ask):
         running_late, waiting_late = ask(k=1, deadline=1000), ask(k=2, deadline=1000)
-        assert running_late.result().code == waiting_late.result().code == 504  # and the gate is still closed
+        assert running_late.result().code == waiting_late.result().code == 504  # while the gate is closed
         assert running_late.result().json["field"] == "deadline"
         assert service.service.batcher.waiting == 0
         gate.opened.set()
         assert ask(k=3).result().code == 200
-        assert len(gate.batches) == 2  # who was late in the line was not computed
+        assert len(gate.batches) == 2  # the late call in the queue was not computed
         with service.client() as client:
             assert client.metric('rankfall_refused_total{reason="deadline"}') == 2
 
 
-def test_what_would_be_late_is_not_computed() -> None:
+def test_calls_that_would_be_late_are_not_computed() -> None:
     with gated(batch=1) as (service, gate, ask):
         first = ask(k=1)
         eventually(lambda: gate.batches)
@@ -197,18 +199,18 @@ def test_what_would_be_late_is_not_computed() -> None:
         eventually(lambda: service.service.batcher.waiting == 1)
         patient = ask(k=3)
         eventually(lambda: service.service.batcher.waiting == 2)
-        service.service.batcher._recent_seconds.extend([100.0] * 9)  # as if batches took that long
+        service.service.batcher._recent_seconds.extend([100.0] * 9)  # pretends that batches take this long
         gate.opened.set()
         assert hasty.result().code == 504
-        assert first.result().code == patient.result().code == 200  # somebody is always tried
+        assert first.result().code == patient.result().code == 200  # an empty queue always accepts a call
 
 
-def test_the_deadline_of_the_service_holds_for_those_who_give_none() -> None:
+def test_deadline_of_the_service_is_the_default() -> None:
     with gated(deadline=200) as (_, _, ask):
         assert ask().result().code == 504
 
 
-def test_who_hangs_up_is_not_computed() -> None:
+def test_calls_of_disconnected_clients_are_not_computed() -> None:
     with gated(batch=1) as (service, gate, ask):
         first = ask(k=1)
         eventually(lambda: gate.batches)
@@ -222,7 +224,7 @@ def test_who_hangs_up_is_not_computed() -> None:
         assert len(gate.batches) == 1
 
 
-def test_what_waits_is_computed_together_if_it_can_be() -> None:
+def test_waiting_calls_are_batched_where_possible() -> None:
     with gated(batch=4) as (service, gate, ask):
         first = ask(k=1)
         eventually(lambda: gate.batches)
@@ -236,7 +238,7 @@ def test_what_waits_is_computed_together_if_it_can_be() -> None:
 
 
 def too_large(batch: EncodedRequests) -> Exception | None:
-    """As a bundle says it, which names the first of those that are wrong."""
+    """Return the error of a bundle, which names the first bad request."""
     wrong = [place for place, k in enumerate(batch.k) if k == 7]
     name = f"requests[{wrong[0]}]" if wrong and len(batch) > 1 else "request"
     return RequestError(f"{name}: found numbers so large", wrong[0]) if wrong else None
@@ -247,7 +249,9 @@ def broken(batch: EncodedRequests) -> Exception | None:
 
 
 @pytest.mark.parametrize(("refuse", "code"), [(too_large, 422), (broken, 500)])
-def test_a_bad_request_fails_nobody_else(refuse: Callable[[EncodedRequests], Exception | None], code: int) -> None:
+def test_bad_request_does_not_fail_others_of_its_batch(
+    refuse: Callable[[EncodedRequests], Exception | None], code: int
+) -> None:
     with gated() as (service, gate, ask):
         gate.refuse = refuse
         first = ask(k=1)
@@ -260,11 +264,11 @@ def test_a_bad_request_fails_nobody_else(refuse: Callable[[EncodedRequests], Exc
         for count, answer in zip(counts, others, strict=True):
             assert answer.result().code == (code if count == 7 else 200)
             assert count == 7 or len(answer.result().json["ids"]) == count
-        assert ask(k=5).result().code == 200  # the thread goes on
+        assert ask(k=5).result().code == 200  # the thread continues
 
 
 def sizes_of(counts: list[int], *several: list[int]) -> tuple[list[int], list[Answer]]:
-    """The sizes of the batches that answer calls which came together, and the answers."""
+    """Return the sizes of the batches for simultaneous calls, and the answers."""
     with gated() as (service, gate, ask):
         gate.refuse = too_large
         first = ask(k=1)
@@ -280,22 +284,22 @@ def sizes_of(counts: list[int], *several: list[int]) -> tuple[list[int], list[An
         return [len(batch) for batch in gate.batches[1:]], found
 
 
-def test_who_is_right_is_computed_together_again() -> None:
+def test_good_requests_of_a_failed_batch_are_batched_again() -> None:
     sizes, answers = sizes_of([2, 3, 7, 4], [5, 5, 7, 5], [6, 6])
-    assert sizes == [10, 9, 5]  # without the one that is wrong, without the call that is
+    assert sizes == [10, 9, 5]  # first without the bad request, then without its whole call
     assert [answer.code for answer in answers] == [200, 200, 422, 200, 422, 200]
     assert answers[2].json["field"] == "body"
     assert answers[4].json["field"] == "requests[2]"
     assert [len(ranking["ids"]) for ranking in answers[5].json["rankings"]] == [6, 6]
 
 
-def test_many_that_are_wrong_do_not_cost_a_batch_each() -> None:
+def test_many_bad_requests_cost_few_batches() -> None:
     sizes, answers = sizes_of([7] * 8 + [2] * 2)
     assert [answer.code for answer in answers] == [422] * 8 + [200] * 2
     assert sizes == [10, 9, 8] + [1] * 7
 
 
-def test_what_is_not_refused_is_not_counted_so() -> None:
+def test_accepted_calls_are_not_counted_as_refused() -> None:
     with running(platform_bundle()) as service, service.client() as client:
         service.service.slots.put("main", None)  # type: ignore[arg-type]
         assert client.get("/ready").code == 503
@@ -305,7 +309,7 @@ def test_what_is_not_refused_is_not_counted_so() -> None:
         assert client.metric('rankfall_refused_total{reason="queue"}') == 0
 
 
-def test_overload_refuses_and_answers_but_never_fails() -> None:
+def test_overload_refuses_or_answers_but_never_fails() -> None:
     bundle = loaded(platform_bundle())
     right = bundle.rank(requests()[0]).ids
     with gated(queue=4, batch=2) as (service, gate, _), service.client() as watcher:
@@ -322,7 +326,7 @@ def test_overload_refuses_and_answers_but_never_fails() -> None:
 
         with ThreadPoolExecutor(24) as pool:
             of_all = pool.map(ask, range(24))
-            eventually(lambda: watcher.metric('rankfall_refused_total{reason="queue"}') > 0)  # 6 have a place
+            eventually(lambda: watcher.metric('rankfall_refused_total{reason="queue"}') > 0)  # 6 fit
             gate.opened.set()
             codes = Counter(code for of_one in of_all for code in of_one)
         assert set(codes) == {200, 503}
@@ -334,9 +338,9 @@ def test_overload_refuses_and_answers_but_never_fails() -> None:
 # --- slow clients -------------------------------------------------------------------------------------------------
 
 
-def test_a_slow_body_takes_no_place_and_is_given_up() -> None:
+def test_slow_body_takes_no_place_in_the_queue_and_times_out() -> None:
     with (
-        running(platform_bundle(), queue=2, body_seconds=1.5) as service,  # one place for us, one for who comes then
+        running(platform_bundle(), queue=2, body_seconds=1.5) as service,  # one place for a later call
         ThreadPoolExecutor(4) as pool,
         service.client() as client,
     ):
@@ -355,25 +359,25 @@ def test_endless_headers_are_refused() -> None:
             assert client.get("/health").code == 200
 
 
-@pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nHo", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /h"])
-def test_who_does_not_finish_the_headers_is_hung_up_on(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHo", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /h"])
+def test_unfinished_headers_time_out(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HEADER_SECONDS", 1.0)
     with (
         running(platform_bundle()) as service,
         socket.create_connection(("127.0.0.1", service.port), timeout=60) as connection,
     ):
-        connection.sendall(said)
+        connection.sendall(sent)
         answer = b""
         while part := connection.recv(65536):
             answer += part
-        assert answer.count(b"HTTP/1.1 200 OK") == said.count(b"\r\n\r\n")
+        assert answer.count(b"HTTP/1.1 200 OK") == sent.count(b"\r\n\r\n")
 
 
 # --- swaps --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_swaps_under_load_lose_and_mix_nothing(tmp_path: Path, threads: int) -> None:
+def test_swaps_under_load_neither_lose_nor_mix_answers(tmp_path: Path, threads: int) -> None:
     paths = [platform_bundle(), ranking_bundle()]
     bad = spoiled(platform_bundle(), tmp_path / "bad")
     expected = {model_of(path): [ranking.ids for ranking in loaded(path).rank(requests())] for path in paths}
@@ -414,7 +418,7 @@ def test_swaps_under_load_lose_and_mix_nothing(tmp_path: Path, threads: int) -> 
         assert admin.metric('rankfall_swaps_total{result="refused"}') == 12
 
 
-def test_requests_under_way_finish_on_the_old_bundle() -> None:
+def test_running_requests_finish_with_the_old_bundle() -> None:
     with gated() as (service, gate, ask), service.client() as admin:
         old = ask(**requests()[0])
         eventually(lambda: gate.batches)
@@ -426,7 +430,7 @@ def test_requests_under_way_finish_on_the_old_bundle() -> None:
             assert answer.result().json["ids"] == loaded(path).rank(requests()[0]).ids
 
 
-def test_bundles_that_were_replaced_are_gone() -> None:
+def test_replaced_bundles_are_freed() -> None:
     with running(platform_bundle()) as service, service.client() as client:
         old = []
         for number in range(20):
@@ -441,8 +445,8 @@ def test_bundles_that_were_replaced_are_gone() -> None:
         eventually(lambda: not any(bundle() for bundle in old))
 
 
-def test_calls_without_an_answer_keep_no_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does any circle that only the garbage collector would find."""
+def test_calls_without_an_answer_do_not_keep_a_bundle_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No reference cycle keeps it alive until the next garbage collection either."""
     run, opened = Bundle.run, threading.Event()
 
     def gated_run(bundle: Bundle, batch: EncodedRequests, *, explain: bool = False) -> Answers:
@@ -454,13 +458,13 @@ def test_calls_without_an_answer_keep_no_bundle(monkeypatch: pytest.MonkeyPatch)
         with running(platform_bundle()) as service, service.client() as client:
             old = weakref.ref(service.service.slots["main"].bundle)  # type: ignore[union-attr]
             monkeypatch.setattr(Bundle, "run", gated_run)
-            for _ in range(2):  # while it is computed, and in the line
+            for _ in range(2):  # one is computed, one is queued
                 assert client.post("/rank", {"deadline": 100}).code == 504
             with socket.create_connection(("127.0.0.1", service.port), timeout=60) as connection:
                 connection.sendall(HEADERS + b"{}".ljust(100))
                 eventually(lambda: service.service.batcher.waiting)
             eventually(lambda: client.metric('rankfall_requests_total{code="499",endpoint="/rank"}'))
-            assert client.post("/rank", {"exclude": [0] * 50_000, "k": 0}).code == 422  # which another thread reads
+            assert client.post("/rank", {"exclude": [0] * 50_000, "k": 0}).code == 422  # parsed in another thread
             opened.set()
             assert client.reload(ranking_bundle()).code == 200
             eventually(lambda: old() is None)
@@ -469,7 +473,7 @@ def test_calls_without_an_answer_keep_no_bundle(monkeypatch: pytest.MonkeyPatch)
         gc.enable()
 
 
-def test_the_documents_follow_the_bundle() -> None:
+def test_documents_change_with_the_bundle() -> None:
     with running(platform_bundle()) as service, service.client() as client:
         quotas = []
         for path in (platform_bundle(), ranking_bundle()):

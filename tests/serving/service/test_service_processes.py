@@ -1,4 +1,4 @@
-"""A service that watches for new bundles, and one of several processes."""
+"""Services that watch for new bundles, and services of several processes."""
 
 from __future__ import annotations
 
@@ -40,18 +40,20 @@ from support.services import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.service
 
-# --- a watched place ----------------------------------------------------------------------------------------------
+
+# --- a watched directory ------------------------------------------------------------------------------------------
 
 
 def placed(source: Path, out: Path, age: int) -> Path:
-    """A copy of a bundle whose manifest was written at some time."""
+    """Copy a bundle and set the modification time of its manifest."""
     shutil.copytree(source, out)
     os.utime(out / "manifest.json", (age, age))
     return out
 
 
-def test_the_newest_bundle_of_a_directory_is_taken(tmp_path: Path) -> None:
+def test_newest_bundle_of_a_directory_is_served(tmp_path: Path) -> None:
     place = tmp_path / "bundles"
     placed(ranking_bundle(), place / "older", 1000)
     placed(platform_bundle(), place / "newer", 2000)
@@ -61,7 +63,7 @@ def test_the_newest_bundle_of_a_directory_is_taken(tmp_path: Path) -> None:
         os.utime(place / "bad" / "manifest.json", (3000, 3000))
         eventually(lambda: client.metric('rankfall_swaps_total{result="refused"}') == 1)
         assert client.post("/rank", {}).json["model"] == model_of(platform_bundle())
-        # What is not finished is not even tried.
+        # Unfinished bundles are ignored.
         placed(ranking_bundle(), place / ".new.x.unfinished", 5000)
         (placed(ranking_bundle(), place / "half", 5000) / "manifest.json").unlink()
         placed(ranking_bundle(), place / "newest", 4000)
@@ -70,7 +72,7 @@ def test_the_newest_bundle_of_a_directory_is_taken(tmp_path: Path) -> None:
         assert client.metric('rankfall_swaps_total{result="taken"}') == 1
 
 
-def test_a_bundle_that_is_replaced_is_taken(tmp_path: Path) -> None:
+def test_replaced_bundle_is_reloaded(tmp_path: Path) -> None:
     place = tmp_path / "bundle"
     shutil.copytree(platform_bundle(), place)
     shutil.copytree(ranking_bundle(), tmp_path / "next")
@@ -82,7 +84,7 @@ def test_a_bundle_that_is_replaced_is_taken(tmp_path: Path) -> None:
         assert client.post("/rank", requests()[0]).json["ids"] == loaded(ranking_bundle()).rank(requests()[0]).ids
 
 
-def test_a_refused_bundle_is_tried_again_when_it_changes(tmp_path: Path) -> None:
+def test_refused_bundle_is_retried_when_it_changes(tmp_path: Path) -> None:
     place = tmp_path / "bundle"
     shutil.copytree(platform_bundle(), place)
     with running(place, watch=True) as service, service.client() as client:
@@ -90,7 +92,7 @@ def test_a_refused_bundle_is_tried_again_when_it_changes(tmp_path: Path) -> None
         shutil.copytree(ranking_bundle(), tmp_path / "next")
         scorer = tmp_path / "next" / "stages" / "ranking" / "scorer.onnx"
         content = scorer.read_bytes()
-        scorer.write_bytes(content[:100])  # as if the copy were not complete
+        scorer.write_bytes(content[:100])  # an incomplete copy
         (tmp_path / "next").rename(place)
         eventually(lambda: client.metric('rankfall_swaps_total{result="refused"}') == 1)
         assert client.get("/ready").json["model"] == model_of(platform_bundle())
@@ -98,7 +100,7 @@ def test_a_refused_bundle_is_tried_again_when_it_changes(tmp_path: Path) -> None
         eventually(lambda: client.get("/ready").json["model"] == model_of(ranking_bundle()))
 
 
-def test_a_worker_without_a_good_bundle_waits_for_one(tmp_path: Path) -> None:
+def test_worker_without_a_good_bundle_waits(tmp_path: Path) -> None:
     settings = Settings(tmp_path / "bundle", shared=tmp_path)
     shutil.copytree(platform_bundle(), tmp_path / "bundle")
     load_initial_bundles(settings, SharedState(tmp_path))
@@ -112,11 +114,11 @@ def test_a_worker_without_a_good_bundle_waits_for_one(tmp_path: Path) -> None:
         assert client.post("/rank", {}).json["model"] == model_of(platform_bundle())
 
 
-def test_a_bad_newest_bundle_does_not_stop_a_start(tmp_path: Path) -> None:
+def test_bad_newest_bundle_does_not_prevent_a_start(tmp_path: Path) -> None:
     place = tmp_path / "bundles"
     placed(platform_bundle(), place / "good", 1000)
     bad = spoiled(ranking_bundle(), place / "bad")
-    assert run("serve", place) == 1  # who does not watch is told
+    assert run("serve", place) == 1  # an error without --watch
     with Program(place, "--watch") as program, program.client() as client:
         assert model_of(platform_bundle()) in program.line
         assert client.post("/rank", {}).json["model"] == model_of(platform_bundle())
@@ -124,17 +126,17 @@ def test_a_bad_newest_bundle_does_not_stop_a_start(tmp_path: Path) -> None:
         shutil.rmtree(bad)
         placed(ranking_bundle(), place / "next", 2000)
         eventually(lambda: client.get("/ready").json["model"] == model_of(ranking_bundle()))
-        code, said = program.end()
-    assert code == 0, said
-    warning, guess, taken = [line for line in said.splitlines() if re.match(r"\d{4}-", line)]
+        code, log = program.end()
+    assert code == 0, log
+    warning, guess, swap = [line for line in log.splitlines() if re.match(r"\d{4}-", line)]
     assert f" {program.process.pid} WARNING {bad} is not served: " in warning
     assert "/reload with a wrong token from 127.0.0.1" in guess
-    assert f" {program.process.pid} INFO main serves " in taken
-    assert TOKEN not in said
-    assert "a-guess" not in said
+    assert f" {program.process.pid} INFO main serves " in swap
+    assert TOKEN not in log
+    assert "a-guess" not in log
 
 
-def test_a_watched_directory_may_have_no_bundle_yet(tmp_path: Path) -> None:
+def test_watched_directory_may_be_empty_at_the_start(tmp_path: Path) -> None:
     place = tmp_path / "bundles"
     place.mkdir()
     with Program(place, "--watch") as program, program.client() as client:
@@ -147,13 +149,13 @@ def test_a_watched_directory_may_have_no_bundle_yet(tmp_path: Path) -> None:
         placed(platform_bundle(), tmp_path / "good", 1000).rename(place / "good")  # older than the bad one
         eventually(lambda: client.get("/ready").code == 200)
         assert client.post("/rank", {}).json["model"] == model_of(platform_bundle())
-        code, said = program.end()
-    assert code == 0, said
-    assert "main has no bundle: " in said
+        code, log = program.end()
+    assert code == 0, log
+    assert "main has no bundle: " in log
 
 
 def without_a_bundle(source: Path, out: Path, manifest: str) -> Path:
-    """A copy of a bundle with another manifest, newer than those of all bundles."""
+    """Copy a bundle and replace its manifest by a newer one."""
     shutil.copytree(source, out)
     (out / "manifest.json").write_text(manifest)
     return out
@@ -163,7 +165,7 @@ OTHER_MANIFESTS = {"no JSON": '{"format": "rankfall bun', "not that of a bundle"
 
 
 @pytest.mark.parametrize("why", OTHER_MANIFESTS)
-def test_a_newest_directory_that_is_no_bundle_is_refused_aloud(
+def test_newest_directory_that_is_not_a_bundle_is_logged(
     why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "bundles"
@@ -177,7 +179,7 @@ def test_a_newest_directory_that_is_no_bundle_is_refused_aloud(
         assert client.post("/rank", {}).json["model"] == model_of(platform_bundle())
         (message,) = [record.getMessage() for record in caplog.records]
         assert f"{place / 'strange' / 'manifest.json'} is {why}" in message
-        # It is not said again, and whatever is newer than that is taken.
+        # It is logged once, and a newer bundle is loaded.
         shutil.copytree(ranking_bundle(), tmp_path / "next")
         (tmp_path / "next" / "manifest.json").touch()
         (tmp_path / "next").rename(place / "next")
@@ -185,7 +187,7 @@ def test_a_newest_directory_that_is_no_bundle_is_refused_aloud(
         assert client.metric(refused) == 1
 
 
-def test_a_bundle_that_is_replaced_by_something_else_is_kept(tmp_path: Path) -> None:
+def test_bundle_is_kept_if_its_directory_becomes_invalid(tmp_path: Path) -> None:
     place = tmp_path / "bundle"
     shutil.copytree(platform_bundle(), place)
     without_a_bundle(ranking_bundle(), tmp_path / "strange", "[]")
@@ -196,8 +198,8 @@ def test_a_bundle_that_is_replaced_by_something_else_is_kept(tmp_path: Path) -> 
         assert client.post("/rank", {}).json["model"] == model_of(platform_bundle())
 
 
-def test_a_bundle_that_could_not_be_read_is_taken_when_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with too few file handles: nothing of the bundle changes afterwards."""
+def test_unreadable_bundle_is_loaded_once_it_is_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too few file handles, for example: the files of the bundle do not change afterwards."""
     place = tmp_path / "bundles"
     placed(platform_bundle(), place / "good", 1000)
     shutil.copytree(ranking_bundle(), tmp_path / "next")
@@ -214,7 +216,7 @@ def test_a_bundle_that_could_not_be_read_is_taken_when_it_can(tmp_path: Path, mo
         assert client.post("/rank", {}).json["model"] == model_of(ranking_bundle())
 
 
-def test_a_start_says_what_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_start_logs_skipped_directories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = tmp_path / "bundles"
     strange = without_a_bundle(ranking_bundle(), place / "strange", "")
     for path in (place, strange):
@@ -225,27 +227,27 @@ def test_a_start_says_what_is_passed_over(tmp_path: Path, capsys: pytest.Capture
         assert model_of(platform_bundle()) in program.line
         with program.client() as client:
             assert client.reload(place).json["model"] == model_of(platform_bundle())
-        code, said = program.end()
+        code, log = program.end()
     assert code == 0
-    assert said.count(f"WARNING {strange} is skipped") == 2  # at the start, and at the reload
+    assert log.count(f"WARNING {strange} is skipped") == 2  # at the start, and at the reload
 
 
 # --- processes ----------------------------------------------------------------------------------------------------
 
 
 def models(program: Program, count: int = 8) -> set[str]:
-    """Which models answer on fresh connections; none if one fails."""
+    """Return the models that answer on new connections; an empty set if a connection fails."""
     found = set()
     for _ in range(count):
         try:
             with program.client() as client:
                 found.add(client.post("/rank", {}).json["model"])
-        except (OSError, HTTPException):  # a worker was killed with the connection in its hands
+        except (OSError, HTTPException):  # the worker of the connection was killed
             return set()
     return found
 
 
-def test_workers_agree_add_up_and_are_replaced(tmp_path: Path) -> None:
+def test_workers_share_bundle_and_metrics_and_are_replaced(tmp_path: Path) -> None:
     with Program(platform_bundle(), "--workers", "2", TMPDIR=str(tmp_path)) as program:
         eventually(lambda: models(program) == {model_of(platform_bundle())})
         with program.client() as client:
@@ -259,18 +261,18 @@ def test_workers_agree_add_up_and_are_replaced(tmp_path: Path) -> None:
         for worker in program.workers():
             os.kill(worker, signal.SIGKILL)
             eventually(lambda gone=worker: gone not in program.workers() and len(program.workers()) == 2)  # type: ignore[misc]
-        # Those who came in their place serve what was reloaded, not what the service was started with.
+        # New workers serve the reloaded bundle, not that of the start.
         eventually(lambda: models(program) == {model_of(ranking_bundle())})
         with program.client() as client:
-            assert client.metric(calls) >= before + 28  # what the dead have counted is not lost
-        code, said = program.end()
-        assert code == 0, said
-        assert "Traceback" not in said
-        assert said.count(" ended by signal 9 and is replaced") == 2
-    assert not list(tmp_path.iterdir())  # neither of ours nor of anything that we call
+            assert client.metric(calls) >= before + 28  # counts of killed workers are kept
+        code, log = program.end()
+        assert code == 0, log
+        assert "Traceback" not in log
+        assert log.count(" ended by signal 9 and is replaced") == 2
+    assert not list(tmp_path.iterdir())  # no temporary files are left
 
 
-def test_workers_agree_though_a_bundle_was_replaced_behind_their_back(tmp_path: Path) -> None:
+def test_workers_agree_after_a_bundle_directory_was_replaced(tmp_path: Path) -> None:
     bundle, other = tmp_path / "bundle", tmp_path / "other"
     shutil.copytree(platform_bundle(), bundle)
     shutil.copytree(ranking_bundle(), other)
@@ -284,7 +286,7 @@ def test_workers_agree_though_a_bundle_was_replaced_behind_their_back(tmp_path: 
         assert program.end()[0] == 0
 
 
-def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+def test_workers_exit_with_their_parent(tmp_path: Path) -> None:
     with Program(platform_bundle(), "--workers", "2", TMPDIR=str(tmp_path)) as program:
         eventually(lambda: models(program))
         workers = program.workers()
@@ -296,7 +298,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_what_is_under_way_is_answered_at_the_end(number: int) -> None:
+def test_running_requests_are_answered_at_shutdown(number: int) -> None:
     body = json.dumps({"requests": requests() * 16, "deadline": 60_000}).encode()
     head = HEADERS.replace(b"100", str(len(body)).encode()).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n")
     with (
@@ -304,7 +306,7 @@ def test_what_is_under_way_is_answered_at_the_end(number: int) -> None:
         socket.create_connection(("127.0.0.1", program.port), timeout=60) as connection,
     ):
         connection.sendall(head)
-        assert connection.recv(100).startswith(b"HTTP/1.1 100 ")  # it waits for the body
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 ")  # the service waits for the body
         program.process.send_signal(number)
         eventually(lambda: not is_listening(program.port))
         connection.sendall(body)
@@ -318,18 +320,18 @@ def test_what_is_under_way_is_answered_at_the_end(number: int) -> None:
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_whoever_has_read_the_line_may_end_the_service(workers: str, number: signal.Signals) -> None:
+def test_service_can_be_stopped_once_it_has_printed_its_address(workers: str, number: signal.Signals) -> None:
     with Program(platform_bundle(), "--workers", workers) as program:
         children = program.workers()
-        if number == signal.SIGINT:  # a terminal sends it to all
+        if number == signal.SIGINT:  # a terminal sends it to all processes
             for child in children:
                 os.kill(child, number)
-        code, said = program.end(number)
-    assert code == 0, said
-    assert "Traceback" not in said
+        code, log = program.end(number)
+    assert code == 0, log
+    assert "Traceback" not in log
 
 
-def test_the_token_of_administrators_is_not_shown() -> None:
+def test_token_is_not_shown() -> None:
     with running(platform_bundle()) as service, service.client() as client:
         assert TOKEN not in repr(service.service.settings)
         assert all(TOKEN.encode() not in client.get(path).body for path in ("/model", "/metrics", "/docs"))

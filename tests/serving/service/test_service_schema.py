@@ -1,4 +1,4 @@
-"""Whatever comes in, the answer is one that the OpenAPI document knows, and never 500."""
+"""Every request gets an answer that the OpenAPI document describes, and never 500."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from support.services import TOKEN, Client, Running, loaded, ranking_bundle, req
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+pytestmark = pytest.mark.service
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +89,7 @@ def client(served: Running) -> Iterator[Client]:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_wrong_value_is_named(client: Client, content: Any, field: str) -> None:
+def test_wrong_value_is_named(client: Client, content: Any, field: str) -> None:
     answer = client.post("/rank", content)
     assert answer.code == 422
     assert answer.json["field"] == field
@@ -115,7 +117,7 @@ def test_a_wrong_value_is_named(client: Client, content: Any, field: str) -> Non
     ],
     ids=lambda body: str(body)[:40],
 )
-def test_what_is_not_json_is_said_to_be_so(client: Client, body: bytes) -> None:
+def test_invalid_json_is_reported(client: Client, body: bytes) -> None:
     answer = client.post("/rank", body)
     assert answer.code == 400
     assert answer.json["error"].startswith("body: ")
@@ -140,7 +142,7 @@ def test_what_is_not_json_is_said_to_be_so(client: Client, body: bytes) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_is_missing_or_unknown_has_a_defined_answer(client: Client, content: dict[str, Any]) -> None:
+def test_missing_and_unknown_values_are_answered(client: Client, content: dict[str, Any]) -> None:
     answer = client.post("/rank", content)
     assert answer.code == 200
     assert len(answer.json["ids"]) == (0 if "candidates" in content else 10)
@@ -148,7 +150,7 @@ def test_what_is_missing_or_unknown_has_a_defined_answer(client: Client, content
     assert answer.json["unknown"] == content.get("candidates", [])
 
 
-def test_large_bodies_are_refused_and_nothing_else_suffers(client: Client) -> None:
+def test_large_bodies_are_refused_without_side_effects(client: Client) -> None:
     body = b" " * 10_000_000
     assert client.post("/rank", body).code == 413
     assert client.post("/score", body).code == 413
@@ -156,7 +158,7 @@ def test_large_bodies_are_refused_and_nothing_else_suffers(client: Client) -> No
     assert client.post("/rank", {}).code == 200  # on the same connection
 
 
-def test_a_body_of_unknown_length_is_refused_as_soon_as_it_is_too_large(served: Running) -> None:
+def test_chunked_body_is_refused_once_it_is_too_large(served: Running) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
     connection.request(
         "POST", "/rank", (b"x" * 65536 for _ in range(40)), {"Content-Type": "application/json"}, encode_chunked=True
@@ -165,7 +167,7 @@ def test_a_body_of_unknown_length_is_refused_as_soon_as_it_is_too_large(served: 
     connection.close()
 
 
-def test_a_large_body_within_the_limit_is_answered(client: Client) -> None:
+def test_large_body_within_the_limit_is_answered(client: Client) -> None:
     several = requests() * 8  # hundreds of kilobytes
     assert len(json.dumps(several)) > 2**17
     answer = client.post("/rank", {"requests": several})
@@ -176,20 +178,20 @@ def test_a_large_body_within_the_limit_is_answered(client: Client) -> None:
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonx"])
-def test_a_body_must_be_said_to_be_json(client: Client, kind: str) -> None:
+def test_content_type_must_be_json(client: Client, kind: str) -> None:
     assert client.call("POST", "/rank", b"{}", content_type=kind).code == 415
     assert client.post("/rank", b"{}", content_encoding="gzip").code == 415
     assert client.call("POST", "/rank", b"{}", content_type="application/json; charset=utf-8").code == 200
 
 
-def test_the_document_says_why_a_service_is_not_ready(client: Client) -> None:
+def test_document_describes_why_a_service_is_not_ready(client: Client) -> None:
     paths = client.get("/openapi.json").json["paths"]
     ready, rank = (paths[path][how]["responses"]["503"] for path, how in (("/ready", "get"), ("/rank", "post")))
     assert "queue" in rank["description"]
     assert "queue" not in ready["description"]  # requests to /ready are not queued
 
 
-def test_paths_and_methods_that_there_are_not(client: Client) -> None:
+def test_unknown_paths_and_methods(client: Client) -> None:
     assert client.get("/nothing").code == 404
     assert client.get("/rank/").code == 404
     assert client.get("/../../etc/passwd").code == 404
@@ -202,7 +204,7 @@ def test_paths_and_methods_that_there_are_not(client: Client) -> None:
 # --- the document ---------------------------------------------------------------------------------------------------
 
 
-def test_the_document_takes_what_the_service_takes(client: Client) -> None:
+def test_document_accepts_what_the_service_accepts(client: Client) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     document = client.get("/openapi.json").json
     call = {**document["components"]["schemas"]["Call"], "components": document["components"]}
@@ -226,20 +228,20 @@ CONFORMANCE = (
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
-def test_nothing_that_the_document_allows_or_forbids_breaks_the_service(served: Running, mode: GenerationMode) -> None:
+def test_no_generated_request_breaks_the_service(served: Running, mode: GenerationMode) -> None:
     schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{served.port}/openapi.json")
     checks = CHECKS.get_by_names(CONFORMANCE)
     tried: Counter[str] = Counter()
     for result in schema.get_all_operations():
         assert isinstance(result, Ok)
         operation = result.ok()
-        if mode is GenerationMode.POSITIVE or operation.body or operation.query:  # otherwise nothing can be wrong
+        if mode is GenerationMode.POSITIVE or operation.body or operation.query:  # others cannot be invalid
             tried += Counter({operation.path: asked(operation, mode, checks)})
     assert {path for path, methods in schema.raw_schema["paths"].items() if "post" in methods} <= set(tried)
 
 
 def asked(operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode, checks: Any) -> int:
-    """Ask what is made up for an operation; how often that was."""
+    """Send generated requests to an operation; return their number."""
     headers = {"Authorization": f"Bearer {TOKEN}"} if operation.path == "/reload" else {}
     count = 0
 

@@ -1,4 +1,4 @@
-"""A service that is told to end: balancers hear of it first, and whoever has asked is answered."""
+"""Shutdown of a service: /ready fails first, then the socket closes, and running calls are answered."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from support.services import HEADERS, Program, eventually, is_listening, loaded,
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.service
 LONG = "600"  # seconds that no test waits for
 
 
 def is_ready(program: Program) -> bool:
-    """What a balancer sees, which asks on a new connection every time."""
+    """Return whether the service is ready, on a new connection as a load balancer does."""
     with program.client() as client:
         return client.get("/ready").code == 200
 
 
-def has_heard(program: Program) -> bool:
-    """Whether it knows that it is to end."""
+def is_stopping(program: Program) -> bool:
+    """Return whether the service has received a signal."""
     try:
         return not is_ready(program)
-    except ConnectionError:  # it takes no more
+    except ConnectionError:  # the socket is closed
         return True
 
 
 def waiting_call(program: Program) -> socket.socket:
-    """A connection on which a call has begun and its body is still to come."""
+    """Open a connection and send the headers of a call, but not its body."""
     connection = socket.create_connection(("127.0.0.1", program.port), timeout=60)
     connection.sendall(HEADERS.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
     if not connection.recv(100).startswith(b"HTTP/1.1 100 "):
@@ -48,7 +49,7 @@ def waiting_call(program: Program) -> socket.socket:
 
 
 def last_call(program: Program, *processes: int) -> socket.socket:
-    """Tell processes of a service to end, and get such a connection that was made not long before it took no more."""
+    """Stop processes of a service; return a waiting call that was sent just before the socket closed."""
     calls = [waiting_call(program)]
     for process in processes:
         os.kill(process, signal.SIGTERM)
@@ -67,7 +68,7 @@ def last_call(program: Program, *processes: int) -> socket.socket:
 
 
 def finished(connection: socket.socket) -> bytes:
-    """The answer to that call, after which the service closes the connection."""
+    """Send the body of a waiting call; return the answer, after which the service closes the connection."""
     connection.sendall(b'{"deadline": 60000}'.ljust(100))
     answer = b""
     while part := connection.recv(65536):
@@ -75,11 +76,11 @@ def finished(connection: socket.socket) -> bytes:
     return answer
 
 
-# --- the time in which balancers hear of it -----------------------------------------------------------------------
+# --- draining -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_service_that_ends_says_so_and_still_answers(workers: int) -> None:
+def test_draining_service_is_not_ready_but_still_answers(workers: int) -> None:
     expected = loaded(platform_bundle()).rank(requests()[0]).ids
     with Program(platform_bundle(), "--drain", LONG, "--workers", str(workers)) as program:
         with program.client() as kept:
@@ -92,25 +93,25 @@ def test_a_service_that_ends_says_so_and_still_answers(workers: int) -> None:
             assert "shutting down" in not_ready.json["error"]
             with program.client() as client:  # a new connection
                 assert client.post("/rank", requests()[0]).json["ids"] == expected
-            # One that is kept is answered, too, and told to ask elsewhere next time.
+            # A persistent connection is answered, too, and then closed.
             assert kept.get("/health").headers["connection"] == "close"
-        program.process.send_signal(signal.SIGTERM)  # nobody waits for all of that time
+        program.process.send_signal(signal.SIGTERM)  # ends the drain
         assert program.process.wait(60) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_after_that_time_its_socket_closes_and_whoever_has_asked_is_answered(workers: int) -> None:
+def test_socket_closes_after_draining_and_running_calls_are_answered(workers: int) -> None:
     with Program(platform_bundle(), "--drain", "1", "--workers", str(workers)) as program:
         with last_call(program, program.process.pid) as connection:
             assert finished(connection).startswith(b"HTTP/1.1 200 ")
         assert program.process.wait(60) == 0
         assert program.process.stderr is not None
-        said = program.process.stderr.read()
-    assert "shutting down: /ready returns 503" in said
-    assert "Traceback" not in said
+        log = program.process.stderr.read()
+    assert "shutting down: /ready returns 503" in log
+    assert "Traceback" not in log
 
 
-def test_a_service_that_ends_without_such_a_time_closes_its_socket() -> None:
+def test_socket_closes_at_once_without_draining() -> None:
     with Program(platform_bundle()) as program:
         with waiting_call(program) as connection:
             program.process.send_signal(signal.SIGTERM)
@@ -119,24 +120,24 @@ def test_a_service_that_ends_without_such_a_time_closes_its_socket() -> None:
         assert program.process.wait(60) == 0
 
 
-def test_workers_may_be_told_to_end_by_whoever_ends_all_processes() -> None:
+def test_workers_may_receive_the_signal_too() -> None:
     with Program(platform_bundle(), "--drain", "1", "--workers", "2") as program:
         with last_call(program, *program.workers(), program.process.pid) as connection:
             assert finished(connection).startswith(b"HTTP/1.1 200 ")
         assert program.process.wait(60) == 0
 
 
-# --- whoever does not want to wait --------------------------------------------------------------------------------
+# --- stopping at once ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("workers", "drain"), [(1, "0"), (1, LONG), (2, LONG)])
-def test_whoever_says_it_twice_does_not_wait(workers: int, drain: str, tmp_path: Path) -> None:
+def test_second_signal_stops_at_once(workers: int, drain: str, tmp_path: Path) -> None:
     with Program(platform_bundle(), "--drain", drain, "--workers", str(workers), TMPDIR=str(tmp_path)) as program:
         children = program.workers()
         with waiting_call(program) as connection:
             program.process.send_signal(signal.SIGTERM)
-            eventually(lambda: has_heard(program))
-            assert program.process.poll() is None  # it waits for the call
+            eventually(lambda: is_stopping(program))
+            assert program.process.poll() is None  # the service waits for the call
             program.process.send_signal(signal.SIGINT)
             assert program.process.wait(60) == -signal.SIGINT
             assert not connection.recv(1)
@@ -144,7 +145,7 @@ def test_whoever_says_it_twice_does_not_wait(workers: int, drain: str, tmp_path:
     assert not list(tmp_path.iterdir())
 
 
-def test_two_signals_at_once_count_as_two() -> None:
+def test_two_simultaneous_signals_stop_at_once() -> None:
     with Program(platform_bundle(), "--drain", LONG, "--workers", "2") as program:
         program.process.send_signal(signal.SIGTERM)
         program.process.send_signal(signal.SIGINT)
@@ -154,17 +155,17 @@ def test_two_signals_at_once_count_as_two() -> None:
 # --- limits -------------------------------------------------------------------------------------------------------
 
 
-def test_requests_under_way_have_the_time_that_any_caller_may_ask_for() -> None:
+def test_shutdown_waits_for_the_longest_deadline() -> None:
     config = server_config(None, Settings(platform_bundle(), deadline=1))
     assert config.timeout_graceful_shutdown is not None
     assert config.timeout_graceful_shutdown > limits.MAX_DEADLINE_MS / 1000
 
 
-def test_idle_connections_are_kept_as_long_as_was_said() -> None:
+def test_idle_connections_close_after_keep_alive() -> None:
     with running(platform_bundle(), keep_alive=1) as service:
         connection = HTTPConnection("127.0.0.1", service.port, timeout=60)
         connection.request("GET", "/health")
         assert connection.getresponse().read()
-        assert connection.sock.recv(1) == b""  # the service hangs up
+        assert connection.sock.recv(1) == b""  # the service closes the connection
         connection.close()
-    assert server_config(None, Settings(platform_bundle())).timeout_keep_alive > 60  # balancers keep theirs so long
+    assert server_config(None, Settings(platform_bundle())).timeout_keep_alive > 60  # as load balancers expect

@@ -230,6 +230,7 @@ def test_a_narrow_terminal_folds_tables(out: Path) -> None:
 # --- what may go wrong ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("forks")
 def test_killed_at_any_moment(forks: Forks, log: Path, tmp_path: Path) -> None:
     content = one_method(log, data={"days": WEEK[:3]}, training={"batch": 20})
@@ -504,6 +505,7 @@ def stopped(process: Fork, number: int) -> str:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("forks")
 def test_it_follows_a_log_that_another_process_writes(forks: Forks, log: Path, tmp_path: Path) -> None:
     growing, config, out = log_of(tmp_path / "log", range(1)), tmp_path / "stream.yaml", tmp_path / "out"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH}
 DEADLINE = 600  # seconds, for a machine that is busy
-pytestmark = pytest.mark.xdist_group("torchrun")  # what several tests look at is done once
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("torchrun")]  # a group, because tests share what is trained
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 # which need options
 LOSSES: dict[str, dict[str, int]] = {

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 if find_spec("ray") is None:
     pytest.skip("Ray is not installed (pip install 'rankfall[ray]')", allow_module_level=True)
 pytestmark = [
+    pytest.mark.ray,
     pytest.mark.xdist_group("ray"),
     pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\..*"),  # it warns itself, when it is imported
 ]
