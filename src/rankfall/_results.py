@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from rankfall._files import write_file
-from rankfall._settings import explain
+from rankfall._yaml_config import explain
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

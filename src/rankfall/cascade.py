@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rankfall._lists import check_count, rank_order
-from rankfall._suggest import did_you_mean
+from rankfall._suggestions import did_you_mean
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
 from rankfall.data.impressions.spec import Features
 from rankfall.models import Scorer, from_config

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankfall._files import write_file
-from rankfall._settings import dump
+from rankfall._yaml_config import dump
 from rankfall.reporting.comparison_page import comparison_page
 from rankfall.simulation.simulate import Simulation, simulate_log
 from rankfall.studies.comparison_summary import Outcome, summarise

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from rankfall._settings import ConfigError
+from rankfall._yaml_config import ConfigError
 from rankfall.reproductions.catalogue import DIRECTORY, FILES, load_paper, papers, reproductions
-from rankfall.reproductions.schema import (
+from rankfall.reproductions.paper_schema import (
     Measured,
     ObjectiveSweep,
     PublishedSweep,

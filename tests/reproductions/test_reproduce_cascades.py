@@ -13,7 +13,7 @@ import pytest
 import torch
 from sklearn.metrics import ndcg_score
 
-from rankfall._settings import leaves
+from rankfall._yaml_config import leaves
 from rankfall.data import Recipe, prepare_letor
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.reporting.figures import save
@@ -23,6 +23,14 @@ from rankfall.reproductions.drivers.stage_loss_comparison import by_grades, cuto
 from rankfall.reproductions.list_data import DataSource
 from rankfall.reproductions.list_data import find as find_lists
 from rankfall.reproductions.log_data import LogData
+from rankfall.reproductions.paper_schema import (
+    Method,
+    ObjectiveComparison,
+    ObjectiveSweep,
+    PublishedSweep,
+    StageLossComparison,
+    mean_of,
+)
 from rankfall.reproductions.protocols import (
     CASCADE_RATES,
     batch_for,
@@ -32,14 +40,6 @@ from rankfall.reproductions.protocols import (
 )
 from rankfall.reproductions.published_sweep import SweepResult, SweepRun, sweep_report
 from rankfall.reproductions.published_table import with_metrics
-from rankfall.reproductions.schema import (
-    Method,
-    ObjectiveComparison,
-    ObjectiveSweep,
-    PublishedSweep,
-    StageLossComparison,
-    mean_of,
-)
 from rankfall.reproductions.task import Report, Size, Task
 from rankfall.simulation.simulate import Simulation, simulate_log, simulate_recflow
 from rankfall.studies.comparison_plan import load_comparison

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankfall._settings import leaves
+from rankfall._yaml_config import leaves
 from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.data.lists.list_loader import Lists
 from rankfall.metrics.named import parse
@@ -26,9 +26,9 @@ from rankfall.reproductions.drivers.sort_runtime import TEXTBOOK, TREE
 from rankfall.reproductions.drivers.training_curves import relaxed_and_hard_ndcg
 from rankfall.reproductions.generated_lists import LONGEST, SHORTEST, generate_lists, utility_of, write_letor
 from rankfall.reproductions.list_data import DataSource, find, prepare
+from rankfall.reproductions.paper_schema import LossComparison, Method
 from rankfall.reproductions.protocols import LIST_RATES, MANY_LISTS, list_config, method_sections, oracle
 from rankfall.reproductions.published_table import agreement, format_value
-from rankfall.reproductions.schema import LossComparison, Method
 from rankfall.reproductions.task import FULL, QUICK, Report, Size, Task
 from rankfall.training.scoring import measure
 from support.command_line import run as cli

@@ -21,7 +21,7 @@ import torch
 import yaml
 from scipy import stats
 
-from rankfall._settings import ConfigError
+from rankfall._yaml_config import ConfigError
 from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.reporting.comparison_table import csv_table, markdown_table
 from rankfall.reporting.files import write_comparison

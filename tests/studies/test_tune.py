@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from rankfall._settings import ConfigError, read_yaml
+from rankfall._yaml_config import ConfigError, read_yaml
 from rankfall.reporting.figures import SearchHistory, save
 from rankfall.studies import tune as tuning
 from rankfall.studies.results import SearchResult

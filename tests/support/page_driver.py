@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Locator, Page
 
-    from rankfall.serving.results import Ranking, StageTrace
+    from rankfall.serving.rankings import Ranking, StageTrace
     from support.services import Running
 
 DIGITS = 5e-5  # scores are shown with four

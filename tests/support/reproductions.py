@@ -11,7 +11,7 @@ from rankfall.reproductions.catalogue import find_reproduction
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankfall.reproductions.schema import Reproduction
+    from rankfall.reproductions.paper_schema import Reproduction
     from rankfall.reproductions.task import Report
 
 Model = TypeVar("Model", bound="Reproduction")

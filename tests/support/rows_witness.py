@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import polars as pl
 
-from rankfall.data.impressions.hashing import combine, hash_values
+from rankfall.data.impressions.column_hashing import combine, hash_values
 from rankfall.data.impressions.spec import Categorical, Dense, Spec, Time, table_of
 
 Row = dict[str, Any]

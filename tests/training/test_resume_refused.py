@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankfall._files import locked
-from rankfall._settings import ConfigError
+from rankfall._yaml_config import ConfigError
 from rankfall.training.checkpoint import Checkpoints, DamagedError
 from rankfall.training.config.overrides import set_option
 from support.interrupted import outcome, train

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rankfall._settings import ConfigError
+from rankfall._yaml_config import ConfigError
 from rankfall.training import trackers as track
 from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.overrides import merge

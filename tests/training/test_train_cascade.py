@@ -12,7 +12,7 @@ import torch
 import yaml
 
 import rankfall as rf
-from rankfall._settings import ConfigError
+from rankfall._yaml_config import ConfigError
 from rankfall.cli import main
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.registry import names

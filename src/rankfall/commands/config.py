@@ -39,7 +39,7 @@ def show(
     Configurations of comparisons, streams and searches are checked too, and printed with the defaults of their own
     keys.
     """
-    from rankfall._settings import to_yaml
+    from rankfall._yaml_config import to_yaml
 
     content = _content(config, overrides or [])
     if as_json:
@@ -50,7 +50,7 @@ def show(
 
 def _content(path: Path, overrides: list[str]) -> dict[str, Any]:
     """Validate a file of any kind and return its content with defaults."""
-    from rankfall._settings import read_yaml
+    from rankfall._yaml_config import read_yaml
     from rankfall.studies.comparison_plan import check_comparison, load_comparison
     from rankfall.studies.search_space import load_search
     from rankfall.studies.stream.stream_config import load_stream, make_runs

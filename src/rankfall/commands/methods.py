@@ -132,7 +132,7 @@ def methods(
 
 
 def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
-    from rankfall._suggest import did_you_mean
+    from rankfall._suggestions import did_you_mean
 
     everything = [method for one in Kind for method in find_methods(one) if kind in (None, one)]
     everything += find_models() if kind is None else []

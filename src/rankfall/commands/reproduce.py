@@ -27,7 +27,7 @@ from rankfall.commands.write_figures import write_figures
 
 if TYPE_CHECKING:
     from rankfall.reproductions.list_data import DataSource
-    from rankfall.reproductions.schema import Reproduction
+    from rankfall.reproductions.paper_schema import Reproduction
     from rankfall.reproductions.task import Report, Sheet
 
 EXAMPLES = examples(

@@ -27,7 +27,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from rankfall._suggest import did_you_mean
+from rankfall._suggestions import did_you_mean
 from rankfall.models.din import DIN
 from rankfall.models.embedding import FeatureEmbedding
 from rankfall.models.embedding_mlp import EmbeddingMLP

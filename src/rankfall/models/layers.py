@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankfall._suggest import did_you_mean
+from rankfall._suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

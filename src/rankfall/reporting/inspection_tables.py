@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from rankfall.data.inspect.figures import Bin, Inspection
+    from rankfall.data.inspect.inspection import Bin, Inspection
 
 BAR = 40  # characters of the longest bar of a histogram
 

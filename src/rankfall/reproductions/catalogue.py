@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
-from rankfall._settings import ConfigError, Section, explain, read_yaml
-from rankfall._suggest import did_you_mean
-from rankfall.reproductions.schema import DRIVERS, PaperFile, Reproduction
+from rankfall._suggestions import did_you_mean
+from rankfall._yaml_config import ConfigError, Section, explain, read_yaml
+from rankfall.reproductions.paper_schema import DRIVERS, PaperFile, Reproduction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

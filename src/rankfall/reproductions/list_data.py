@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rankfall._suggest import did_you_mean
+from rankfall._suggestions import did_you_mean
 from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.data.impressions.log import is_log
 from rankfall.data.lists.ranking_data import is_prepared

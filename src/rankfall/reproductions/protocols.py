@@ -11,7 +11,7 @@ from rankfall.data import RankingData
 from rankfall.data.lists.list_loader import Lists
 from rankfall.metrics.named import parse
 from rankfall.reporting.files import write_comparison
-from rankfall.reproductions.schema import fill
+from rankfall.reproductions.paper_schema import fill
 from rankfall.studies.compare import compare_methods
 from rankfall.studies.comparison_plan import ComparisonConfig
 from rankfall.training.scoring import measure
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rankfall.reproductions.list_data import ListData
     from rankfall.reproductions.log_data import LogData
-    from rankfall.reproductions.schema import CascadeProtocol, ListProtocol, Method, StageProtocol
+    from rankfall.reproductions.paper_schema import CascadeProtocol, ListProtocol, Method, StageProtocol
     from rankfall.reproductions.task import Task
     from rankfall.studies.compare import Step
 

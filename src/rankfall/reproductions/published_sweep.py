@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rankfall.reproductions.log_data import LogData
+    from rankfall.reproductions.paper_schema import Number, PublishedSweep
     from rankfall.reproductions.published_table import Agreement
-    from rankfall.reproductions.schema import Number, PublishedSweep
 
     Curves = Mapping[str, Mapping[Number, float]]  # a value for each method and point
 

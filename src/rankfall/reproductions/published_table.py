@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankfall.reporting.figures import Dots
-from rankfall.reproductions.schema import mean_of
+from rankfall.reproductions.paper_schema import mean_of
 from rankfall.reproductions.task import Report, Sheet
 from rankfall.studies.compare import higher_is_better
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rankfall.reproductions.list_data import ListData
     from rankfall.reproductions.log_data import LogData
-    from rankfall.reproductions.schema import PublishedTable
+    from rankfall.reproductions.paper_schema import PublishedTable
 
 
 @dataclass(frozen=True, slots=True)

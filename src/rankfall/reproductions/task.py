@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rankfall.reporting.figures import Plot
     from rankfall.reproductions.list_data import DataSource, ListData
     from rankfall.reproductions.log_data import LogData
-    from rankfall.reproductions.schema import ListProtocol
+    from rankfall.reproductions.paper_schema import ListProtocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

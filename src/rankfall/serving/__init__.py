@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
 
 from rankfall.serving.bundle import Bundle
 from rankfall.serving.encoded_requests import EncodedRequests
+from rankfall.serving.rankings import Answers, Ranking, StageTrace
 from rankfall.serving.request_encoder import RequestError
-from rankfall.serving.results import Answers, Ranking, StageTrace
 
 __all__ = ["Answers", "Bundle", "EncodedRequests", "Ranking", "RequestError", "StageTrace"]

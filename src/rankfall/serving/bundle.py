@@ -16,9 +16,9 @@ from rankfall.serving.bundle_files import EXAMPLES, ITEMS, map_lookup, map_table
 from rankfall.serving.bundle_items import Items
 from rankfall.serving.encoded_requests import NO_ITEM, EncodedRequests, padded
 from rankfall.serving.onnx_stages import NotFiniteError, at_places, by_row, load_stage
+from rankfall.serving.rankings import Answers, Ranking, StageTrace
 from rankfall.serving.request_encoder import RequestEncoder, RequestError
 from rankfall.serving.request_schema import request_schema
-from rankfall.serving.results import Answers, Ranking, StageTrace
 from rankfall.serving.value_checks import shown
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from rankfall.encoding.lookup import Lookup
     from rankfall.serving.onnx_stages import Rows, Scores, Stage
+    from rankfall.serving.rankings import Id
     from rankfall.serving.request_encoder import Request
-    from rankfall.serving.results import Id
 
 MOST_IDS = 100_000  # in `candidates`, and in `exclude`, of one request
 _MAX_PADDED = 2**20  # candidates of all requests that are ranked at once, padding included

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankfall._suggest import did_you_mean
+from rankfall._suggestions import did_you_mean
 from rankfall.encoding import BadValueError, TimePart, rule_from_json
 from rankfall.serving.value_checks import bad_value, field_of, shown
 from rankfall.serving.value_encoders import Encoders, Times

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from rankfall._settings import ConfigError, Section, read_yaml
+from rankfall._yaml_config import ConfigError, Section, read_yaml
 from rankfall.studies.baselines import BASELINES, BaselineConfig, method_of
 from rankfall.studies.method_config import Methods, Seeds, check_keys, validated
 from rankfall.studies.results import Settings  # noqa: TC001 (a dataclass field)

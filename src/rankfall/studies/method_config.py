@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from rankfall._settings import ConfigError, Section, explain
-from rankfall._suggest import did_you_mean
+from rankfall._suggestions import did_you_mean
+from rankfall._yaml_config import ConfigError, Section, explain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from rankfall._settings import ConfigError, Section, explain, read_yaml, shown
+from rankfall._yaml_config import ConfigError, Section, explain, read_yaml, shown
 from rankfall.training.config.load_config import TrainConfig, validate_any
 from rankfall.training.config.overrides import apply_overrides, set_option, with_absolute_path
 from rankfall.training.config.sections import Count

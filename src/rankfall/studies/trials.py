@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from rankfall._files import LockedError, locked, write_file
-from rankfall._settings import ConfigError, leaves, shown, to_yaml
+from rankfall._yaml_config import ConfigError, leaves, shown, to_yaml
 from rankfall.studies.comparison_summary import higher_is_better
 from rankfall.studies.optuna_journal import load_optuna, open_journal
 from rankfall.studies.results import SearchResult, TrialResult

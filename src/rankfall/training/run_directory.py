@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from rankfall._files import TEMPORARY, is_temporary
-from rankfall._settings import ConfigError, leaves, read_yaml, shown
+from rankfall._yaml_config import ConfigError, leaves, read_yaml, shown
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.ranker_config import RankerConfig

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rankfall.data.lists.ranking_data import RankingSplit
     from rankfall.metrics.named import NamedMetric
-    from rankfall.training.build import Ranker
+    from rankfall.training.build_ranker import Ranker
     from rankfall.training.distributed.group import Group
 
 CHUNK_ROWS = 1 << 14  # documents scored at once

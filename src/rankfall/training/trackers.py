@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rankfall._files import write_file
-from rankfall._settings import leaves
+from rankfall._yaml_config import leaves
 from rankfall.training.run_directory import MLFLOW, TENSORBOARD, EnvironmentFailure
 
 if TYPE_CHECKING:

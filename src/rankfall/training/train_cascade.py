@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, get_args
 import torch
 from torch import nn
 
-from rankfall._settings import ConfigError
+from rankfall._yaml_config import ConfigError
 from rankfall.cascade import Cascade
 from rankfall.data import ImpressionLoader, ImpressionLog
 from rankfall.data.impressions.compatibility import encoding_signature

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rankfall._settings import ConfigError
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
+from rankfall._yaml_config import ConfigError
 from rankfall.data.lists.list_loader import ListLoader, Lists
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.data.moments import Moments
 from rankfall.metrics.named import parse
 from rankfall.models import FeatureScaling
-from rankfall.training.build import Ranker, check_loss, classifies, make_loss, make_optimizer, make_ranker
+from rankfall.training.build_ranker import Ranker, check_loss, classifies, make_loss, make_optimizer, make_ranker
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.ranker_config import RankerConfig
 from rankfall.training.config.sections import Role

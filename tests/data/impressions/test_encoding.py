@@ -10,8 +10,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from rankfall.data.impressions.column_hashing import hash_values
 from rankfall.data.impressions.encoding import BadValueError, Encoding, to_times
-from rankfall.data.impressions.hashing import hash_values
 from rankfall.data.impressions.spec import Spec, validate_spec
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankfall.data.impressions.hashing import combine, hash_values
+from rankfall.data.impressions.column_hashing import combine, hash_values
 from rankfall.data.impressions.history import EventHistory
 from rankfall.data.impressions.sampler import (
     check_seed,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from rankfall.data.inspect.figures import Inspection
+    from rankfall.data.inspect.inspection import Inspection
     from support.logs import Columns
 
     Days = dict[str, Columns]

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("starlette")
 
 from rankfall.serving.encoded_requests import EncodedRequests
-from rankfall.serving.results import Answers, Ranking
+from rankfall.serving.rankings import Answers, Ranking
 from rankfall.serving.service import settings
 from rankfall.serving.service.batching import Batcher, PendingCall
 

@@ -20,7 +20,7 @@ import yaml
 from rich.console import Console
 from scipy import stats
 
-from rankfall._settings import ConfigError
+from rankfall._yaml_config import ConfigError
 from rankfall.reporting.stream_table import markdown_tables, terminal_stream
 from rankfall.simulation.simulate import Simulation, append_days, simulate_log
 from rankfall.studies.evaluate import evaluate_run

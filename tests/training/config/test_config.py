@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rankfall import losses
-from rankfall._settings import ConfigError, dump
+from rankfall._yaml_config import ConfigError, dump
 from rankfall.models import ACTIVATIONS
 from rankfall.training.config.load_config import load_config
 from rankfall.training.config.overrides import apply_overrides, merge

@@ -13,9 +13,9 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from rankfall.data.impressions.column_hashing import hash_values
 from rankfall.data.impressions.counts import Counts
 from rankfall.data.impressions.encoding import BadValueError
-from rankfall.data.impressions.hashing import hash_values
 from rankfall.data.impressions.items import from_arrow, item_numbers, to_arrow
 from rankfall.data.impressions.requests import DAY, HASH, TIME, group_rows
 from rankfall.data.impressions.sampler import (

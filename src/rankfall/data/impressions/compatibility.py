@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rankfall.data.impressions.hashing import hash_values
+from rankfall.data.impressions.column_hashing import hash_values
 from rankfall.data.impressions.spec import Categorical, Features, Time
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from rankfall.data.impressions.hashing import hashable
+from rankfall.data.impressions.column_hashing import hashable
 from rankfall.data.impressions.spec import PARTS, Dense, Features, Spec, Time, features_of, is_dense, table_of
 from rankfall.encoding import (
     FIRST_KNOWN,

@@ -17,7 +17,7 @@ import pyarrow as pa
 from rankfall import _manifest
 from rankfall._files import checksum
 from rankfall._manifest import MANIFEST, has_format
-from rankfall._suggest import did_you_mean
+from rankfall._suggestions import did_you_mean
 from rankfall.data.impressions.schema import FORMAT, IMPRESSIONS, VERSION
 from rankfall.data.impressions.spec import Features, Spec, validate_spec
 

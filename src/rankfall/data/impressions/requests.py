@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from rankfall.data.impressions.column_hashing import hash_values
 from rankfall.data.impressions.encoding import to_times
-from rankfall.data.impressions.hashing import hash_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankfall.data.impressions.hashing import combine
+from rankfall.data.impressions.column_hashing import combine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

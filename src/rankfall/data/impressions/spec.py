@@ -41,8 +41,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
-from rankfall._settings import KIND, ConfigError, Section, explain, read_yaml
-from rankfall._suggest import did_you_mean
+from rankfall._suggestions import did_you_mean
+from rankfall._yaml_config import KIND, ConfigError, Section, explain, read_yaml
 from rankfall.encoding import FIRST_KNOWN as FIRST_KNOWN
 from rankfall.encoding import MISSING as MISSING
 from rankfall.encoding import UNSEEN as UNSEEN

@@ -8,7 +8,7 @@ are the results, and ``checks`` derive warnings from them::
         print(warning.message)
 """
 
-from rankfall.data.inspect.figures import Inspection
 from rankfall.data.inspect.inspect_log import inspect
+from rankfall.data.inspect.inspection import Inspection
 
 __all__ = ["Inspection", "inspect"]

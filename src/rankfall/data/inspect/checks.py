@@ -9,12 +9,12 @@ from itertools import accumulate
 from statistics import median
 from typing import TYPE_CHECKING
 
-from rankfall.data.inspect.figures import LogWarning
+from rankfall.data.inspect.inspection import LogWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rankfall.data.inspect.figures import DayFigures, Inspection, StageFigures, ValueCounts
+    from rankfall.data.inspect.inspection import DayFigures, Inspection, StageFigures, ValueCounts
 
     Check = Callable[[Inspection], Iterator[str]]
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from rankfall.data.impressions.hashing import hash_values
+from rankfall.data.impressions.column_hashing import hash_values
 from rankfall.data.impressions.spec import FIRST_KNOWN, MISSING, UNSEEN, Categorical
-from rankfall.data.inspect.figures import (
+from rankfall.data.inspect.impression_blocks import flat
+from rankfall.data.inspect.inspection import (
     Bin,
     IdFigures,
     ItemFigures,
@@ -17,7 +18,6 @@ from rankfall.data.inspect.figures import (
     NumberFigures,
     ValueCounts,
 )
-from rankfall.data.inspect.impression_blocks import flat
 from rankfall.data.moments import Moments
 
 if TYPE_CHECKING:

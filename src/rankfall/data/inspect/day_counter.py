@@ -9,7 +9,7 @@ import numpy as np
 
 from rankfall.data.impressions.spec import FIRST_KNOWN
 from rankfall.data.inspect.counters import Histogram, ItemCounter, LengthCounter, counters
-from rankfall.data.inspect.figures import DayFigures, SequenceFigures, StageFigures, ValueCounts
+from rankfall.data.inspect.inspection import DayFigures, SequenceFigures, StageFigures, ValueCounts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

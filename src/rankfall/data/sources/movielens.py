@@ -23,9 +23,9 @@ import pyarrow as pa
 
 from rankfall._files import about_file, fresh_directory
 from rankfall.data.impressions.assemble import assemble
+from rankfall.data.impressions.column_hashing import hash_values
 from rankfall.data.impressions.counts import Counts
 from rankfall.data.impressions.encoding import Encoding
-from rankfall.data.impressions.hashing import hash_values
 from rankfall.data.impressions.history import EventHistory
 from rankfall.data.impressions.items import item_table
 from rankfall.data.impressions.log import ImpressionLog, is_log

@@ -27,10 +27,10 @@ import pyarrow as pa
 
 from rankfall._engine import LOCAL
 from rankfall._files import about_file, fresh_directory, new_content
-from rankfall._settings import shown
-from rankfall._suggest import did_you_mean
+from rankfall._suggestions import did_you_mean
+from rankfall._yaml_config import shown
+from rankfall.data.impressions.column_hashing import combine, hash_values
 from rankfall.data.impressions.encoding import to_times
-from rankfall.data.impressions.hashing import combine, hash_values
 from rankfall.data.impressions.history import EventHistory
 from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.impressions.sampler import check_seed

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rankfall.reporting.figures import HeatMaps
+from rankfall.reproductions.paper_schema import fill
 from rankfall.reproductions.protocols import LIST_RATES, list_config, method_sections, oracle, run_comparison
 from rankfall.reproductions.published_sweep import pick_points
 from rankfall.reproductions.published_table import format_value
-from rankfall.reproductions.schema import fill
 from rankfall.reproductions.task import Report, Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankfall.reproductions.schema import CutoffTransfer
+    from rankfall.reproductions.paper_schema import CutoffTransfer
     from rankfall.reproductions.task import Task
 
     Cell = dict[str, Any]  # panel (the loss), row (trained for), column (evaluated at) and value

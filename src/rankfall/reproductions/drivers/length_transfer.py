@@ -10,10 +10,10 @@ import torch
 from rankfall.data import RankingData
 from rankfall.metrics import ndcg
 from rankfall.reporting.figures import HeatMaps
+from rankfall.reproductions.paper_schema import fill
 from rankfall.reproductions.protocols import list_config, run_comparison
 from rankfall.reproductions.published_sweep import pick_points
 from rankfall.reproductions.published_table import format_value
-from rankfall.reproductions.schema import fill
 from rankfall.reproductions.task import Report, Sheet
 from rankfall.studies.comparison_plan import ComparisonConfig, make_plan
 from rankfall.training.scoring import score
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall.data.lists.list_loader import Lists
-    from rankfall.reproductions.schema import LengthTransfer
+    from rankfall.reproductions.paper_schema import LengthTransfer
     from rankfall.reproductions.task import Task
 
 

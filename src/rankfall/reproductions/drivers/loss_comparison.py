@@ -8,7 +8,7 @@ from rankfall.reproductions.protocols import LIST_RATES, list_config, method_sec
 from rankfall.reproductions.published_table import TableResult, table_report
 
 if TYPE_CHECKING:
-    from rankfall.reproductions.schema import LossComparison
+    from rankfall.reproductions.paper_schema import LossComparison
     from rankfall.reproductions.task import Report, Task
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rankfall.reporting.figures import Lines
+from rankfall.reproductions.paper_schema import fill
 from rankfall.reproductions.protocols import list_config, oracle, run_comparison
 from rankfall.reproductions.published_sweep import pick_points
 from rankfall.reproductions.published_table import format_value
-from rankfall.reproductions.schema import fill
 from rankfall.reproductions.task import Report, Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rankfall.reproductions.list_data import ListData
-    from rankfall.reproductions.schema import LossSweep, Method, Number, PublishedSweep
+    from rankfall.reproductions.paper_schema import LossSweep, Method, Number, PublishedSweep
     from rankfall.reproductions.task import Task
 
     Curve = Mapping[Number, dict[str, Any]]  # mean and interval at each point

@@ -10,7 +10,7 @@ from rankfall.reproductions.published_table import TableResult, table_report
 
 if TYPE_CHECKING:
     from rankfall.reproductions.log_data import LogData
-    from rankfall.reproductions.schema import CascadeProtocol, ObjectiveComparison
+    from rankfall.reproductions.paper_schema import CascadeProtocol, ObjectiveComparison
     from rankfall.reproductions.task import Report, Task
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rankfall.reproductions.paper_schema import fill, variables_in
 from rankfall.reproductions.protocols import compare_cascades
 from rankfall.reproductions.published_sweep import SweepResult, SweepRun, pick_points, sweep_report
-from rankfall.reproductions.schema import fill, variables_in
 
 if TYPE_CHECKING:
     from rankfall.reproductions.log_data import LogData
-    from rankfall.reproductions.schema import Method, Number, ObjectiveSweep
+    from rankfall.reproductions.paper_schema import Method, Number, ObjectiveSweep
     from rankfall.reproductions.task import Report, Task
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from rankfall.reproductions.schema import SortRuntime
+    from rankfall.reproductions.paper_schema import SortRuntime
     from rankfall.reproductions.task import Task
 
 TEXTBOOK, ONE, TREE = "depth 1, textbook (n x n)", "depth 1, rankfall (k rows)", "depth 3, rankfall (tree)"

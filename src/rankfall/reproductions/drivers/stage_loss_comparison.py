@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.reproductions.log_data import LogData
-    from rankfall.reproductions.schema import CascadeProtocol, StageLossComparison
+    from rankfall.reproductions.paper_schema import CascadeProtocol, StageLossComparison
     from rankfall.reproductions.task import Report, Task
 
 

@@ -24,9 +24,9 @@ from rankfall.training.train_ranker import load_lists, train
 if TYPE_CHECKING:
     from rankfall.data.lists.list_loader import Lists
     from rankfall.reproductions.list_data import ListData
-    from rankfall.reproductions.schema import Number, TrainingCurves
+    from rankfall.reproductions.paper_schema import Number, TrainingCurves
     from rankfall.reproductions.task import Task
-    from rankfall.training.build import Ranker
+    from rankfall.training.build_ranker import Ranker
     from rankfall.training.config.ranker_config import RankerConfig
 
 RELAXED, HARD = "relaxed", "hard"

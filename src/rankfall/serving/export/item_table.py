@@ -10,7 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rankfall._suggest import did_you_mean
+from rankfall._suggestions import did_you_mean
 from rankfall.data.impressions.encoding import Encoding
 from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.impressions.spec import Categorical, column_of

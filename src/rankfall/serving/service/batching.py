@@ -23,7 +23,7 @@ from rankfall.serving.service.http_io import RETRY_AFTER, ApiError, deadline_exc
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rankfall.serving.results import Ranking
+    from rankfall.serving.rankings import Ranking
     from rankfall.serving.service.bundle_slots import ServedBundle
 
 _log = logging.getLogger(__name__)

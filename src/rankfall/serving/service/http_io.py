@@ -11,7 +11,7 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from rankfall._suggest import did_you_mean
+from rankfall._suggestions import did_you_mean
 from rankfall.serving.service import limits
 from rankfall.serving.value_checks import field_of, shown
 

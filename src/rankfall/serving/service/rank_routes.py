@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from rankfall.serving.encoded_requests import EncodedRequests
-    from rankfall.serving.results import Ranking, StageTrace
+    from rankfall.serving.rankings import Ranking, StageTrace
     from rankfall.serving.service.batching import Batcher, CallResult
     from rankfall.serving.service.bundle_slots import BundleSlots, ServedBundle
     from rankfall.serving.service.http_io import BodyReader

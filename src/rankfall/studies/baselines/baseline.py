@@ -9,7 +9,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from rankfall._files import write_file
-from rankfall._settings import Section, dump
+from rankfall._yaml_config import Section, dump
 from rankfall.training.config.ranker_config import DataConfig
 from rankfall.training.methods import ListMethod
 from rankfall.training.run_directory import CONFIG, RESULT

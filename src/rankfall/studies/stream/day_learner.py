@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 import torch
 
 from rankfall._files import new_content
-from rankfall._settings import ConfigError
+from rankfall._yaml_config import ConfigError
 from rankfall.data.impressions.compatibility import check_compatible, encoding_signature
 from rankfall.data.impressions.loader import ItemFirstSeen
 from rankfall.data.impressions.log import open_day

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from rankfall._files import write_file
-from rankfall._settings import ConfigError
+from rankfall._yaml_config import ConfigError
 from rankfall.data.impressions.log import Day
 from rankfall.data.impressions.log_watcher import LogWatcher
 from rankfall.training.run_directory import Stopped, read_json

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankfall._files import is_temporary, locked, write_file
-from rankfall._settings import ConfigError
+from rankfall._yaml_config import ConfigError
 from rankfall.data.impressions.loader import ItemFirstSeen
 from rankfall.studies.results import ResultError, RunFailure, StreamResult, StreamRunSummary
 from rankfall.studies.stream.day_learner import check_begun, train_days

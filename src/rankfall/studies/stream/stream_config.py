@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
-from rankfall._settings import ConfigError, Section, read_yaml
-from rankfall._suggest import did_you_mean
+from rankfall._suggestions import did_you_mean
+from rankfall._yaml_config import ConfigError, Section, read_yaml
 from rankfall.studies.method_config import Methods, Seeds, check_keys, validated
 from rankfall.training.config.cascade_config import LogConfig, validate_cascade
 from rankfall.training.config.component_checks import has_schedule

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
-from rankfall._settings import ConfigError, OptionError, Section, explain
+from rankfall._yaml_config import ConfigError, OptionError, Section, explain
 from rankfall.training.config.cascade_metric_names import measures
 from rankfall.training.config.component_checks import check_model, check_objective
 from rankfall.training.config.sections import (

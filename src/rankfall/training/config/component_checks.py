@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from rankfall import registry
-from rankfall._settings import OptionError, shown
-from rankfall._suggest import did_you_mean
+from rankfall._suggestions import did_you_mean
+from rankfall._yaml_config import OptionError, shown
 from rankfall.training.config.sections import Activation, Count, Share
 
 if TYPE_CHECKING:

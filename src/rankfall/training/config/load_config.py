@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rankfall._settings import ConfigError, read_yaml
+from rankfall._yaml_config import ConfigError, read_yaml
 from rankfall.training.config.cascade_config import CascadeConfig, validate_cascade
 from rankfall.training.config.overrides import apply_overrides
 from rankfall.training.config.ranker_config import RankerConfig, validate

@@ -9,7 +9,7 @@ import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall._settings import ConfigError, Section, parse_yaml, shown, to_yaml
+from rankfall._yaml_config import ConfigError, Section, parse_yaml, shown, to_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from rankfall._settings import KIND, ConfigError, Section, explain
+from rankfall._yaml_config import KIND, ConfigError, Section, explain
 from rankfall.training.config.component_checks import check_loss
 from rankfall.training.config.sections import (
     Activation,

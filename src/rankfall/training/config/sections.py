@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from rankfall._settings import Section
+from rankfall._yaml_config import Section
 
 Role = Literal["train", "valid", "test"]
 TrackerName = Literal["tensorboard", "mlflow"]

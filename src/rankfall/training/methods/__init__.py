@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.ranker_config import RankerConfig
-from rankfall.training.methods.cascade import CascadeMethod
+from rankfall.training.methods.cascade_method import CascadeMethod
 from rankfall.training.methods.method import Funnel, Method, TrainingMethod
-from rankfall.training.methods.ranker import ListMethod, RankerMethod
+from rankfall.training.methods.ranker_method import ListMethod, RankerMethod
 
 if TYPE_CHECKING:
     from rankfall.training.config.load_config import TrainConfig

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from rankfall._settings import ConfigError, Section
+from rankfall._yaml_config import ConfigError, Section
 from rankfall.training.checkpoint import DamagedError
 from rankfall.training.distributed.group import ALONE
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 import torch
 
-from rankfall._suggest import did_you_mean
+from rankfall._suggestions import did_you_mean
 from rankfall.data.impressions.loader.batch import Impressions
 from rankfall.data.impressions.loader.item_first_seen import ItemFirstSeen
 from rankfall.data.impressions.loader.negatives import KnownItems, TargetLists, append, close_up, draw, pool_of_batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from rankfall._suggest import did_you_mean
+from rankfall._suggestions import did_you_mean
 from rankfall.data.impressions.spec import Categorical, Time, column_of, table_of
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from rankfall.data.impressions.column_hashing import combine, hash_values
 from rankfall.data.impressions.encoding import BadValueError, Encoding, dense_values
-from rankfall.data.impressions.hashing import combine, hash_values
 from rankfall.data.impressions.items import item_table
 from rankfall.data.impressions.spec import Categorical, Dense, column_of, table_of
 from rankfall.data.moments import Moments

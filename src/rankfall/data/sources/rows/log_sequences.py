@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
-from rankfall.data.impressions.hashing import combine, hash_values
+from rankfall.data.impressions.column_hashing import combine, hash_values
 from rankfall.data.impressions.history import EventHistory
 from rankfall.data.impressions.requests import TIME, request_keys
 from rankfall.data.impressions.spec import column_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
-from rankfall._suggest import did_you_mean
+from rankfall._suggestions import did_you_mean
 from rankfall.data.sources.rows.column_types import (
     element_type,
     joint_text_type,

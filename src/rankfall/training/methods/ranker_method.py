@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast, get_args
 
 from rankfall._files import checksum
 from rankfall._manifest import MANIFEST
-from rankfall._settings import ConfigError
+from rankfall._yaml_config import ConfigError
 from rankfall.data.lists.list_loader import Lists
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.metrics.named import parse
 from rankfall.training import train_ranker
-from rankfall.training.build import check_loss, make_loss
+from rankfall.training.build_ranker import check_loss, make_loss
 from rankfall.training.config.defaults import ranker_with_defaults
 from rankfall.training.config.ranker_config import RankerConfig
 from rankfall.training.config.sections import Role
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from rankfall.training.build import Ranker
+    from rankfall.training.build_ranker import Ranker
     from rankfall.training.distributed.group import Group
     from rankfall.training.evaluation import Evaluation
     from rankfall.training.loop import OnNotice, Progress

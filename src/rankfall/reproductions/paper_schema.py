@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from pydantic import Field, model_validator
 
-from rankfall._settings import Section
+from rankfall._yaml_config import Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

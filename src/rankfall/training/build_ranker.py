@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rankfall import losses, ops, registry
-from rankfall._settings import ConfigError
+from rankfall._yaml_config import ConfigError
 from rankfall.models import MLP, FeatureScaling, Linear
 from rankfall.training.config.ranker_config import LinearConfig
 

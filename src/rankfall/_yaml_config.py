@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from rankfall._suggest import did_you_mean
+from rankfall._suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
