@@ -22,7 +22,7 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_what_exists_is_replaced_by_force_alone(tmp_path: Path) -> None:
+def test_existing_directory_is_replaced_only_with_force(tmp_path: Path) -> None:
     write(tmp_path / "out", "old")
     with pytest.raises(ValueError, match="exists already; --force replaces it"):
         write(tmp_path / "out", "new")
@@ -32,7 +32,7 @@ def test_what_exists_is_replaced_by_force_alone(tmp_path: Path) -> None:
     assert names(tmp_path) == ["out"]
 
 
-def test_what_appears_meanwhile_is_kept(tmp_path: Path) -> None:
+def test_directory_created_concurrently_is_kept(tmp_path: Path) -> None:
     def both() -> None:
         with fresh_directory(tmp_path / "out", is_ours) as directory:
             (directory / "mark").write_text("slow")
@@ -44,7 +44,7 @@ def test_what_appears_meanwhile_is_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["out"]
 
 
-def test_a_failed_replacement_gives_the_old_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_replacement_restores_old_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "out", "old")
     rename = Path.rename
 
@@ -60,7 +60,7 @@ def test_a_failed_replacement_gives_the_old_back(tmp_path: Path, monkeypatch: py
     assert names(tmp_path) == ["out"]
 
 
-def test_links_and_empty_directories_are_filled(tmp_path: Path) -> None:
+def test_symlink_target_is_written(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     write(tmp_path / "link", "new")
@@ -68,7 +68,7 @@ def test_links_and_empty_directories_are_filled(tmp_path: Path) -> None:
     assert (tmp_path / "link").is_symlink()
 
 
-def test_the_current_directory_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_current_directory_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="is the current directory, which cannot be replaced"):
         write(Path(), "new")

@@ -160,7 +160,7 @@ def test_impressions_without_effect_on_the_means_are_counted(
     assert found["kept_whole"] == {"retrieval": 6, "ranking": 2}
     assert run("evaluate", str(copy), "--data", str(other)) == 0
     printed = capsys.readouterr().out
-    assert "7 of 60 have no relevant item and count in no mean" in printed
+    assert "7 of 60 have no relevant item and are excluded from the means" in printed
     assert "6 of 53 that count are not longer than the quota of retrieval, which drops none of their items" in printed
 
 

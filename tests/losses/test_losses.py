@@ -523,7 +523,7 @@ def test_integer_labels_are_labels(name: str) -> None:
 
 
 @every_loss
-def test_labels_of_yes_and_no(name: str) -> None:
+def test_boolean_labels(name: str) -> None:
     options = OPTIONS[name][0]
     scores, labels = random_lists(4, 6, seed=18)
     relevant = labels > 1
@@ -821,7 +821,7 @@ LIMITS: list[tuple[str, dict[str, Any], Callable[[Numbers, Numbers], float]]] = 
 @pytest.mark.parametrize(
     ("name", "options", "exact"), LIMITS, ids=[f"{name}-{len(options)}" for name, options, _ in LIMITS]
 )
-def test_cold_losses_are_the_hard_metric(
+def test_low_temperature_limit_is_exact_metric(
     name: str, options: dict[str, Any], exact: Callable[[Numbers, Numbers], float]
 ) -> None:
     scores, labels = random_lists(10, 6, seed=32)

@@ -92,7 +92,7 @@ def test_false_alarms_are_as_rare_as_promised(method: Any) -> None:
 
 
 @pytest.mark.witness("hand", "paired_test")
-def test_bootstrap_never_says_certain() -> None:
+def test_bootstrap_p_value_is_positive() -> None:
     # Differences near 50 that vary little: no resample is as extreme, and the observed mean is one of 100 + 1.
     a, b = samples(50, shift=50.0)
     assert paired_test(a, b, method="bootstrap", samples=100).p_value == 1 / 101

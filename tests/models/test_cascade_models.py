@@ -401,7 +401,7 @@ def test_tables_may_have_any_name(name: str) -> None:
 # --- features -----------------------------------------------------------------------------------------------------
 
 
-def test_a_model_sees_only_what_it_is_told() -> None:
+def test_only_limits_model_inputs() -> None:
     only = ["user.id", "item.video", "item.price", "sequence.likes"]
     model, batch = make("mlp", only=only), random_batch()
     assert set(model.embedding.tables) == {"user.id", "video"}
@@ -420,7 +420,7 @@ def test_a_linear_model_of_numbers() -> None:
     torch.testing.assert_close(model(batch), batch.items["price"] * weight[0, 0] + bias)
 
 
-def test_sequences_bring_their_features() -> None:
+def test_sequence_adds_its_tables() -> None:
     model = make("din", only=["item.price", "sequence.history"])
     assert set(model.embedding.tables) == {"video", "item.author"}
     assert model.head.layers[0].linear.in_features == 1 + 6  # type: ignore[index, union-attr]

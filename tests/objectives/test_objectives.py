@@ -326,7 +326,7 @@ def test_weights_may_be_numbers() -> None:
     }
 
 
-def test_what_is_left_out_leaves_the_other_weights() -> None:
+def test_disabling_a_term_keeps_other_terms() -> None:
     batch = impressions()
     both, apart = (LCRON(relevant=2, topk=rf.ops.topk("lapsum_topk"), e2e_weight=weight).double() for weight in (1, 0))
     expected = both.parts(batch["scores"], batch["labels"], mask=batch["mask"])
@@ -342,7 +342,7 @@ def test_what_is_left_out_leaves_the_other_weights() -> None:
 
 
 @pytest.mark.witness("brute force", "BCE")
-def test_bce_sees_what_the_log_let_it_see() -> None:
+def test_bce_trains_on_items_from_min_depth() -> None:
     batch = impressions(seed=3, lists=1)
     assert batch["depth"].max() >= 2
     first, second = (stage[0] for stage in batch["scores"])

@@ -170,7 +170,7 @@ def test_training_is_drawn_epoch_by_epoch(cascade: Path) -> None:
     assert all(f"to {recall:.4f}" in validation.attrib["aria-label"] for recall in recalls)
 
 
-def test_it_says_what_was_trained(cascade: Path, log: Path) -> None:
+def test_report_shows_configuration(cascade: Path, log: Path) -> None:
     words = Page(cascade / "report.html").words
     assert "name: lcron, topk: {name: dftopk, tau: 1.0}" in words
     assert "ranking keeps 3: attention: 8, dim: 4, hidden: [16], kind: din" in words  # the order of the file
@@ -234,7 +234,7 @@ def test_one_epoch_is_a_table_and_none_a_sentence(cascade: Path, tmp_path: Path)
 # --- comparisons --------------------------------------------------------------------------------------------------
 
 
-def test_a_comparison_says_what_its_files_say(comparison: Path) -> None:
+def test_comparison_page_matches_json(comparison: Path) -> None:
     found = Page(comparison / "report.html")
     result = json.loads((comparison / "comparison.json").read_text())
     check_pictures(found, 2)
@@ -258,7 +258,7 @@ def test_the_bars_of_a_method_sum_to_one(comparison: Path) -> None:
     assert [sum(of) for of in pieces] == pytest.approx([100] * 3, abs=0.05)  # two methods and chance
 
 
-def test_a_comparison_repeats_from_what_it_left(comparison: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_comparison_changes_nothing(comparison: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (comparison / "comparison.json").read_text()
     runs = {path: path.stat().st_mtime_ns for path in comparison.glob("runs/*/result.json")}
     monkeypatch.chdir(comparison / "runs")
@@ -396,7 +396,7 @@ def test_a_scale_has_all_values_and_round_ticks(values: list[float]) -> None:
 
 
 @pytest.mark.parametrize("first", [1, 2])
-def test_days_and_epochs_are_whole_and_begin_where_they_do(first: int) -> None:
+def test_integer_ticks_stay_in_range(first: int) -> None:
     for last in range(first, 500):
         ticks = svg.whole_ticks(range(first, last + 1))
         assert 1 <= len(ticks) <= 10

@@ -207,7 +207,7 @@ def test_recflow_is_prepared_for_the_cascade_of_the_paper(tmp_path: Path) -> Non
     assert prepared("recflow-like", TINY) == two
     assert (two.path / "manifest.json").stat().st_ino == made
     (tmp_path / "empty" / "all_stage").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"found no DATE\.feather"):
+    with pytest.raises(ValueError, match=r"found no file DATE\.feather"):
         log_data.prepare(log_data.find(str(tmp_path / "empty")), "recflow-like", tmp_path, size=TINY, seed=0)
 
 

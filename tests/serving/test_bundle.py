@@ -140,7 +140,7 @@ def test_a_batch_is_answered_as_its_requests_alone(bundle: Bundle, requests: lis
     assert [len(ranking.ids) for ranking in together] == [3, 10, 10, 1, 3, 0]
 
 
-def test_callers_may_be_gathered(bundle: Bundle, requests: list[dict[str, Any]]) -> None:
+def test_joined_requests_give_same_rankings(bundle: Bundle, requests: list[dict[str, Any]]) -> None:
     parts = [bundle.encode([requests[0]], k=2), bundle.encode([{"time": 0}], candidates=[item_ids()[:5]])]
     parts.append(bundle.encode(requests[1:3], exclude=[None, item_ids()[:9]]))
     answers = bundle.run(EncodedRequests.join(parts))
@@ -476,7 +476,7 @@ PARTS = strategies.fixed_dictionaries(
 
 @given(request=PARTS | JSON, candidates=JSON, excluded=JSON, k=JSON)
 @settings(max_examples=150)
-def test_whatever_comes_is_answered_or_refused(
+def test_arbitrary_request_is_answered_or_refused(
     bundle: Bundle, request: Any, candidates: Any, excluded: Any, k: Any
 ) -> None:
     each: list[dict[str, Any]] = [{}, {"candidates": [candidates]}, {"exclude": [excluded], "k": [k]}]

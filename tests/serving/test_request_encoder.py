@@ -153,7 +153,7 @@ def test_values_that_mean_the_same(kind: str, value: object, same_as: object) ->
 
 
 @pytest.mark.parametrize("kind", ["numbers", "hash", "text", "hour", "buckets"])
-def test_an_id_can_be_given_itself(kind: str) -> None:
+def test_encoded_id_is_accepted(kind: str) -> None:
     usual = {"numbers": 3, "hash": 3, "text": "a", "hour": 3, "buckets": 1.0}[kind]
     assert encoder(kind)([usual, {"id": 4}, {"id": 0}]).tolist()[1:] == [4, 0]
     for bad in ({"id": 70}, {"id": -1}, {"id": "4"}, {"id": 4, "x": 1}, {}):
@@ -180,7 +180,7 @@ def test_an_id_can_be_given_itself(kind: str) -> None:
         *(("buckets", bad) for bad in (math.nan, "1")),
     ],
 )
-def test_values_that_are_none(kind: str, bad: object) -> None:
+def test_invalid_values_are_refused(kind: str, bad: object) -> None:
     good = {
         "hash": "a",
         "hash of text": "a",
@@ -204,7 +204,7 @@ SOME = WHOLE | strategies.fixed_dictionaries({"id": strategies.integers(-1, 30)}
         lambda n: strategies.lists(strategies.lists(SOME, min_size=n, max_size=n), min_size=3, max_size=3)
     )
 )
-def test_features_are_read_together_as_each_alone(columns: list[list[Any]]) -> None:
+def test_joint_encoding_equals_encoding_each_feature(columns: list[list[Any]]) -> None:
     rules = {name: {"kind": "categorical", "ids": "numbers", "rows": rows} for name, rows in (("a", 4), ("b", 12))}
     rules["c"] = RULES["hash"][1]
     parsed = {name: rule_from_json(rule, {}) for name, rule in rules.items()}
@@ -227,7 +227,7 @@ def test_features_are_read_together_as_each_alone(columns: list[list[Any]]) -> N
     assert raised.value.args == wrong[0]
 
 
-def test_a_lookup_finds_what_is_there() -> None:
+def test_lookup_returns_positions_and_minus_one() -> None:
     random = np.random.default_rng(0)
     numbers = random.permutation(10_000) - 5000
     lookup = Lookup.of(pa.array(numbers), name="numbers")

@@ -667,7 +667,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_dead_process_loses_its_task_alone(tmp_path: Path) -> None:
+def test_dead_process_fails_only_its_task(tmp_path: Path) -> None:
     script = tmp_path / "work.py"
     script.write_text(WORK)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)

@@ -170,9 +170,7 @@ def test_a_section_is_set_before_its_parts(write: Callable[..., Path]) -> None:
         ({"data.valid": [["S3"], ["S4"]]}, "search.data.valid: ['S4'] changes what is measured"),
     ],
 )
-def test_a_search_that_cannot_be_meant_says_why(
-    write: Callable[..., Path], search: dict[str, Any], message: str
-) -> None:
+def test_invalid_search_is_refused(write: Callable[..., Path], search: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load_search(write(search, data={"test": []}))
     assert message in str(refused.value)
@@ -311,7 +309,7 @@ def test_a_trial_that_fails_is_recorded_and_the_search_goes_on(
 
 
 @pytest.mark.parametrize("error", [OSError(28, "no space left"), EnvironmentFailure("no server")])
-def test_what_is_around_a_training_uses_up_no_trial(
+def test_environment_failure_does_not_consume_trial(
     write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path, error: Exception
 ) -> None:
     search, attempts = load_search(write(trials=4)), 0
@@ -444,7 +442,7 @@ def test_a_directory_that_holds_something_else_is_refused(
     assert not (tmp_path / "new").exists()
 
 
-def test_what_is_half_written_is_taken_away(
+def test_truncated_journal_line_is_removed(
     write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     fake(peak)
@@ -476,7 +474,7 @@ def test_a_trial_that_was_stopped_goes_on_as_it_was(
     for _ in range(DEATHS):  # to be stopped is no death
         with pytest.raises(Stopped):
             tune(search, tmp_path / "out", trials=4, stop=lambda: True)
-    stopped = json.loads((tmp_path / "out" / "trials.json").read_text())
+    stopped = SearchResult.load(tmp_path / "out" / "trials.json")
     assert drawn(stopped) == drawn(whole)[:2]
     assert drawn(tune(search, tmp_path / "out", trials=4)) == drawn(whole)
 
@@ -507,7 +505,7 @@ def test_a_trial_whose_process_died_goes_on_and_is_given_up_in_the_end(
         assert deaths == 2 or "ended 3 times" in (first.error or "")
 
 
-def test_a_trial_of_a_living_process_is_left_to_it(
+def test_running_trial_is_not_taken_over(
     write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     """Inside of a trial another one works on the same search."""
@@ -584,7 +582,7 @@ def test_a_trial_that_kills_its_processes_is_given_up_and_the_others_end(
 
 
 @pytest.mark.usefixtures("processes")
-def test_processes_that_do_not_even_begin_are_an_error(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_all_processes_failing_is_an_error(write: Callable[..., Path], tmp_path: Path) -> None:
     def cannot(task: Any) -> None:
         raise Killed
 

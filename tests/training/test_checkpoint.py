@@ -67,7 +67,7 @@ def test_a_part_of_a_checkpoint_is_checked_alone(tmp_path: Path) -> None:
         read_checkpoint(path, lambda name: name == "b")
 
 
-def test_checkpoints_of_before_there_were_checksums(tmp_path: Path) -> None:
+def test_checkpoint_without_checksum_loads(tmp_path: Path) -> None:
     header = {"rankfall": json.dumps({"format": "rankfall checkpoint", "version": 1, "epoch": 3})}
     save_file({"a": torch.ones(2)}, tmp_path / "x", header)
     tensors, about = read_checkpoint(tmp_path / "x")
@@ -104,7 +104,7 @@ def test_a_state_is_split_and_joined() -> None:
     assert joined["z"].dtype == torch.int8
 
 
-def test_batches_of_lists_go_on_anywhere(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_loader_resumes_at_any_batch(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     splits = RankingData.load(data)
     lists = Lists([splits["S1"], splits["S2"]])
 

@@ -65,7 +65,7 @@ def test_interrupted_after_every_batch(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cascade", "ranker"])
-def test_epochs_are_kept_whatever_the_time_between_checkpoints(kind: str, tmp_path: Path) -> None:
+def test_each_epoch_writes_a_checkpoint(kind: str, tmp_path: Path) -> None:
     content, run = set_option(contents()[kind], "training.checkpoint_every", 1e9), tmp_path / "run"
     batches = 8 if kind == "cascade" else 5
     interrupt(content, run, 2 * batches + 1)
@@ -77,7 +77,7 @@ def test_epochs_are_kept_whatever_the_time_between_checkpoints(kind: str, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["cascade", "ranker"])
-def test_whoever_asks_it_to_stop_waits_for_one_batch(kind: str, tmp_path: Path) -> None:
+def test_stop_takes_effect_after_current_batch(kind: str, tmp_path: Path) -> None:
     content, run = set_option(contents()[kind], "training.checkpoint_every", 1e9), tmp_path / "run"
     heard: list[Step] = []
     message = rf"stopped after batch 3 of \d in epoch 1; the same command with --resume continues {run} from there"
@@ -105,7 +105,7 @@ def test_time_is_counted_without_the_interruption(tmp_path: Path, monkeypatch: p
     assert seconds == sorted(seconds)
 
 
-def test_a_run_that_is_finished_stays_as_it_is() -> None:
+def test_resume_leaves_finished_run_unchanged() -> None:
     run = whole_runs()["ranker"]
     heard: list[str] = []
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
@@ -116,7 +116,7 @@ def test_a_run_that_is_finished_stays_as_it_is() -> None:
     assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*")}
 
 
-def test_what_was_left_in_the_last_moment_goes(tmp_path: Path) -> None:
+def test_leftover_checkpoint_of_finished_run_is_deleted(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(contents()["ranker"], run)
     before = outcome(run)
@@ -155,7 +155,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used(damage: Callable[[Path], No
     assert outcome(run) == outcome(whole_runs()["cascade"])
 
 
-def test_without_a_whole_checkpoint_it_begins_again_only_if_told(tmp_path: Path) -> None:
+def test_restart_requires_force_if_all_checkpoints_are_damaged(tmp_path: Path) -> None:
     run = tmp_path / "run"
     heard: list[str] = []
     for path in interrupt(contents()["ranker"], run, 8):
@@ -178,7 +178,7 @@ def test_a_damaged_checkpoint_is_replaced_by_good_ones(tmp_path: Path) -> None:
     read_checkpoint(again)
 
 
-def test_the_best_weights_must_be_whole(tmp_path: Path) -> None:
+def test_damaged_best_weights_prevent_resume(tmp_path: Path) -> None:
     run = tmp_path / "run"
     interrupt(contents()["ranker"], run, 8)
     alter(run / "checkpoints" / "best.safetensors")
@@ -195,7 +195,7 @@ def again() -> Group:
     return group
 
 
-def test_who_is_started_again_waits_for_the_lock_of_the_dead(tmp_path: Path) -> None:
+def test_restarted_process_waits_for_old_lock(tmp_path: Path) -> None:
     interrupt(contents()["ranker"], tmp_path, 3)
     released = threading.Event()
 
@@ -213,7 +213,7 @@ def test_who_is_started_again_waits_for_the_lock_of_the_dead(tmp_path: Path) -> 
     dead.join()
 
 
-def test_who_is_started_again_goes_on(tmp_path: Path) -> None:
+def test_restarted_process_resumes_despite_force(tmp_path: Path) -> None:
     steps: list[Step] = []
     interrupt(contents()["ranker"], tmp_path / "run", 8)
     train(contents()["ranker"], tmp_path / "run", force=True, group=again(), progress=steps.append)
@@ -221,7 +221,7 @@ def test_who_is_started_again_goes_on(tmp_path: Path) -> None:
     assert outcome(tmp_path / "run") == outcome(whole_runs()["ranker"])
 
 
-def test_a_run_is_replaced_though_the_first_attempt_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_force_survives_a_restart_before_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, config = tmp_path / "run", tmp_path / "config.yaml"
     config.write_text(json.dumps(contents()["ranker"]))
     train(contents()["ranker"], run)
@@ -248,7 +248,7 @@ def test_a_run_is_replaced_though_the_first_attempt_died(tmp_path: Path, monkeyp
     assert (run / "result.json").read_text() == after[0]
 
 
-def test_the_best_weights_are_of_the_run_that_went_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_weights_are_rewritten_after_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, content = tmp_path / "run", set_option(contents()["ranker"], "training.checkpoint_every", 1e9)
     content = set_option(content, "training.epochs", 3)
     worth = iter([0.5, 0.9])  # the second epoch is the best, but its checkpoint is not written any more
@@ -274,7 +274,7 @@ def test_the_best_weights_are_of_the_run_that_went_on(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_comparisons_go_on_inside_a_run(damaged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_resumes_interrupted_run(damaged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     interrupt(contents()["ranker"], run, 8)
     (run / "error.txt").touch()
@@ -323,7 +323,7 @@ def test_a_write_that_fails_leaves_the_older_checkpoints(tmp_path: Path, monkeyp
     assert outcome(run) == outcome(whole_runs()["ranker"])
 
 
-def test_where_nothing_was_kept_it_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_before_first_checkpoint_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(file: BinaryIO, tensors: Mapping[str, torch.Tensor], about: str) -> None:
         raise OSError(28, "No space left on device")
 

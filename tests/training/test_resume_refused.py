@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # --- nothing to continue from ---------------------------------------------------------------------------------------
 
 
-def test_where_nothing_is_training_begins(tmp_path: Path) -> None:
+def test_resume_starts_new_run_in_empty_directory(tmp_path: Path) -> None:
     left = tmp_path / "killed before it had begun"
     (left / "checkpoints").mkdir(parents=True)
     (left / ".config.yaml.123.tmp").touch()
@@ -35,7 +35,7 @@ def test_where_nothing_is_training_begins(tmp_path: Path) -> None:
         assert outcome(run) == outcome(whole_runs()["ranker"])
 
 
-def test_before_the_first_checkpoint_training_begins_again(tmp_path: Path) -> None:
+def test_resume_without_checkpoint_starts_over(tmp_path: Path) -> None:
     run = tmp_path / "run"
     heard: list[str] = []
     interrupt(contents()["ranker"], run, 1)
@@ -50,7 +50,7 @@ def test_other_files_are_no_run(tmp_path: Path) -> None:
         train(contents()["ranker"], tmp_path, resume=True)
 
 
-def test_a_run_is_continued_only_if_told(tmp_path: Path) -> None:
+def test_existing_run_requires_resume_or_force(tmp_path: Path) -> None:
     interrupt(contents()["ranker"], tmp_path / "run", 3)
     with pytest.raises(ValueError, match="holds a run already; name another directory, continue it with --resume, or"):
         train(contents()["ranker"], tmp_path / "run")
@@ -84,7 +84,7 @@ def test_another_configuration_is_refused(kind: str, key: str, value: Any, messa
         train(changed, run, resume=True)
 
 
-def test_what_changes_nothing_may_change(tmp_path: Path) -> None:
+def test_mutable_keys_may_change_on_resume(tmp_path: Path) -> None:
     content, run = contents()["cascade"], tmp_path / "run"
     interrupt(content, run, 3)
     shutil.copytree(content["data"]["path"], tmp_path / "moved")
@@ -133,7 +133,7 @@ def test_a_checkpoint_of_another_kind_of_training_is_named(part: str, message: s
         train(contents()["ranker"], run, resume=True)
 
 
-def test_another_release_is_worth_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_change_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     heard: list[str] = []
     with monkeypatch.context() as patch:
@@ -145,7 +145,7 @@ def test_another_release_is_worth_a_word(tmp_path: Path, monkeypatch: pytest.Mon
     assert f"{run} was started with rankfall 0.0.1, now " in heard[0]
 
 
-def test_one_training_works_in_a_directory(tmp_path: Path) -> None:
+def test_second_run_in_same_directory_is_refused(tmp_path: Path) -> None:
     interrupt(contents()["ranker"], tmp_path, 3)
     with locked(tmp_path), pytest.raises(ValueError, match="another training run is working in"):
         train(contents()["ranker"], tmp_path, resume=True)

@@ -192,7 +192,7 @@ def step(batch: int, **parts: float) -> Step:
     return Step(1, 1, batch, 10, parts, {}, 100.0)
 
 
-def test_batches_are_told_at_most_every_few_seconds(
+def test_batches_are_tracked_at_most_every_few_seconds(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -268,7 +268,7 @@ def test_a_server_that_is_not_there_is_said_at_the_start(
             pytest.fail("opened")
 
 
-def test_a_server_that_is_not_there_costs_no_older_run(data: Path, tmp_path: Path) -> None:
+def test_unreachable_server_keeps_older_run(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(ranker_content(data, training={"epochs": 1}), run)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}

@@ -99,7 +99,7 @@ def test_every_objective_learns(log: Path, tmp_path: Path, name: str) -> None:
     assert result.best_metric > 0.5  # chance is 3 / 11
 
 
-def test_a_run_says_what_it_did(log: Path, tmp_path: Path) -> None:
+def test_metrics_file_matches_result(log: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     result = train(config_for(log), run)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -288,14 +288,14 @@ def test_what_diverges_is_named(log: Path, tmp_path: Path) -> None:
         train(config_for(log, optimizer={"lr": 1e30}), tmp_path / "run")
 
 
-def test_advice_knows_what_was_tried(log: Path, tmp_path: Path) -> None:
+def test_divergence_hint_uses_current_settings(log: Path, tmp_path: Path) -> None:
     tried = config_for(log, optimizer={"lr": 1e30, "clip": 2.0}, objective={"topk": {"tau": {"start": 9, "end": 3}}})
     message = r"a smaller optimizer\.clip than 2, a larger objective\.topk\.tau\.end than 3$"
     with pytest.raises(TrainingError, match=message):
         train(tried, tmp_path / "run")
 
 
-def test_a_gradient_is_as_long_as_all_its_parts() -> None:
+def test_gradient_norm_includes_sparse_rows() -> None:
     table = torch.nn.Embedding(4, 2, sparse=True)
     # a row that is met twice: 3 + 0 and 0 + 4
     (table(torch.tensor([1, 1, 2])) * torch.tensor([[3.0, 0.0], [0.0, 4.0], [12.0, 0.0]])).sum().backward()

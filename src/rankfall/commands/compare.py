@@ -51,7 +51,7 @@ def compare(
     CONFIG is a training configuration with the additional keys methods, seeds and folds. All methods have the same
     seeds and folds, and are tuned with the same number of trials, on validation data only. Finished runs in the output
     directory are not repeated, so the same command continues an interrupted comparison. --json prints the content of
-    comparison.json. The exit code is 1 if a run failed; the other runs are reported.
+    comparison.json. If a run fails, the others are still reported and the exit code is 1.
     """
     from rankfall.reporting.comparison_table import terminal_table
     from rankfall.reporting.files import write_comparison

@@ -34,15 +34,14 @@ def export(
     ] = 0.99,
     kept: Annotated[
         int,
-        typer.Option("--examples", min=0, help="Number of requests of the log that the bundle keeps to test itself."),
+        typer.Option("--examples", min=0, help="Number of logged requests stored in the bundle as a self-test."),
     ] = 16,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Export a trained cascade as a bundle that can be served.
 
-    The bundle holds ONNX graphs of the best weights, an index of the items and their features. Before it gets its name,
-    the bundle answers impressions of the run's test days. Its scores and the items that every stage keeps are compared
+    The bundle holds ONNX graphs of the best weights, an index of the items and their features. Before it is published, the bundle ranks impressions of the run's test days. Its scores and the items that every stage keeps are compared
     with PyTorch's. A difference, or an index with too low a recall, is an error.
     """
     if not 0 < recall <= 1:

@@ -34,7 +34,9 @@ Overrides = Annotated[
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a training run.", show_default=False)]
 MovedData = Annotated[
     Path | None,
-    typer.Option("--data", help="Current path of the prepared data.", show_default="its path at training"),
+    typer.Option(
+        "--data", help="Path of the prepared data, if it was moved.", show_default="the path used for training"
+    ),
 ]
 
 # --- output -----------------------------------------------------------------------------------------------------
@@ -66,12 +68,12 @@ def quick_option(details: str) -> Any:
 
 def jobs_option(**options: Any) -> Any:
     """Return the option ``--jobs``; `options` are further settings of `typer.Option`."""
-    return typer.Option("--jobs", min=1, help="Number of training runs at the same time.", **options)
+    return typer.Option("--jobs", min=1, help="Number of training runs in parallel.", **options)
 
 
 Seed = Annotated[int, seed_option()]
 SampleSeed = Annotated[int, seed_option(max=MAX_SAMPLE_SEED)]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue after an interruption.")]
 
 
 class EngineName(StrEnum):

@@ -24,7 +24,7 @@ def serve(
         Path,
         typer.Argument(
             metavar="BUNDLE",
-            help="A bundle, or a directory of bundles, whose newest one is served.",
+            help="A bundle, or a directory of bundles; the newest is served.",
             show_default=False,
         ),
     ],
@@ -45,17 +45,19 @@ def serve(
     other: Annotated[
         Path | None, typer.Option(metavar="BUNDLE2", help="A second bundle for comparison.", show_default=False)
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Load bundles that are replaced or newer.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Reload the bundle when it is replaced or a newer one appears.")
+    ] = False,
     token_file: Annotated[
         Path | None,
         typer.Option(help="File with the token that POST /reload requires.", show_default=f"the variable {TOKEN}"),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Maximum number of requests per batch.")] = 32,
     queue: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Maximum number of requests that wait; further ones are refused.")
+        int, typer.Option(min=1, max=10_000, help="Maximum queue length; further requests are refused.")
     ] = 256,
     deadline: Annotated[
-        int, typer.Option(min=1, max=60_000, help="Milliseconds after which a request fails, by default.")
+        int, typer.Option(min=1, max=60_000, help="Default deadline of a request in milliseconds.")
     ] = 1000,
     drain: Annotated[
         int,

@@ -64,7 +64,7 @@ def tune(
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Search settings with Optuna (TPE), and keep the best by the validation metric.
+    """Search hyperparameters with Optuna (TPE) by the validation metric.
 
     CONFIG is a training configuration with the additional keys search and trials. Test data are not read. A trial is
     pruned if it is below the median of the others after an epoch. The same command continues an interrupted search;

@@ -1,4 +1,4 @@
-"""Losses through a soft sort or a soft top-k; the operator is an argument."""
+"""Losses computed from a soft sort or a soft top-k; the operator is an argument."""
 
 from __future__ import annotations
 

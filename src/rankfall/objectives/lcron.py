@@ -121,7 +121,7 @@ def _check_weight(name: str, weight: float | str) -> float | None:
 
 
 def survival(inclusions: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    r"""Return the logarithms of the probabilities to pass all stages and not to pass all stages.
+    r"""Return the log-probabilities that an item passes all stages and that some stage drops it.
 
     .. math:: 1 - \prod_t p^t = \sum_t \Big(\prod_{u < t} p^u\Big) (1 - p^t)
 

@@ -41,7 +41,7 @@ def _notes(summary: EvaluationSummary) -> Iterator[str]:
     undefined = set(summary.undefined.values())
     if len(undefined) == 1 and undefined != {0}:
         what = "document" if summary.kept_whole is None else "item"
-        yield f"{undefined.pop():,} of {summary.impressions:,} have no relevant {what} and count in no mean"
+        yield f"{undefined.pop():,} of {summary.impressions:,} have no relevant {what} and are excluded from the means"
     for stage, count in (summary.kept_whole or {}).items():
         if count:
             counted = summary.impressions - summary.undefined[f"{stage}/recall"]

@@ -137,7 +137,7 @@ def _metrics_table(evaluated: _Evaluated) -> Table:
     undefined = max(summary.undefined.values())
     caption = f"Means over {summary.impressions:,} {evaluated.lists} of {summary.split}."
     if undefined:
-        caption += f" Lists without a relevant item, at most {undefined:,}, count in no mean."
+        caption += f" Lists without a relevant item, at most {undefined:,}, are excluded from the means."
     body = [
         [name, decimal(value), decimal(summary.chance[name]), _difference(value - summary.chance[name])]
         for name, value in summary.metrics.items()

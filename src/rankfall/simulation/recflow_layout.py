@@ -100,7 +100,7 @@ class RecFlowWriter:
         return manifest
 
     def close(self) -> None:
-        """Close the files of the day that is open."""
+        """Close the files of the current day."""
         if self._day is not None:
             self._day.close()
             self._day = None

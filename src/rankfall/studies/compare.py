@@ -3,8 +3,7 @@
 Settings are chosen for each method and fold by the validation metric, with the first seed. Test data are opened only
 after that, by the chosen runs.
 
-The directory of a run is named after its configuration and data. A run is trained if ``result.json`` exists there, and
-tested if ``values.parquet`` does; files are renamed into place when they are complete. An interrupted comparison
+The directory of a run is named after its configuration and data. A run counts as trained once ``result.json`` exists there, and as tested once ``values.parquet`` does; files are renamed into place when they are complete. An interrupted comparison
 therefore continues where it was, and a changed comparison trains only new runs.
 
 ================================  ====================================================================================

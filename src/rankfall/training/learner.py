@@ -1,4 +1,4 @@
-"""Interface of what a training loop trains, and its position in a training run."""
+"""`Learner`, the interface between the training loop and a model, and `Position`, the progress of a run."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ class Loop(Generic[BatchT]):
             self.checkpoints.save(self.position.step, {"position": asdict(self.position), **state, **about})
 
     def _remember(self) -> None:
-        """Save the state that the next batch changes before it updates weights, in case a process is lost meanwhile."""
+        """Save the state that the next batch changes before it updates weights, in case another process dies during the batch."""
         if self.group.world > 1 and self.group.first:
             own = {"loader": self.learner.loader.state_dict(), "random": torch.get_rng_state()}
             # a forward pass changes nothing else
@@ -323,7 +323,7 @@ class Loop(Generic[BatchT]):
 
     @contextmanager
     def writing(self) -> Generator[None]:
-        """Context for writing: an error names the position and the checkpoints that are left."""
+        """Turn an `OSError` into an `EnvironmentFailure` with the position and the remaining checkpoints."""
         try:
             yield
         except OSError as error:

@@ -61,7 +61,7 @@ class EnvironmentFailure(TrainingError):  # noqa: N818 (public name)
 
 
 class Stopped(Exception):  # noqa: N818 (not an error)
-    """A training run was asked to stop early. It can be resumed."""
+    """A training run was stopped by its `stop` callback or a signal. It can be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ def check_same(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> 
     differences = [f"{key} was {shown(old.get(key))} and is {shown(new.get(key))}" for key in _different(old, new)]
     if differences:
         raise ConfigError(
-            f"{out} was started with another configuration: {', '.join(differences)}. Resume with that one, name "
+            f"{out} was started with a different configuration: {', '.join(differences)}. Resume with that one, name "
             "another directory, or start over with --force"
         )
 

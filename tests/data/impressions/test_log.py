@@ -464,7 +464,7 @@ def test_verify(tmp_path: Path, file: str, damage: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "file", "folder"])
-def test_something_else(tmp_path: Path, name: str) -> None:
+def test_data_command_refuses_other_paths(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     assert not is_log(tmp_path / name)
@@ -480,7 +480,7 @@ def test_any_version_is_a_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_half_a_log_is_none(tmp_path: Path, steps: int) -> None:
+def test_crash_leaves_no_loadable_log(tmp_path: Path, steps: int) -> None:
     """A crash after any step leaves nothing with the name of the log, and nothing that loads."""
     out = tmp_path / "log"
 

@@ -47,7 +47,7 @@ def log(tmp_path: Path) -> Path:
 # --- looking --------------------------------------------------------------------------------------------------------
 
 
-def test_days_are_there_when_they_are_whole(log: Path) -> None:
+def test_complete_days_are_found_in_time_order(log: Path) -> None:
     watcher = Watcher(log)
     assert watcher.days() == WEEK[:2]
     add_day(log, 3)
@@ -177,7 +177,7 @@ def test_a_day_that_is_named_must_be_that_day(log: Path) -> None:
 # --- adding ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_log_that_grew_is_a_log(log: Path) -> None:
+def test_appended_log_loads_and_verifies(log: Path) -> None:
     before = {path: path.read_bytes() for path in log.glob("days/*/*")}
     add_day(log, 2)
     grown = ImpressionLog.load(log, verify=True)
@@ -209,7 +209,7 @@ def test_a_day_that_was_never_named_is_named_the_next_time(log: Path, monkeypatc
         add_day(log, 3)
 
 
-def test_a_day_between_others_is_named_between_them(tmp_path: Path) -> None:
+def test_appended_day_is_inserted_in_time_order(tmp_path: Path) -> None:
     log = log_of(tmp_path / "log", [0, 2], impressions=4)
     (log / ".killed.unfinished").mkdir()
     add_day(log, 1)
@@ -226,7 +226,7 @@ def test_other_columns_are_not_added(log: Path) -> None:
         growth.write(WEEK[2], table.drop_columns(["grade"]))
 
 
-def test_nobody_sees_what_is_not_finished(log: Path) -> None:
+def test_unfinished_day_is_invisible(log: Path) -> None:
     def interrupted() -> None:
         with appending(log) as growth:
             growth.write(WEEK[2], ImpressionLog.load(log).days[WEEK[0]].table())
@@ -274,7 +274,7 @@ def test_a_platform_that_lives_on(tmp_path: Path) -> None:
     assert grown.items()["item"].to_pylist() == whole.items()["item"].to_pylist()
 
 
-def test_statistics_remember_the_days_before(tmp_path: Path) -> None:
+def test_appended_days_continue_statistics(tmp_path: Path) -> None:
     plan: dict[str, Any] = {"preset": "industry-easy", "requests_per_day": 40, "seed": 1}
     simulate_log(Simulation(days=1, **plan), tmp_path / "log")
     append_days(Simulation(days=2, **plan), tmp_path / "log")

@@ -162,7 +162,7 @@ def test_negatives_are_new_and_different(seed: int, items: int, count: int) -> N
         assert alone[1].tolist() == drawn[number]  # whoever else is asked for changes nothing
 
 
-def test_the_order_says_nothing_about_the_sample() -> None:
+def test_order_is_independent_of_sampling() -> None:
     # of a crowded stage the smallest keys are kept; were they the order, its items would come first
     requests = hash_values(pl.Series(np.repeat(np.arange(400), 100)))
     items = hash_values(pl.Series(np.tile(np.arange(100), 400)))
@@ -239,7 +239,7 @@ def test_nobody_has_no_history(names: list[str | int | None]) -> None:
     assert history.advance(users, pl.Series([12] * 4), events[:0])["film"].to_list() == [[10, 14], [], [12], []]
 
 
-def test_a_history_may_begin_with_nobody() -> None:
+def test_history_ignores_events_without_user() -> None:
     history = EventHistory(8, ["film"])
     nobody = pl.DataFrame({"user": [None], "time": [1], "order": [0], "film": [15]})
     assert history.advance(pl.Series([None]), pl.Series([2]), nobody)["film"].to_list() == [[]]

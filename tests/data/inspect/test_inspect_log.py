@@ -775,7 +775,9 @@ def test_nulls_in_lists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "found"), [("file", "is a file"), ("nothing", "does not exist"), ("folder", "has no")]
 )
-def test_something_else(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, found: str) -> None:
+def test_data_command_refuses_other_paths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, found: str
+) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     assert run("data", tmp_path / name) == 1

@@ -475,7 +475,7 @@ def test_users_without_an_id_have_no_history(copy: Layout, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("stages", [2, 3])
-def test_a_flag_that_is_no_number_is_none(copy: Layout, tmp_path: Path, stages: Literal[2, 3]) -> None:
+def test_nan_flag_counts_as_zero(copy: Layout, tmp_path: Path, stages: Literal[2, 3]) -> None:
     before = prepare_recflow(copy.folder, tmp_path / "before", stages=stages, sequences="log")
     marks = pl.col(*FLAGS, "effective_view").cast(pl.Float64)
     _rows(lambda rows: rows.with_columns(marks.replace(0.0, float("nan"))))(copy.folder)

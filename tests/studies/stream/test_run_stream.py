@@ -517,7 +517,9 @@ def test_it_follows_a_log_that_another_process_writes(forks: Forks, log: Path, t
     place = drop_day(growing, 1)  # by somebody whose disk is bad
     good = (place / "impressions.arrow").read_bytes()
     (place / "impressions.arrow").write_bytes(good[:-8] + bytes(8))
-    damaged = f"{place / 'impressions.arrow'} does not have the checksum of its manifest; it is looked at again"
+    damaged = (
+        f"{place / 'impressions.arrow'} does not have the checksum of its manifest; it is read again when it changes"
+    )
     wait_for(lambda: damaged in process.errors(), process)
     assert learned(out) == WEEK[:1]
     (place / "impressions.arrow").write_bytes(good)
@@ -597,7 +599,7 @@ def test_a_stream_is_not_lost_by_accident(
     assert f"{out} holds a stream already" in capsys.readouterr().err
     assert command("stream", config, "--out", str(out), "--force", "--resume") == 2
     assert command("stream", config, "--out", str(out), "--resume", "optimizer.lr=0.7") == 1
-    assert "was started with another configuration: optimizer.lr was 0.05 and is 0.7" in capsys.readouterr().err
+    assert "was started with a different configuration: optimizer.lr was 0.05 and is 0.7" in capsys.readouterr().err
     assert stream_outcome(out) == before
     (tmp_path / "thesis.txt").write_text("years of work")
     assert command("stream", config, "--out", str(tmp_path), "--force") == 1

@@ -203,7 +203,7 @@ def test_shares_of_a_batch_of_lists(place: Path) -> None:
     assert at == len(scores)
 
 
-def test_processes_must_be_told_the_same() -> None:
+def test_processes_must_have_same_config_and_data() -> None:
     one = ({"optimizer": {"lr": 0.1}, "data": {"path": "a"}}, {"day 1": "x"})
     check_alike([one, ({"optimizer": {"lr": 0.1}, "data": {"path": "b"}}, {"day 1": "x"})])
     with pytest.raises(ValueError, match=r"optimizer\.lr: found 0\.1 in process 0 and 0\.2 in process 2"):

@@ -114,9 +114,7 @@ class Here:
         ray_backend._work(self.task)
 
 
-def test_a_training_that_is_asked_to_end_keeps_what_it_has(
-    engine: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_ray_run_writes_checkpoint(engine: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = cascade_config(liked_log(tmp_path / "log"), epochs=100_000, patience=None, checkpoint_every=1e9)
     monkeypatch.setattr(ray_backend, "_trainer", Here)
     monkeypatch.setenv("WORLD_SIZE", "1")

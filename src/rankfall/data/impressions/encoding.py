@@ -1,6 +1,6 @@
 """Encode the columns of a log as what models receive: ids of embedding rows, and numbers.
 
-The rules are those of :mod:`rankfall.encoding`, which requests are encoded with, too. This module builds them from the
+The rules are those of :mod:`rankfall.encoding`, which also encode requests. This module builds them from the
 description of a log and from what was fitted, and converts columns of any type to the arrays that they take.
 """
 

@@ -103,7 +103,7 @@ class ImpressionLog:
             files[self.path / "vocabularies" / f"{name}.arrow"] = expected
         for file, expected in files.items():
             if not file.is_file():
-                raise ValueError(f"path: {file} does not exist any more")
+                raise ValueError(f"path: {file} no longer exists")
             if checksum(file) != expected:
                 raise ValueError(f"path: {file} has changed since it was written")
 

@@ -1,4 +1,4 @@
-"""Replacing bundles: on request, from watched paths, and as other workers have done.
+"""Replace served bundles: on ``POST /reload``, when a watched path changes, and when another worker did.
 
 Every worker loads its own copy. A new bundle is loaded and checked in a separate thread before it takes its slot. A
 bundle that is refused changes nothing.

@@ -9,7 +9,7 @@ checkpoints are kept. Files besides those of every run directory:
 ``days/latest.safetensors``       a link to the newest of these
 ================================  ====================================================================================
 
-The best weights of such a run are the last; both checkpoint names lead to them.
+``best`` and ``last`` are the same weights.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def train_days(
 
 
 def check_begun(config: CascadeConfig, out: Path, log: ImpressionLog) -> None:
-    """Raise if a run was started with another configuration, or with a log whose ids or numbers differ in meaning."""
+    """Raise if a run was started with a different configuration, or with a log whose ids or numbers differ in meaning."""
     if (out / CONFIG).is_file():
         before = read_config(out)
         check_same(out, _resumable_settings(before), _resumable_settings(with_depths(config, log.spec.stage_names)))

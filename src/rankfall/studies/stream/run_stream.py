@@ -167,7 +167,7 @@ class _Stream:
         return log
 
     def _check(self, log: ImpressionLog) -> None:
-        """Raise if the log has too few days, or a run was started with another configuration."""
+        """Raise if the log has too few days, or a run was started with a different configuration."""
         recorded, new = list(self.ledger.days), [day.name for day in self.ledger.new_days(log)]
         days = recorded + new
         if not days or (len(days) < 2 and not self.follows):

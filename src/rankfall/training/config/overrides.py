@@ -1,6 +1,6 @@
 """Changes to a configuration's mapping before it is validated: dotted keys, ``key=value`` overrides and merging.
 
-The options of a loss, objective or model belong to it: naming another one drops them.
+Changing the name of a loss, objective or model discards the options of the previous one.
 """
 
 from __future__ import annotations

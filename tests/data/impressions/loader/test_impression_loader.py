@@ -467,7 +467,7 @@ def test_continuing_with_other_ranks(log: ImpressionLog) -> None:
     assert_same([joined(list(shares)) for shares in zip(*ranks, strict=True)], whole[3:])
 
 
-def test_a_pass_that_was_not_told_otherwise_begins_at_the_beginning(log: ImpressionLog) -> None:
+def test_iteration_starts_at_first_batch_by_default(log: ImpressionLog) -> None:
     loader = ImpressionLoader(log, "..", batch=6)
     whole = list(loader)
     assert len(list(islice(loader, 2))) == 2
@@ -500,7 +500,7 @@ def test_a_state_of_other_batches_is_refused(log: ImpressionLog, change: dict[st
 
 
 @pytest.mark.parametrize("change", [{"batch": 5}, {"day": "2024"}, {"batch": -1}, {"epoch": None}, {"settings": 3}])
-def test_a_state_that_is_none_is_refused(log: ImpressionLog, change: dict[str, Any]) -> None:
+def test_invalid_state_is_refused(log: ImpressionLog, change: dict[str, Any]) -> None:
     loader = ImpressionLoader(log, "2024-01-13", batch=6)  # 4 batches
     with pytest.raises(ValueError, match="state"):
         loader.load_state_dict(loader.state_dict() | change)
@@ -589,7 +589,7 @@ def test_relevant_items_left_out_are_never_drawn(
     assert met > 20
 
 
-def test_nothing_changes_where_nothing_is_left_out() -> None:
+def test_left_out_items_affect_only_their_list() -> None:
     own, items = np.tile(np.array([0, 2, 4, -1], np.int32), (50, 1)), np.arange(0, 400, 2, dtype=np.int32)
     others = np.array([3 << 32 | item for item in range(6, 80, 2)])  # of the fourth list
     plain = draw(TargetLists(own, 50, slice(None)), items, 5, np.random.default_rng(0))
@@ -636,7 +636,7 @@ def test_clicks_beyond_the_sample_are_never_negatives(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("days", [["2024-01-14"], ["2024-01-15", "2024-01-13"], ["..2024-01-14"]])
 @pytest.mark.parametrize("options", [{"negatives": 4}, {"length": 9}])
-def test_items_are_not_drawn_before_the_log_knows_them(
+def test_negatives_are_drawn_only_after_first_occurrence(
     tmp_path: Path, days: list[str], options: dict[str, Any]
 ) -> None:
     log = write_log(tmp_path / "log", left_out=2, days={"2024-01-13": 3, "2024-01-14": 4, "2024-01-15": 9})

@@ -127,7 +127,7 @@ def test_the_command_reports_mistakes(log: Path, tmp_path: Path, capsys: pytest.
     assert "--force, --resume" in messages(2, "--out", run, "--force", "--resume")
     messages(0, "--out", run, "--resume")
     assert f"{run} is finished already" in messages(0, "--out", run, "--resume")
-    message = f"error: {run} was started with another configuration: optimizer.lr was 0.05 and is 0.2."
+    message = f"error: {run} was started with a different configuration: optimizer.lr was 0.05 and is 0.2."
     assert message in messages(1, "optimizer.lr=0.2", "--out", run, "--resume")
 
 
