@@ -41,8 +41,9 @@ def export(
 ) -> None:
     """Export a trained cascade as a bundle that can be served.
 
-    The bundle holds ONNX graphs of the best weights, an index of the items and their features. Before it is published, the bundle ranks impressions of the run's test days. Its scores and the items that every stage keeps are compared
-    with PyTorch's. A difference, or an index with too low a recall, is an error.
+    The bundle holds ONNX graphs of the best weights, an index of the items and their features. Before it is
+    published, the bundle ranks impressions of the run's test days. Its scores and the items that every stage keeps
+    are compared with PyTorch's. A difference, or an index with too low a recall, is an error.
     """
     if not 0 < recall <= 1:
         raise typer.BadParameter(f"found {recall:g}, expected more than 0 and at most 1", param_hint="--recall")

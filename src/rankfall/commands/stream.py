@@ -72,8 +72,9 @@ def stream(
     """Train day by day, and measure every method on each day before training on it.
 
     CONFIG describes a cascade, its days, and the methods and seeds to compare. The first day is trained on and not
-    measured. --resume continues an interrupted stream with the same result, and includes days added to the log since. With --follow it waits for new days until SIGTERM or Ctrl-C. --json prints the content of stream.json.
-    If a method fails or a bundle cannot be written, the rest is still reported and the exit code is 1.
+    measured. --resume continues an interrupted stream with the same result, and includes days added to the log since.
+    With --follow it waits for new days until SIGTERM or Ctrl-C. --json prints the content of stream.json. If a method
+    fails or a bundle cannot be written, the rest is still reported and the exit code is 1.
     """
     if force and resume:
         raise typer.BadParameter("a stream is either replaced or continued", param_hint="--force, --resume")

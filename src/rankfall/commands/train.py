@@ -74,8 +74,8 @@ def train(
 ) -> None:
     """Train a cascade on a log, or a ranker on prepared lists.
 
-    A configuration with stages trains a cascade. The validation metric is computed after each epoch; training stops early
-    when it has not improved for training.patience epochs. The best and the last weights are kept. The same
+    A configuration with stages trains a cascade. The validation metric is computed after each epoch; training stops
+    early when it has not improved for training.patience epochs. The best and the last weights are kept. The same
     configuration and data give the same weights, even after an interruption.
 
     Under torchrun several processes train together; each takes a share of every batch. If torchrun restarts them, they

@@ -3,8 +3,9 @@
 Settings are chosen for each method and fold by the validation metric, with the first seed. Test data are opened only
 after that, by the chosen runs.
 
-The directory of a run is named after its configuration and data. A run counts as trained once ``result.json`` exists there, and as tested once ``values.parquet`` does; files are renamed into place when they are complete. An interrupted comparison
-therefore continues where it was, and a changed comparison trains only new runs.
+The directory of a run is named after its configuration and data. A run counts as trained once ``result.json`` exists
+there, and as tested once ``values.parquet`` does; files are renamed into place when they are complete. An interrupted
+comparison therefore continues where it was, and a changed comparison trains only new runs.
 
 ================================  ====================================================================================
 ``runs/``                         directories of the runs

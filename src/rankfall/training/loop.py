@@ -229,7 +229,7 @@ class Loop(Generic[BatchT]):
             self.checkpoints.save(self.position.step, {"position": asdict(self.position), **state, **about})
 
     def _remember(self) -> None:
-        """Save the state that the next batch changes before it updates weights, in case another process dies during the batch."""
+        """Keep the state from before the weights are updated, in case another process dies during the batch."""
         if self.group.world > 1 and self.group.first:
             own = {"loader": self.learner.loader.state_dict(), "random": torch.get_rng_state()}
             # a forward pass changes nothing else

@@ -139,7 +139,7 @@ def train_days(
 
 
 def check_begun(config: CascadeConfig, out: Path, log: ImpressionLog) -> None:
-    """Raise if a run was started with a different configuration, or with a log whose ids or numbers differ in meaning."""
+    """Raise if a run was started with a different configuration, or with a log that is encoded differently."""
     if (out / CONFIG).is_file():
         before = read_config(out)
         check_same(out, _resumable_settings(before), _resumable_settings(with_depths(config, log.spec.stage_names)))

@@ -1,7 +1,8 @@
 """The columns of a mapped day as arrays: a window of impressions, from which batches are taken.
 
-The rows of a window are copied from the blocks of the file in the order of the file, so that disk reads are sequential, and
-lists are padded at the same time. Batches are then gathered from memory, without a loop over impressions.
+The rows of a window are copied from the blocks of the file in the order of the file, so that disk reads are
+sequential, and lists are padded at the same time. Batches are then gathered from memory, without a loop over
+impressions.
 """
 
 from __future__ import annotations
