@@ -20,7 +20,8 @@ from rankfall.data import RankingData
 from rankfall.data.lists import list_loader as batches_module
 from rankfall.data.lists.list_loader import Lists
 from rankfall.studies.evaluate import evaluate_run
-from rankfall.training.build_ranker import Ranker, make_loss, make_optimizer, make_ranker
+from rankfall.training.build_components import make_loss, make_optimizer
+from rankfall.training.build_ranker import Ranker, make_ranker
 from rankfall.training.config.ranker_config import LossConfig, LossName, validate
 from rankfall.training.config.sections import OptimizerConfig
 from rankfall.training.run_directory import Step, TrainingError, is_finished, read_result

@@ -106,11 +106,11 @@ def _train_here(
 ) -> None:
     from rankfall.training.config.load_config import load_config
     from rankfall.training.distributed.group import is_first_start, joined
-    from rankfall.training.run_directory import ask_to_replace
+    from rankfall.training.run_directory import mark_for_replacement
     from rankfall.training.train import train
 
     if force and is_first_start():
-        ask_to_replace(out)
+        mark_for_replacement(out)
     with joined(timeout) as group, _watched(out, group) as (bar, stop):
         with group.together():
             settings = load_config(config, changes)

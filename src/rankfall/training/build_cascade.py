@@ -15,7 +15,7 @@ from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError
 from rankfall.cascade import Cascade, Stage
 from rankfall.models import Scorer, from_config
-from rankfall.training.build_ranker import make_loss, make_optimizer, make_option
+from rankfall.training.build_components import make_loss, make_optimizer, make_option
 from rankfall.training.config.component_checks import TEMPERATURES, read_schedule
 from rankfall.training.config.ranker_config import LossConfig
 

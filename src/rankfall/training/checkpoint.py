@@ -86,7 +86,7 @@ class Checkpoints:
             path.unlink()
 
 
-def seal(path: Path) -> str:
+def stored_checksum(path: Path) -> str:
     """Return the checksum that a checkpoint stores for its content, without reading the content."""
     with safe_open(path, framework="pt") as file:
         found: str = json.loads(file.metadata()["rankfall"])["checksum"]

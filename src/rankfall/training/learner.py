@@ -228,8 +228,8 @@ class Learner(ABC, Generic[BatchT]):
         torch.set_rng_state(state["random"])
 
 
-def clip_gradients(parameters: Iterable[Tensor], most: float | None) -> Tensor:
-    """Scale gradients in place so that their common norm is at most `most`, and return the norm before that.
+def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
+    """Scale gradients in place so that their common norm is at most `max_norm`, and return the norm before that.
 
     Only the stored values of sparse gradients are scaled.
     """
@@ -241,6 +241,6 @@ def clip_gradients(parameters: Iterable[Tensor], most: float | None) -> Tensor:
             parameter.grad = parameter.grad.coalesce()  # otherwise a row that occurs twice would count twice
         gradients.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
     norm = nn.utils.get_total_norm(gradients)
-    if most is not None:
-        torch._foreach_mul_(gradients, (most / (norm + 1e-6)).clamp(max=1.0))
+    if max_norm is not None:
+        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm

@@ -23,7 +23,7 @@ from rankfall import __version__
 from rankfall._files import LockedError, locked, sync, write_file
 from rankfall._tensor_file import read_checkpoint
 from rankfall.models.layers import RowNorm
-from rankfall.training.checkpoint import Checkpoints, DamagedError, seal
+from rankfall.training.checkpoint import Checkpoints, DamagedError, stored_checksum
 from rankfall.training.distributed.group import ALONE, Group, LostError
 from rankfall.training.learner import BatchT, Position
 from rankfall.training.run_directory import (
@@ -36,10 +36,10 @@ from rankfall.training.run_directory import (
     Step,
     Stopped,
     TrainResult,
-    check_alike,
     check_free,
     check_same,
     check_same_data,
+    check_same_on_all_processes,
     clear,
     clear_temporary,
     is_finished,
@@ -118,7 +118,7 @@ class Loop(Generic[BatchT]):
                 self._train()
                 self._validate()
         except LostError as lost:
-            raise LostError(f"{lost}. Training ended {self._where()}. {self._rescue()}") from None
+            raise LostError(f"{lost}. Training ended {self._where()}. {self._save_snapshot()}") from None
         self._lap()
         return self._finish()
 
@@ -143,7 +143,7 @@ class Loop(Generic[BatchT]):
         for module in learner.modules.values():
             module.train()
         learner.loader.set_epoch(place.epoch - 1)
-        self._remember()
+        self._snapshot_before_batch()
         for batch in learner.loader:
             self._train_batch(batch)
             place.epoch_seconds += self._lap()
@@ -167,7 +167,7 @@ class Loop(Generic[BatchT]):
         for name, value in result.sums.items():
             place.sums[name] = place.sums.get(name, 0.0) + value
         place.step, place.batch, place.seen = place.step + 1, place.batch + 1, place.seen + result.count
-        self._remember()
+        self._snapshot_before_batch()
 
     def _validate(self) -> None:
         """Validate after an epoch, and keep its weights."""
@@ -200,7 +200,7 @@ class Loop(Generic[BatchT]):
         sync(self.out / METRICS)
         if is_best:
             self.learner.save(directory / BEST, self.position)
-            self.position.best_weights = seal(directory / BEST)
+            self.position.best_weights = stored_checksum(directory / BEST)
         self.learner.save(directory / LAST, self.position)
 
     def _lap(self) -> float:
@@ -228,7 +228,7 @@ class Loop(Generic[BatchT]):
         with self.writing():
             self.checkpoints.save(self.position.step, {"position": asdict(self.position), **state, **about})
 
-    def _remember(self) -> None:
+    def _snapshot_before_batch(self) -> None:
         """Keep the state from before the weights are updated, in case another process dies during the batch."""
         if self.group.world > 1 and self.group.first:
             own = {"loader": self.learner.loader.state_dict(), "random": torch.get_rng_state()}
@@ -237,7 +237,7 @@ class Loop(Generic[BatchT]):
             kept = [(norm, {name: value.clone() for name, value in norm.named_buffers()}) for norm in norms]
             self._before_batch = {"own": own, "norms": kept}
 
-    def _rescue(self) -> str:
+    def _save_snapshot(self) -> str:
         """Write a checkpoint of the state before the batch in which a process was lost; return a hint for resuming."""
         if not self.group.first:
             return "The same command with --resume continues from the last checkpoint, if there is one"
@@ -278,7 +278,7 @@ class Loop(Generic[BatchT]):
     def _go_to(self, state: State, on_notice: OnNotice) -> None:
         check_same(self.out, state["config"], self._config)
         self._check_data(state)
-        self._compare_makers(state["made_by"], on_notice)
+        self._note_changed_versions(state["made_by"], on_notice)
         try:
             self.learner.load_state_dict(state)
             self.position = Position(**state["position"])
@@ -293,9 +293,9 @@ class Loop(Generic[BatchT]):
         """Check that a checkpoint has the same data."""
         check_same_data(self.out, state["data"], self._data)
 
-    def check_alike(self) -> None:
+    def check_same_on_all_processes(self) -> None:
         """Check that all processes have the same configuration and data."""
-        check_alike(self.group.gather((self._config, self._data)))
+        check_same_on_all_processes(self.group.gather((self._config, self._data)))
 
     def _check_best(self) -> None:
         """Check the file of the best weights so far, which checkpoints do not contain."""
@@ -312,9 +312,9 @@ class Loop(Generic[BatchT]):
         With another number of processes that epoch may end with other weights.
         """
         expected = self.position.best_weights
-        return bool(expected) and not self.open_ended and seal(self.out / CHECKPOINTS / BEST) != expected
+        return bool(expected) and not self.open_ended and stored_checksum(self.out / CHECKPOINTS / BEST) != expected
 
-    def _compare_makers(self, before: Mapping[str, str], on_notice: OnNotice) -> None:
+    def _note_changed_versions(self, before: Mapping[str, str], on_notice: OnNotice) -> None:
         now = self._made_by
         both = before.keys() & now.keys()
         changed = [f"{name} {before[name]}, now {now[name]}" for name in sorted(both) if before[name] != now[name]]
@@ -399,7 +399,7 @@ def train_in(loop: Loop[BatchT], files: Mapping[str, str], *, resume: bool, on_n
     out, group = loop.out, loop.group
     if not group.first:
         on_notice = _ignore
-    loop.check_alike()
+    loop.check_same_on_all_processes()
     with ExitStack() as held:
         with group.together():
             if group.first:

@@ -17,12 +17,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import torch
 
 from rankfall._files import TEMPORARY, is_temporary
 from rankfall._yaml_config import ConfigError, leaves, read_yaml, shown
@@ -31,7 +28,7 @@ from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.ranker_config import RankerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rankfall.training.config.load_config import TrainConfig
 
@@ -104,19 +101,6 @@ class TrainResult:
     epochs: int
     seconds: float
     parameters: int
-
-
-@contextmanager
-def repeatable(seed: int, threads: int) -> Generator[None]:
-    """Context with a seeded torch generator and a number of threads; those of the caller are restored."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def read_config(directory: Path) -> TrainConfig:
@@ -212,7 +196,7 @@ def _different(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return [key for key in {**one, **other} if not _is_mutable(key) and one.get(key) != other.get(key)]
 
 
-def check_alike(processes: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]]) -> None:
+def check_same_on_all_processes(processes: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]]) -> None:
     """Check that all processes have the same configuration and data.
 
     Args:
@@ -244,18 +228,18 @@ def _is_mutable(key: str) -> bool:
     return any(key == part or key.startswith(f"{part}.") for part in RESUME_MUTABLE_KEYS)
 
 
-def ask_to_replace(out: Path) -> None:
+def mark_for_replacement(out: Path) -> None:
     """Mark a run as to be replaced, for processes that are restarted before they have replaced it."""
     if (out / CONFIG).is_file():
         (out / _REPLACE).touch()
 
 
-def is_to_be_replaced(out: Path) -> bool:
+def is_marked_for_replacement(out: Path) -> bool:
     """Return whether a run is marked as to be replaced."""
     return (out / _REPLACE).exists()
 
 
-def forget_to_replace(out: Path) -> None:
+def unmark_for_replacement(out: Path) -> None:
     """Remove the mark of a run that is to be replaced."""
     (out / _REPLACE).unlink(missing_ok=True)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.methods import method_of
-from rankfall.training.run_directory import is_to_be_replaced
+from rankfall.training.run_directory import is_marked_for_replacement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +55,7 @@ def train(
     """
     if group.restarted:
         with group.together():
-            replaces = group.first and force and is_to_be_replaced(out)
+            replaces = group.first and force and is_marked_for_replacement(out)
         force = any(group.gather(replaces))
         resume = not force
     return method_of(config).train(out, force=force, resume=resume, group=group, **callbacks)

@@ -34,7 +34,8 @@ from rankfall.training.distributed.group import ALONE
 from rankfall.training.divergence_hints import divergence_hints
 from rankfall.training.learner import Learner, Loader
 from rankfall.training.loop import Loop, finished, train_in
-from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as, repeatable
+from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as
+from rankfall.training.seeding import seeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -101,7 +102,7 @@ def train(
     result = finished(out, config, data, force=force, resume=resume, on_notice=on_notice, group=group)
     if result is not None:
         return result
-    with repeatable(config.training.seed, config.training.threads):
+    with seeded(config.training.seed, config.training.threads):
         with group.together():
             try:
                 learner = LogLearner(config, out, log, group, built)

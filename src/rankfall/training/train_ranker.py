@@ -21,7 +21,8 @@ from rankfall.data.lists.ranking_data import RankingData
 from rankfall.data.moments import Moments
 from rankfall.metrics.named import parse
 from rankfall.models import FeatureScaling
-from rankfall.training.build_ranker import Ranker, check_loss, classifies, make_loss, make_optimizer, make_ranker
+from rankfall.training.build_components import check_loss, classifies, make_loss, make_optimizer
+from rankfall.training.build_ranker import Ranker, make_ranker
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.ranker_config import RankerConfig
 from rankfall.training.config.sections import Role
@@ -29,8 +30,9 @@ from rankfall.training.distributed.group import ALONE
 from rankfall.training.divergence_hints import divergence_hints
 from rankfall.training.learner import Learner
 from rankfall.training.loop import Loop, finished, train_in
-from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, TrainingError, read_config_as, repeatable
+from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, TrainingError, read_config_as
 from rankfall.training.scoring import measure, score
+from rankfall.training.seeding import seeded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,7 +101,7 @@ def train(
     result = finished(out, config, checksums, force=force, resume=resume, on_notice=on_notice, group=group)
     if result is not None:
         return result
-    with repeatable(config.training.seed, config.training.threads):
+    with seeded(config.training.seed, config.training.threads):
         with group.together():
             grades = _grades(lists["train"]) if classifies(config.loss) else None
             model = make_ranker(config.model, _fit_scaling(data, config.data), grades)

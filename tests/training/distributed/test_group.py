@@ -24,7 +24,7 @@ from rankfall.training.checkpoint import Checkpoints
 from rankfall.training.config.overrides import set_option
 from rankfall.training.config.ranker_config import LossName
 from rankfall.training.distributed.group import ONE_BY_ONE, Group, LostError, Processes
-from rankfall.training.run_directory import check_alike
+from rankfall.training.run_directory import check_same_on_all_processes
 from support import torchrun_program
 from support.command_line import run as command
 from support.interrupted import cascade_content, outcome, ranker_content, train
@@ -205,11 +205,11 @@ def test_shares_of_a_batch_of_lists(place: Path) -> None:
 
 def test_processes_must_have_same_config_and_data() -> None:
     one = ({"optimizer": {"lr": 0.1}, "data": {"path": "a"}}, {"day 1": "x"})
-    check_alike([one, ({"optimizer": {"lr": 0.1}, "data": {"path": "b"}}, {"day 1": "x"})])
+    check_same_on_all_processes([one, ({"optimizer": {"lr": 0.1}, "data": {"path": "b"}}, {"day 1": "x"})])
     with pytest.raises(ValueError, match=r"optimizer\.lr: found 0\.1 in process 0 and 0\.2 in process 2"):
-        check_alike([one, one, ({"optimizer": {"lr": 0.2}, "data": {"path": "a"}}, {"day 1": "x"})])
+        check_same_on_all_processes([one, one, ({"optimizer": {"lr": 0.2}, "data": {"path": "a"}}, {"day 1": "x"})])
     with pytest.raises(ValueError, match=r"data\.path: day 1 of process 1 differs from that of process 0"):
-        check_alike([one, (one[0], {"day 1": "y"})])
+        check_same_on_all_processes([one, (one[0], {"day 1": "y"})])
 
 
 # --- what is kept ---------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.load_config import validate_any
 from rankfall.training.distributed import ray_backend
 from rankfall.training.distributed.ray_backend import train_by_ray
-from rankfall.training.run_directory import EnvironmentFailure, Stopped, is_to_be_replaced
+from rankfall.training.run_directory import EnvironmentFailure, Stopped, is_marked_for_replacement
 from rankfall.training.train import train
 from support import failing_work
 from support.cascades import content, liked_log
@@ -157,13 +157,13 @@ def test_a_run_is_to_be_replaced_until_it_is(engine: Ray, tmp_path: Path, monkey
 
     class Dead(Here):
         def fit(self) -> None:
-            seen.append(is_to_be_replaced(tmp_path))
+            seen.append(is_marked_for_replacement(tmp_path))
 
     monkeypatch.setattr(ray_backend, "_trainer", Dead)
     with pytest.raises(EnvironmentFailure, match="training processes died 4 times"):
         train_by_ray(cascade_config(tmp_path), tmp_path, engine, force=True)
     assert seen == [True]  # which processes that are started again look at
-    assert not is_to_be_replaced(tmp_path)
+    assert not is_marked_for_replacement(tmp_path)
 
 
 def test_there_are_no_more_processes_than_processors(engine: Ray, tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ from rankfall.training.run_directory import (
     check_same,
     check_same_data,
     read_config,
-    repeatable,
 )
+from rankfall.training.seeding import seeded
 from rankfall.training.train_cascade import (
     CascadeLearner,
     Epoch,
@@ -128,7 +128,7 @@ def train_days(
         present = [day for day in days if day in log.days]
         check_quotas(config, measuring_loader(log, config, present[1:] or present, first_days))
         check_kept(built[0], training_loader(log, config, present, first_days=first_days))
-    with repeatable(config.training.seed, config.training.threads):
+    with seeded(config.training.seed, config.training.threads):
         try:
             learner = _DayLearner(config, out, log, days, first_days, built)
         except ValueError as error:

@@ -27,8 +27,8 @@ from rankfall.training.run_directory import (
     Step,
     Stopped,
     TrainResult,
-    ask_to_replace,
-    forget_to_replace,
+    mark_for_replacement,
+    unmark_for_replacement,
 )
 from rankfall.training.train import train
 
@@ -93,12 +93,12 @@ def train_by_ray(
     }
     fit = _Fit(_trainer(task, workers, engine))
     if force:
-        ask_to_replace(out)
+        mark_for_replacement(out)
     try:
         outcome = _follow(fit, actor, engine, progress, on_notice, stop)
     finally:
         if force:
-            forget_to_replace(out)
+            unmark_for_replacement(out)
     return _result(fit, outcome)
 
 

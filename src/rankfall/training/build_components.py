@@ -1,0 +1,101 @@
+"""Build losses, operators and optimizers from their configurations."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from rankfall import ops, registry
+from rankfall._yaml_config import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from rankfall.training.config.ranker_config import LossConfig
+    from rankfall.training.config.sections import OptimizerConfig
+
+_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adagrad": torch.optim.Adagrad,
+    "sgd": torch.optim.SGD,
+}
+
+
+def classifies(config: LossConfig) -> bool:
+    """Return whether the loss takes logits of the label grades instead of scores."""
+    return config.name == "grade_softmax_loss"
+
+
+def make_loss(config: LossConfig) -> nn.Module:
+    """Build the loss of a configuration: a module called with scores, labels and mask.
+
+    Raises:
+        ConfigError: If the loss refuses its options.
+    """
+    component = registry.get("loss", config.name)
+    try:
+        options = {name: make_option(name, value) for name, value in config.options.items()}
+        if inspect.isclass(component):
+            return cast("nn.Module", component(**options))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"loss: {config.name} refuses its options: {error}") from None
+    return _LossFunction(partial(component, **options))
+
+
+class _LossFunction(nn.Module):
+    """A loss function as a module. Losses with trained weights are modules already."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, scores: Tensor, labels: Tensor, *, mask: Tensor) -> Tensor:
+        return self.function(scores, labels, mask=mask)
+
+
+def check_loss(loss: nn.Module, config: LossConfig) -> None:
+    """Call a loss on one list, so that it refuses options that do not fit each other before any data are read."""
+    scores = torch.zeros(1, 3, 2) if classifies(config) else torch.tensor([[0.0, 1.0, 2.0]])
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            loss(scores, torch.tensor([[1.0, 0.0, 0.0]]), mask=torch.ones(1, 3, dtype=torch.bool))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"loss: {config.name} refuses its options: {error}") from None
+
+
+def make_optimizer(
+    config: OptimizerConfig, model: Iterable[nn.Parameter], loss: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """Build the optimizer of a configuration. Weights of a loss are balances, which must not decay to 0."""
+    groups: list[dict[str, Any]] = [
+        {"params": list(model), "weight_decay": config.weight_decay},
+        {"params": list(loss), "weight_decay": 0.0},
+    ]
+    make: Any = _OPTIMIZERS[config.name]
+    # fused: one pass over the weights, a fifth of the time on a CPU
+    options = {"fused": True} if config.name in ("adam", "adamw") else {}
+    optimizer: torch.optim.Optimizer = make([group for group in groups if group["params"]], lr=config.lr, **options)
+    return optimizer
+
+
+def make_option(name: str, value: Any, convert: Callable[[str, Any], Any] = lambda name, value: value) -> Any:
+    """Return the Python value of an option of a loss or objective.
+
+    Args:
+        name: Name of the option. `sort` and `topk` become operators.
+        value: Value in the configuration.
+        convert: Applied to all other options, and to the options of operators.
+    """
+    if name not in ("sort", "topk") or value is None:
+        return convert(name, value)
+    given = {"name": value} if isinstance(value, str) else value
+    options = {key: convert(key, option) for key, option in given.items() if key != "name"}
+    if name == "topk":
+        return ops.topk(given["name"], **options)
+    operator = registry.get("operator", given["name"])
+    return partial(operator, **options) if options else operator
