@@ -230,6 +230,7 @@ def test_train_and_evaluate_commands(log: Path, tmp_path: Path, capsys: pytest.C
             {"name": "bce", "min_depth": [0, 1, 2]},
             "objective: min_depth must be one number, or one",
         ),
+        ("objective", {"name": "icc", "quotas": [2]}, "objective.quotas: found 1, expected one for each of 2 stages"),
         ("objective", {"name": "icc", "temperature": 0}, "objective.temperature: found 0, expected greater than 0"),
         ("objective", {"name": "rankflow", "alpha": 2}, "objective.alpha: found 2, expected less than or equal to 1"),
         ("stages.0.model.hidden", [8, 0], "stages.0.model.hidden.1: found 0, expected greater than or equal to 1"),

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     Read = Callable[[Sequence[Any], str], Any]  # values, and what is expected of them -> the array that a rule takes
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LOCAL_EPOCH = datetime(1970, 1, 1)
-_MILLISECOND = timedelta(milliseconds=1)
 _EPOCH_DAY = _EPOCH.toordinal()
 _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 

@@ -122,11 +122,22 @@ def make_objective(config: CascadeConfig) -> BuiltObjective:
     return objective, temperatures
 
 
-def check_objective(objective: Objective, temperatures: Sequence[Temperature]) -> None:
-    """Call an objective on one impression, so that it refuses options that do not fit each other before training."""
+def check_objective(objective: Objective, temperatures: Sequence[Temperature], *, stages: int) -> None:
+    """Call an objective on one impression, so that it refuses options that do not fit each other before training.
+
+    Args:
+        objective: The objective, which may have its number of stages from `objective.quotas`.
+        temperatures: Temperatures in it that follow a schedule.
+        stages: Number of stages of the cascade.
+
+    Raises:
+        ConfigError: If the objective refuses its options, or was built for another number of stages.
+    """
+    if objective.stages != stages:
+        raise ConfigError(f"objective.quotas: found {objective.stages}, expected one for each of {stages} stages")
     for temperature in temperatures:
         temperature.set(0.0)
-    scores = [torch.tensor([[0.0, 1.0, 2.0]])] * objective.stages
+    scores = [torch.tensor([[0.0, 1.0, 2.0]])] * stages
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             objective(scores, torch.tensor([[2.0, 1.0, 0.0]]), depth=torch.tensor([[2, 1, 0]]))

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     OnNotice = Callable[[str], None]
 
 STREAM, STREAM_CONFIG, TABLES, BUNDLES, LOCK = "stream.json", "stream.yaml", "stream.md", "bundles", ".lock"
-POLL = 10.0  # seconds between looks for new days
 
 
 def stream_methods(
