@@ -298,7 +298,7 @@ def test_large_data_get_the_network_of_the_paper(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
-    """Reports of every reproduction on lists, as small as possible. Tests that use them are a group, to run them once."""
+    """Reports of every reproduction on lists, as small as possible; tests that use them are a group."""
     found = {}
     for name in ON_LISTS:
         out = tmp_path_factory.mktemp(name)
