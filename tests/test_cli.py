@@ -140,6 +140,7 @@ def test_demo_does_not_replace_other_files(tmp_path: Path, capsys: pytest.Captur
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
+@pytest.mark.slow
 def test_demo_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("demo", "--quick", "--seed", "3", "--json") == 0
     printed, err = capsys.readouterr()
@@ -173,6 +174,7 @@ def test_bench_quick_in_json(what: str, capsys: pytest.CaptureFixture[str]) -> N
     assert all(row["cpu_ms"] > 0 and row["ratios"]["torch.sigmoid"] > 0 for row in report["rows"])
 
 
+@pytest.mark.slow
 def test_bench_quick_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench", "ops", "--quick", "--sizes", "20,24") == 0
     out, _ = capsys.readouterr()

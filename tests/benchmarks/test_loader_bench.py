@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 
 from rankfall.benchmarks import loader_bench as bench
@@ -14,7 +15,6 @@ from support.command_line import run
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
     from torch import Tensor
 
     from rankfall.data import Impressions
@@ -50,6 +50,7 @@ def test_the_setting_is_the_published_one(tmp_path: Path) -> None:
     assert batch.relevance.sum(1).tolist() == [10.0] * 30
 
 
+@pytest.mark.slow
 def test_bench_loader_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench", "loader", "--quick", "--json") == 0
     found = json.loads(capsys.readouterr().out)
@@ -61,6 +62,7 @@ def test_bench_loader_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert next(row["faster"] for row in found["rows"] if row["name"] == bench.LOOP) == 1
 
 
+@pytest.mark.slow
 def test_bench_loader_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench", "loader", "--quick") == 0
     out = capsys.readouterr().out

@@ -196,6 +196,7 @@ def test_growth_exponent_of_a_cubic() -> None:
     assert growth_exponent([10, 20, 40], [5e3, 4e4, 3.2e5]) == pytest.approx(3.0)
 
 
+@pytest.mark.slow
 def test_peak_memory_of_a_known_allocation() -> None:
     # the step is numpy.ones(count), which a fresh process can import by name
     peak = peak_bytes(partial, small=(np.ones, 10), full=(np.ones, 8 * 2**20)) / 2**20

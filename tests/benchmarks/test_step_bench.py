@@ -101,6 +101,7 @@ def test_no_square_matrix_is_allocated(name: str) -> None:
     assert case_peak_bytes("step", name, Shape(1, n, 10)) < 4 * n**2 / 2  # bytes of half a matrix
 
 
+@pytest.mark.slow
 def test_bench_step_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench", "step", "--quick", "--sizes", "20", "--json") == 0
     found = json.loads(capsys.readouterr().out)
@@ -114,6 +115,7 @@ def test_bench_step_in_json(capsys: pytest.CaptureFixture[str]) -> None:
         assert row["share"] == pytest.approx(row["objective_ms"] / row["cpu_ms"])
 
 
+@pytest.mark.slow
 def test_bench_step_prints_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, "sweep_models", lambda *args, **options: [])
     assert run("bench", "step", "--quick", "--sizes", "20,24") == 0

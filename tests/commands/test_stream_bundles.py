@@ -136,6 +136,7 @@ def seen_on(log: ImpressionLog, days: list[str]) -> set[int]:
     }
 
 
+@pytest.mark.slow
 def test_bundles_hold_the_items_of_the_day_and_do_not_change_training(log: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     streamed(content(log), out, on_day=DayBundles(out / "bundles", 2))
@@ -153,6 +154,7 @@ def test_bundles_hold_the_items_of_the_day_and_do_not_change_training(log: Path,
     assert stream_outcome(out) == stream_outcome(tmp_path / "without")
 
 
+@pytest.mark.slow
 def test_only_missing_bundles_are_written(log: Path, tmp_path: Path) -> None:
     out, whole = tmp_path / "out", content(log)
     streamed(whole | {"seeds": [0, 1]}, out)  # without bundles
@@ -178,6 +180,7 @@ def test_only_missing_bundles_are_written(log: Path, tmp_path: Path) -> None:
 # --- errors ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_training_continues_after_a_refused_bundle(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], jobs: int

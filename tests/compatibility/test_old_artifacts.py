@@ -52,6 +52,7 @@ def test_a_run_evaluates_to_the_same_figures(artifacts: Path, kind: str, capsys:
             assert found[section][name] == pytest.approx(value, abs=1e-6), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RUNS)
 def test_an_interrupted_run_is_resumed(artifacts: Path, kind: str) -> None:
     out = artifacts / f"{kind}-stopped"

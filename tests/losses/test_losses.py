@@ -571,6 +571,7 @@ def test_autocast_does_not_lower_the_precision(name: str) -> None:
     torch.testing.assert_close(gradient, slope)
 
 
+@pytest.mark.slow
 @pytest.mark.witness("compile")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # raised inside torch.compile
 @every_loss
@@ -1018,6 +1019,7 @@ def test_blocks_of_pairs_add_up(
     torch.testing.assert_close(gradient, slope, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.witness("compile")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # raised inside torch.compile
 @pytest.mark.parametrize("name", ["ranknet_loss", "lambda_loss", "approx_ndcg_loss"])
@@ -1050,6 +1052,7 @@ print(json.dumps({"megabytes": peak() - before, "finite": bool(scores.grad.isfin
 """
 
 
+@pytest.mark.slow
 def test_ten_thousand_items_need_little_memory() -> None:
     done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
     measured = json.loads(done.stdout)
@@ -1274,6 +1277,7 @@ def test_adaptive_losses_mask_weigh_and_reduce(name: str, make: Any) -> None:
         make()(scores, labels, mask=mask, weight=torch.ones(6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ranknet_loss", "lambda_loss", "approx_ndcg_loss", "softmax_loss"])
 def test_one_graph_serves_lists_of_many_lengths(name: str) -> None:
     torch._dynamo.reset()

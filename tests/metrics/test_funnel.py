@@ -219,6 +219,7 @@ def test_degenerate_lists() -> None:
             assert (measured == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.witness("compile", "funnel")
 @pytest.mark.parametrize("ties", ["random", "position"])
 def test_compiles_without_graph_breaks(ties: str) -> None:

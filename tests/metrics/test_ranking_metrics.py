@@ -414,6 +414,7 @@ def test_hit_rate_of_a_tie_is_hypergeometric(n: int, relevant: int, k: int) -> N
     assert float(value) == pytest.approx(scipy.stats.hypergeom.sf(0, n, relevant, k), rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.witness("compile")
 @pytest.mark.parametrize("ties", ["average", "position"])
 @every_metric

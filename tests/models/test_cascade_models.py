@@ -553,6 +553,7 @@ def test_bfloat16_by_autocast(kind: str) -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 @every_kind
 def test_compiles_into_one_graph(kind: str) -> None:
     torch._dynamo.reset()

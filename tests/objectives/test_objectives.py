@@ -175,6 +175,7 @@ def test_extreme_scores_stay_finite(name: str) -> None:
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(value, scores))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_training_finds_the_funnel(name: str) -> None:
     """Free scores trained by any objective keep the relevant items."""

@@ -671,6 +671,7 @@ def test_backward_can_run_twice_and_nothing_is_overwritten(name: str) -> None:
     torch.testing.assert_close(scores.detach(), before, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.witness("compile")
 @pytest.mark.parametrize("name", ALL)
 def test_compiles_without_a_break(name: str) -> None:
@@ -687,6 +688,7 @@ def test_compiles_without_a_break(name: str) -> None:
         torch.testing.assert_close(compiled_scores.grad, eager_scores.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.witness("compile")
 @pytest.mark.parametrize("name", ["dftopk", "lapsum_topk", "neural_sort"])
 def test_compiles_to_native_code(name: str) -> None:

@@ -413,6 +413,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory, two_stages: DataSource) ->
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ON_IMPRESSIONS if name not in RATES[1:]])
 def test_every_reproduction_runs(name: str, reports: dict[str, Report]) -> None:
     report = reports[name]
@@ -422,6 +423,7 @@ def test_every_reproduction_runs(name: str, reports: dict[str, Report]) -> None:
     check_report(report, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lcron-table2", "lcron-table8", "dftopk-table6"])
 def test_plots_are_drawn(name: str, reports: dict[str, Report], tmp_path: Path) -> None:
     png, svg = save(reports[name].plots, tmp_path)
@@ -429,6 +431,7 @@ def test_plots_are_drawn(name: str, reports: dict[str, Report], tmp_path: Path) 
     assert "published" in svg.read_text()
 
 
+@pytest.mark.slow
 def test_tables_are_shown_beside_the_published_ones(reports: dict[str, Report]) -> None:
     for name in TABLES:
         (_, result), table = reports[name].comparisons[0], load(ObjectiveComparison, name)
@@ -437,6 +440,7 @@ def test_tables_are_shown_beside_the_published_ones(reports: dict[str, Report]) 
         assert {row["source"] for row in reports[name].plots[name].rows} == {"log", "published, RecFlow"}
 
 
+@pytest.mark.slow
 def test_more_negatives_in_training_and_long_lists_in_tests(reports: dict[str, Report]) -> None:
     results = reports["dftopk-table6"].results
     assert [one["at"] for one in results["swept"]["DFTopK"]] == [0, 25]

@@ -298,7 +298,7 @@ def test_large_data_get_the_network_of_the_paper(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
-    """Reports of every reproduction on lists, as small as possible."""
+    """Reports of every reproduction on lists, as small as possible; tests that use them are a group."""
     found = {}
     for name in ON_LISTS:
         out = tmp_path_factory.mktemp(name)
@@ -306,6 +306,8 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
     return found
 
 
+@pytest.mark.xdist_group("reproductions of lists")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_LISTS)
 def test_every_reproduction_runs(name: str, reports: dict[str, Report]) -> None:
     report = reports[name]
@@ -316,11 +318,15 @@ def test_every_reproduction_runs(name: str, reports: dict[str, Report]) -> None:
     assert "published" in report.results
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("reproductions of lists")
 @pytest.mark.parametrize("name", ["arf-table2", "arf-table7", "arf-figure2", "pirank-figure7"])
 def test_plots_are_drawn(name: str, reports: dict[str, Report], tmp_path: Path) -> None:
     check_figures(reports[name], tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("reproductions of lists")
 @pytest.mark.parametrize("name", ["arf-table2", "lambdaloss-table1", "lambdaloss-table2", "pirank-table1"])
 def test_tables_are_shown_beside_the_published_ones(name: str, reports: dict[str, Report]) -> None:
     report, published = reports[name], load(LossComparison, name).published
@@ -419,6 +425,8 @@ def test_the_command_prints_and_writes(
     assert json.loads(capsys.readouterr().out) == stored  # runs that exist are not repeated
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("reproductions of lists")
 def test_without_the_libraries_that_draw_tables_still_print(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reports: dict[str, Report]
 ) -> None:

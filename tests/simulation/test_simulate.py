@@ -70,6 +70,7 @@ def files(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): checksum(path) for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_plan_gives_the_same_bytes_again(log: ImpressionLog, layout: Path, tmp_path: Path) -> None:
     assert files(simulate_log(TINY, tmp_path / "log").path) == files(log.path)
     simulate_recflow(TINY, tmp_path / "recflow")

@@ -340,6 +340,7 @@ def test_only_one_comparison_works_in_a_directory(
     }
 
 
+@pytest.mark.slow
 def test_jobs_change_nothing(write: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Neither what comes of a comparison, nor that what a training has to say is shown with its run."""
     path, results = write(), []
@@ -496,6 +497,7 @@ def test_lambdamart_is_lightgbm(data: Path, tmp_path: Path) -> None:
     assert np.allclose(scores.numpy(), np.asarray(expected), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_lambdamart_stops_at_the_best_validation(data: Path, tmp_path: Path) -> None:
     config = trees_config(data, n_estimators=60, num_leaves=7, learning_rate=0.5, patience=60)
     reached = lambdamart.fit(config, tmp_path)

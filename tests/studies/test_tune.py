@@ -411,6 +411,7 @@ def test_without_optuna_it_says_how_to_get_it(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_optuna_is_not_imported_unless_it_is_needed() -> None:
     code = (
         "import sys, rankfall.cli, rankfall.studies.tune, rankfall.studies.search_space, rankfall.training.trackers\n"
@@ -533,6 +534,7 @@ def test_no_trial_begins_when_time_is_up(
     assert "none was finished in time" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_jobs_share_the_trials(write: Callable[..., Path], tmp_path: Path) -> None:
     search = load_search(write(trials=5, training={"epochs": 1}))
     ended: list[int] = []

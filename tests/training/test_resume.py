@@ -48,6 +48,7 @@ def test_checkpoints_change_nothing(kind: str, tmp_path: Path) -> None:
     assert outcome(tmp_path / "run") == outcome(whole_runs()[kind])
 
 
+@pytest.mark.slow
 @KINDS
 def test_interrupted_after_every_batch(kind: str, tmp_path: Path) -> None:
     content, run = contents()[kind], tmp_path / "run"

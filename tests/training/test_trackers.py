@@ -95,6 +95,7 @@ def assert_same(found: Curves, wanted: Curves, *, rel: float = 1e-12, but: tuple
 # --- the numbers of a training ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tensorboard_and_mlflow_hear_what_metrics_jsonl_has(log: Path, store: str, tmp_path: Path) -> None:
     tracked = {"epochs": 2, "track": ["tensorboard", "mlflow"], "mlflow": {"uri": store, "experiment": "a b"}}
     out = tmp_path / "run"

@@ -246,6 +246,7 @@ def test_unfinished_day_is_invisible(log: Path) -> None:
 # --- the simulated platform -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_platform_that_lives_on(tmp_path: Path) -> None:
     out = tmp_path / "log"
     simulate_log(Simulation(days=2, **TINY), out)

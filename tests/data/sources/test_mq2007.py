@@ -275,6 +275,7 @@ def real_log(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Impression
     return prepare_mq2007(real, tmp_path_factory.mktemp("mq2007") / "log")
 
 
+@pytest.mark.slow
 def test_the_real_files_are_joined(real: Path, real_log: ImpressionLog) -> None:
     assert {day: len(of) for day, of in real_log.days.items()} == {
         "S1": 339,

@@ -529,6 +529,7 @@ def test_the_command_says_what_it_did(layout: Layout, tmp_path: Path, capsys: py
     assert run(*arguments, "--stages", "4") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("preset", "stages"), [("tiny", 2), ("recflow-like", 2), ("recflow-like-3", 3)])
 def test_a_simulated_log_is_the_same_by_way_of_the_layout(tmp_path: Path, preset: str, stages: Literal[2, 3]) -> None:
     plan = Simulation(preset=preset, days=3, requests_per_day=60, seed=5)

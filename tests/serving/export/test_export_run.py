@@ -94,6 +94,7 @@ def random_inputs(
     return inputs
 
 
+@pytest.mark.slow
 def test_a_graph_gives_what_its_model_gives(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = DIN(
@@ -127,6 +128,7 @@ def test_a_graph_gives_what_its_model_gives(tmp_path: Path) -> None:
             np.testing.assert_allclose(graph(inputs), model(tensors), atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clicks", "all-clicks"])
 def test_every_sequence_has_its_own_length(tmp_path: Path, name: str) -> None:
     torch.manual_seed(0)
@@ -300,6 +302,7 @@ def assert_same_items(one: ItemTable, other: ItemTable) -> None:
         np.testing.assert_array_equal(one.features[name][places], other.features[name])
 
 
+@pytest.mark.slow
 def test_items_come_from_logs_and_from_files(rows_log: ImpressionLog, tmp_path: Path) -> None:
     features = rows_log.features
     of_log = load_items(rows_log.path, rows_log, features, NAMES)
@@ -333,6 +336,7 @@ def rules_of(log: ImpressionLog) -> Rules:
     return request_rules(Encoding.of_log(log), log.features, [*inputs, "sequence.clicks.sku"])
 
 
+@pytest.mark.slow
 def test_logs_say_what_was_hashed(rows_log: ImpressionLog, tmp_path: Path) -> None:
     assert rows_log.manifest["about"]["hashed"] == {"item.author": "text"}
     assert rules_of(rows_log)["sequences"]["clicks"]["features"]["author"]["text"] is True
@@ -519,6 +523,7 @@ def test_a_stage_is_exported_alone(tmp_path: Path, capsys: pytest.CaptureFixture
 MLP_SEES = ["user.user", "user.age", "user.member", "context.hour", "sequence.clicks", *NAMES]
 
 
+@pytest.mark.slow
 def test_a_first_stage_that_is_no_two_tower_scores_everything(
     rows_log: ImpressionLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -564,6 +569,7 @@ def test_a_first_stage_that_is_no_two_tower_scores_everything(
         assert bundle.rank(request, exclude=[ids[best[0]]]).ids == [ids[one] for one in best[1:6]]
 
 
+@pytest.mark.slow
 def test_a_run_is_exported_with_a_log_that_has_grown(tmp_path: Path) -> None:
     """Some users and items came after the training, in requests and in sequences."""
     features = {
@@ -680,6 +686,7 @@ def test_a_file_is_cut_off_only_if_it_is_shorter(tmp_path: Path) -> None:
             Bundle.load(bundle)
 
 
+@pytest.mark.slow
 def test_bundles_alone_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["export", str(platform_run()), "--out", str(tmp_path / "out")]
     (tmp_path / "out").mkdir()
@@ -739,6 +746,7 @@ def test_runs_that_cannot_be_exported(tmp_path: Path) -> None:
         export_run(tmp_path / "liked", tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_many_items_get_an_index_in_lists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A simulated cascade: every stage is compared, and what the index misses is known."""
     source = simulated_source(5000, users=300, length=8, quotas=(50, 10), requests=100)

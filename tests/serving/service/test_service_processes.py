@@ -161,7 +161,10 @@ def without_a_bundle(source: Path, out: Path, manifest: str) -> Path:
     return out
 
 
-OTHER_MANIFESTS = {"no JSON": '{"format": "rankfall bun', "not that of a bundle": '{"format": "rankfall log"}'}
+OTHER_MANIFESTS = {
+    "not valid JSON": '{"format": "rankfall bun',
+    "not the manifest of a bundle": '{"format": "rankfall log"}',
+}
 
 
 @pytest.mark.parametrize("why", OTHER_MANIFESTS)
@@ -177,7 +180,7 @@ def test_newest_directory_that_is_not_a_bundle_is_logged(
         strange.rename(place / "strange")
         eventually(lambda: client.metric(refused) == 1)
         assert client.post("/rank", {}).json["model"] == model_of(platform_bundle())
-        (message,) = [record.getMessage() for record in caplog.records]
+        (message,) = [record.getMessage() for record in caplog.records if record.name.startswith("rankfall")]
         assert f"{place / 'strange' / 'manifest.json'} is {why}" in message
         # It is logged once, and a newer bundle is loaded.
         shutil.copytree(ranking_bundle(), tmp_path / "next")
@@ -221,7 +224,7 @@ def test_start_logs_skipped_directories(tmp_path: Path, capsys: pytest.CaptureFi
     strange = without_a_bundle(ranking_bundle(), place / "strange", "")
     for path in (place, strange):
         assert run("serve", path) == 1
-        assert f"{strange / 'manifest.json'} is no JSON" in capsys.readouterr().err
+        assert f"{strange / 'manifest.json'} is not valid JSON" in capsys.readouterr().err
     placed(platform_bundle(), place / "good", 1000)
     with Program(place) as program:
         assert model_of(platform_bundle()) in program.line

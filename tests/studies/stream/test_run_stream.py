@@ -74,6 +74,7 @@ def training_content(log: Path, days: list[str], valid: str, **changes: Any) -> 
 # --- what a stream is -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_ends_as_one_training(log: Path, out: Path, tmp_path: Path) -> None:
     train(training_content(log, WEEK[:4], WEEK[4], training={"seed": 3, "epochs": 1}), tmp_path / "run")
     weights = (tmp_path / "run/checkpoints/last.safetensors").read_bytes()
@@ -304,6 +305,7 @@ def test_a_run_says_where_it_is_when_the_disk_is_full(
         streamed(content, tmp_path / "out", resume=True)
 
 
+@pytest.mark.slow
 def test_processes_do_the_same(log: Path, tmp_path: Path) -> None:
     content = stream_content(log, data={"days": WEEK[:2]})
     for jobs in (1, 2):

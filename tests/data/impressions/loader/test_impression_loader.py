@@ -343,6 +343,7 @@ def chi_square(counts: NDArray[np.int64]) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [12, 4])
 def test_every_row_is_as_likely_at_every_place(window: int) -> None:
     # Rows x places; the table's chi square has 11 x 11 degrees of freedom, so its mean is 121, its deviation 16.
@@ -374,6 +375,7 @@ def test_a_window_has_few_blocks() -> None:
         assert rows.tolist() != sorted(rows.tolist())
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     block=st.sampled_from([1, 3, 8, 100]),
@@ -784,6 +786,7 @@ def test_an_error_in_the_thread_comes_after_what_was_right() -> None:
     assert received == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_program_ends_with_a_pass_under_way(log: ImpressionLog) -> None:
     code = (
         "import sys\n"

@@ -175,6 +175,7 @@ def any_line(draw: st.DrawFn) -> str:
     return draw(st.sampled_from(["", " "])) + draw(SPACES).join(words) + comment
 
 
+@pytest.mark.slow
 @pytest.mark.witness("brute force", "prepare_letor")
 @settings(max_examples=400)
 @given(
@@ -284,6 +285,7 @@ def test_bits_of_scikit_learn(prepare: Callable[..., RankingData], text: str) ->
     assert_equals_sklearn(data.path.parent / "train.txt", data, "train", qids=True)
 
 
+@pytest.mark.slow
 @needs_real
 @pytest.mark.witness("scikit-learn", "prepare_letor")
 @pytest.mark.parametrize(

@@ -214,6 +214,7 @@ def assert_same(found: list[Row], expected: list[Row]) -> None:
 # --- against loops ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @examples(40)
 @given(st.data())
 def test_impressions_are_those_of_a_loop_over_rows(folder: Path, data: st.DataObject) -> None:
@@ -277,6 +278,7 @@ def test_sequences_hold_nothing_of_the_present_or_the_future(folder: Path, data:
 # --- only the rows count ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @examples(20)
 @given(st.data())
 def test_files_formats_order_and_portions_do_not_matter(folder: Path, data: st.DataObject) -> None:
@@ -296,6 +298,7 @@ def test_files_formats_order_and_portions_do_not_matter(folder: Path, data: st.D
     assert {**again.manifest, "about": 0} == {**once.manifest, "about": 0}
 
 
+@pytest.mark.slow
 def test_the_number_of_threads_does_not_matter(tmp_path: Path) -> None:
     chance = random.Random(5)
     rows = [
@@ -383,6 +386,7 @@ def simple_log() -> tuple[list[Row], Spec]:
     return rows, validate_spec(content)
 
 
+@pytest.mark.slow
 @examples(16)
 @given(st.data())
 def test_joined_tables_give_what_columns_of_the_log_give(folder: Path, data: st.DataObject) -> None:
