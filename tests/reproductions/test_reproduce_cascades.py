@@ -451,6 +451,7 @@ def test_more_negatives_in_training_and_long_lists_in_tests(reports: dict[str, R
             assert method["metrics"]["joint_recall"]["chance"] == pytest.approx(20 / 200)
 
 
+@pytest.mark.slow
 def test_the_industrial_sets_are_measured_as_published(tmp_path: Path) -> None:
     """Compare recall with the joint recall of the funnel, and NDCG with scikit-learn."""
     task = Task(out=tmp_path, source=log_data.find(None), size=TINY, jobs=1)

@@ -64,7 +64,12 @@ def test_existing_run_requires_resume_or_force(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "key", "value", "message"),
     [
-        ("cascade", "optimizer.lr", 0.1, r"a different configuration: optimizer\.lr was 0\.05 and is 0\.1\. Resume with"),
+        (
+            "cascade",
+            "optimizer.lr",
+            0.1,
+            r"a different configuration: optimizer\.lr was 0\.05 and is 0\.1\. Resume with",
+        ),
         ("cascade", "training.threads", 2, r"training\.threads was 1 and is 2"),
         ("cascade", "training.epochs", 4, r"training\.epochs was 3 and is 4"),
         ("cascade", "stages.1.quota", 2, r"stages\.1\.quota was 3 and is 2"),

@@ -125,6 +125,7 @@ def test_a_ranker_is_tracked_the_same_way(data: Path, tmp_path: Path) -> None:
     assert not (out / "mlflow").exists()
 
 
+@pytest.mark.slow
 def test_mlflow_without_a_server_is_a_database_in_the_run(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     train(ranker_content(data, training={"epochs": 1, "track": "mlflow"}), out)
@@ -133,6 +134,7 @@ def test_mlflow_without_a_server_is_a_database_in_the_run(data: Path, tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_is_tracked_once(data: Path, store: str, tmp_path: Path) -> None:
     """Stopped in the third epoch and continued from the second, which is told again."""
     settings = {"epochs": 4, "patience": None, "keep": 20}

@@ -301,6 +301,7 @@ def _ndcg(scores: Any, labels: Any) -> float:
     return float(reached @ discounts[: len(reached)] / (best @ discounts[: len(best)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("features", "least"),
     [(["item.features"], 0.505), (["item.systems"], 0.58), (["item.systems", "item.returned"], 0.575)],

@@ -503,6 +503,7 @@ def test_a_bundle_says_what_it_is() -> None:
     assert len(Bundle.load(path).examples()) == 16
 
 
+@pytest.mark.slow
 def test_a_stage_is_exported_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It has the bytes of the whole, too: exports do not depend on anything but the weights."""
     out = tmp_path / "retrieval"
