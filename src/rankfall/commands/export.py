@@ -93,7 +93,7 @@ def _table(manifest: dict[str, Any]) -> Table:
     table.add_column("stage", style="cyan")
     table.add_column("keeps", justify="right")
     table.add_column("served by")
-    table.add_column("recall", justify="right")
+    table.add_column("index recall", justify="right")
     table.add_column("MB", justify="right")
     for stage in manifest["stages"]:
         recall = f"{stage['index']['recall']:.4f}" if "index" in stage else ""
@@ -104,11 +104,11 @@ def _table(manifest: dict[str, Any]) -> Table:
 
 def _served_by(stage: dict[str, Any]) -> str:
     if "index" not in stage:
-        return f"{stage['model']['kind']}: a graph of requests and candidates"
+        return f"ONNX {stage['model']['kind']} model"
     index = stage["index"]
     if index["kind"] == "exact":
-        return "a graph of requests, an exact index"
-    return f"a graph of requests, an index that searches {index['nprobe']:,} of {index['lists']:,} lists"
+        return "ONNX request tower, exact index"
+    return f"ONNX request tower, index that searches {index['nprobe']:,} of {index['lists']:,} lists"
 
 
 def _megabytes(manifest: dict[str, Any], folder: str) -> str:
@@ -122,9 +122,11 @@ def _checked(checks: dict[str, Any], *, has_index: bool) -> list[str]:
     tied = f", the other {asked - same:,} differ in items with equal scores" if same < asked else ""
     lines = [
         f"{checks['scores']:,} scores differ from PyTorch's by at most {checks['largest_difference']:.1g}",
-        f"{same:,} of {asked:,} impressions keep the same items of their lists at every stage{tied}",
+        f"{same:,} of {asked:,} impressions: every stage keeps the same candidates as PyTorch{tied}",
     ]
     if checks["open_requests"]:
-        found = f"; the first stage finds {checks['found_by_index']:.2%} of its best" if has_index else ""
-        lines.append(f"{checks['same_without']:,} of {checks['open_requests']:,} keep the same of all items{found}")
+        found = f"; the index finds {checks['found_by_index']:.2%} of the exact top items" if has_index else ""
+        lines.append(
+            f"{checks['same_without']:,} of {checks['open_requests']:,} requests over all items: same items as PyTorch{found}"
+        )
     return lines

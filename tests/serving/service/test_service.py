@@ -319,7 +319,9 @@ def test_port_in_use_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert run("serve", platform_bundle(), "--port", str(port)) == 1
-    assert f"cannot listen on 127.0.0.1 {port}: Address already in use" in capsys.readouterr().err
+    assert (
+        f"cannot listen on 127.0.0.1 {port}: the address is in use; stop the other process" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("content", ["", "\n", "two words", "ä"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import logging.config
 import os
@@ -246,7 +247,10 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listening = socket.create_server((host, port), family=family, backlog=limits.LISTEN_BACKLOG)
     except OSError as error:
-        raise OSError(f"host, port: cannot listen on {host} {port}: {error.strerror or error}") from None
+        reason = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            reason = "the address is in use; stop the other process, or use --port (0: any free port)"
+        raise OSError(f"host, port: cannot listen on {host} {port}: {reason}") from None
     listening.set_inheritable(True)
     return listening
 
