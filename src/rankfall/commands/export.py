@@ -126,7 +126,6 @@ def _checked(checks: dict[str, Any], *, has_index: bool) -> list[str]:
     ]
     if checks["open_requests"]:
         found = f"; the index finds {checks['found_by_index']:.2%} of the exact top items" if has_index else ""
-        lines.append(
-            f"{checks['same_without']:,} of {checks['open_requests']:,} requests over all items: same items as PyTorch{found}"
-        )
+        same, asked = checks["same_without"], checks["open_requests"]
+        lines.append(f"{same:,} of {asked:,} requests over all items: same items as PyTorch{found}")
     return lines
