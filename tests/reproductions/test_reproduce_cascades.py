@@ -43,6 +43,7 @@ from rankfall.reproductions.published_table import with_metrics
 from rankfall.reproductions.task import Report, Size, Task
 from rankfall.simulation.simulate import Simulation, simulate_log, simulate_recflow
 from rankfall.studies.comparison_plan import load_comparison
+from rankfall.studies.results import ComparisonResult, MethodResult, MetricSummary
 from rankfall.training.config.overrides import set_option
 from rankfall.training.train_cascade import load_run, make_loader
 from support.command_line import run as cli
@@ -326,10 +327,14 @@ def test_learning_rates_and_batches_are_as_printed(table: int, rate: float, batc
 # --- sweeps beside published ones -----------------------------------------------------------------------------
 
 
-def comparison(**means: float) -> dict[str, Any]:
-    figures = {name: {"mean": mean, "low": mean - 0.01, "high": mean + 0.01} for name, mean in means.items()}
-    methods = [{"name": name, "metrics": {"joint_recall": of, "other": {}}} for name, of in figures.items()]
-    return {"metrics": ["joint_recall", "other"], "methods": methods, "tests": [], "failed": []}
+def comparison(**means: float) -> ComparisonResult:
+    def summary(mean: float) -> MetricSummary:
+        return MetricSummary(mean, 0.0, 0.5, mean - 0.01, mean + 0.01, 10, [mean])
+
+    methods = [
+        MethodResult(name, {"joint_recall": summary(mean), "other": summary(0.0)}) for name, mean in means.items()
+    ]
+    return ComparisonResult(metrics=["joint_recall", "other"], seeds=[0], folds={"all": {}}, methods=methods)
 
 
 def swept(figures: dict[str, dict[int | float, int | float | None]]) -> PublishedSweep:
@@ -340,7 +345,7 @@ def swept(figures: dict[str, dict[int | float, int | float | None]]) -> Publishe
 
 
 def sweep_result(
-    published: PublishedSweep, comparisons: dict[str, dict[str, Any]], runs: list[SweepRun]
+    published: PublishedSweep, comparisons: dict[str, ComparisonResult], runs: list[SweepRun]
 ) -> SweepResult:
     return SweepResult(
         title="T",
@@ -360,7 +365,7 @@ def test_a_sweep_of_one_method_counts_pairs_of_points() -> None:
     (sheet,) = report.sheets
     assert sheet.rows[0] == ["m, here", ".5000", ".6000 <", ""]
     assert sheet.rows[2] == ["m, published", ".1000", ".3000 <", ".2000"]
-    assert report.comparisons[0][1]["metrics"] == ["joint_recall"]
+    assert report.comparisons[0][1].metrics == ["joint_recall"]
     assert report.results["comparison"]["metrics"] == ["joint_recall", "other"]
 
 
@@ -379,9 +384,9 @@ def test_a_sweep_of_several_methods_counts_pairs_of_methods() -> None:
 def test_with_metrics_keeps_the_rest_of_a_comparison() -> None:
     result = comparison(a=0.5)
     chosen = with_metrics(result, ["joint_recall"])
-    assert chosen["methods"][0]["metrics"].keys() == {"joint_recall"}
-    assert result["methods"][0]["metrics"].keys() == {"joint_recall", "other"}
-    assert chosen["failed"] == []
+    assert chosen.methods[0].metrics.keys() == {"joint_recall"}
+    assert result.methods[0].metrics.keys() == {"joint_recall", "other"}
+    assert chosen.failed == []
 
 
 # --- every reproduction -----------------------------------------------------------------------------------------
@@ -435,8 +440,8 @@ def test_plots_are_drawn(name: str, reports: dict[str, Report], tmp_path: Path) 
 def test_tables_are_shown_beside_the_published_ones(reports: dict[str, Report]) -> None:
     for name in TABLES:
         (_, result), table = reports[name].comparisons[0], load(ObjectiveComparison, name)
-        assert {method["name"] for method in result["methods"]} <= {method.name for method in table.methods}
-        assert result["metrics"] == list(table.published.metrics)
+        assert {method.name for method in result.methods} <= {method.name for method in table.methods}
+        assert result.metrics == list(table.published.metrics)
         assert {row["source"] for row in reports[name].plots[name].rows} == {"log", "published, RecFlow"}
 
 
@@ -463,18 +468,19 @@ def test_the_industrial_sets_are_measured_as_published(tmp_path: Path) -> None:
     assert metrics == ("recall@6@2", "ndcg@2", "ndcg")
     result = by_grades(trained, tmp_path / "comparison", data, metrics)
     log = ImpressionLog.load(data.path)
-    for before, method in zip(trained["methods"], result["methods"], strict=True):
-        config, cascade = load_run(tmp_path / "comparison" / method["runs"][0]["directory"])
+    for before, method in zip(trained.methods, result.methods, strict=True):
+        assert method.runs
+        config, cascade = load_run(tmp_path / "comparison" / method.runs[0].directory)
         (batch,) = make_loader(log, config, "test")
         with torch.no_grad():
             (scores,) = cascade(batch)
         grades = batch.grade.numpy()
         for metric, k in (("ndcg", None), ("ndcg@2", 2)):
             values = [ndcg_score(grades[i : i + 1], scores[i : i + 1].numpy(), k=k) for i in range(len(grades))]
-            assert method["metrics"][metric]["mean"] == pytest.approx(np.mean(values), abs=1e-6)
+            assert method.metrics[metric].mean == pytest.approx(np.mean(values), abs=1e-6)
         # every impression has k relevant ads
-        assert method["metrics"]["recall@6@2"]["mean"] == pytest.approx(before["metrics"]["joint_recall"]["mean"])
-        assert method["metrics"]["recall@6@2"]["chance"] == pytest.approx(0.6)
+        assert method.metrics["recall@6@2"].mean == pytest.approx(before.metrics["joint_recall"].mean)
+        assert method.metrics["recall@6@2"].chance == pytest.approx(0.6)
 
 
 def test_another_log_is_measured_with_the_cutoffs_of_the_nearest_set(tmp_path: Path, two_stages: DataSource) -> None:

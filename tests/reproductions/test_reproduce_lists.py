@@ -332,7 +332,7 @@ def test_tables_are_shown_beside_the_published_ones(name: str, reports: dict[str
     report, published = reports[name], load(LossComparison, name).published
     (_, result), *_ = report.comparisons
     titles = [sheet.title for sheet in report.sheets]
-    assert [method["name"] for method in result["methods"]] == list(next(iter(published.values.values())))
+    assert [method.name for method in result.methods] == list(next(iter(published.values.values())))
     assert all(any(source in title for title in titles) for source in published.values)
     assert set(report.results["oracle"]) == set(published.metrics)
     sources = {row["source"] for row in report.plots[name].rows}

@@ -137,11 +137,10 @@ def _run(reproduction: Reproduction, source: DataSource, *, quick: bool, out: Pa
 
 def _show(report: Report) -> None:
     from rankfall.reporting.comparison_table import terminal_table
-    from rankfall.studies.results import ComparisonResult
 
     for title, result in report.comparisons:
         _show_title(title)
-        print_result(terminal_table(ComparisonResult.from_json(result)))
+        print_result(terminal_table(result))
     for sheet in report.sheets:
         _show_sheet(sheet)
     for text in (*_data_descriptions(report), *report.notes):

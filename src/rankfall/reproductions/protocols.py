@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rankfall.reproductions.paper_schema import CascadeProtocol, ListProtocol, Method, StageProtocol
     from rankfall.reproductions.task import Task
     from rankfall.studies.compare import Step
+    from rankfall.studies.results import ComparisonResult
 
     Sections = Mapping[str, Mapping[str, Any]]  # what each method changes in a configuration
 
@@ -183,7 +184,7 @@ def compare_cascades(
     variables: Mapping[str, Any] | None = None,
     lists: Mapping[str, Any] | None = None,
     directory: str = "comparison",
-) -> dict[str, Any]:
+) -> ComparisonResult:
     """Train and test methods on impressions.
 
     Args:
@@ -205,7 +206,7 @@ def compare_cascades(
 # --- running ------------------------------------------------------------------------------------------------------
 
 
-def run_comparison(task: Task, config: ComparisonConfig, directory: str = "comparison") -> dict[str, Any]:
+def run_comparison(task: Task, config: ComparisonConfig, directory: str = "comparison") -> ComparisonResult:
     """Train and test the missing runs in a directory of the task, and return the result of the comparison."""
     total = done = 0
 
@@ -227,4 +228,4 @@ def run_comparison(task: Task, config: ComparisonConfig, directory: str = "compa
         on_notice=lambda step, text: task.on_notice(f"{step.method}, {step.title}: {text}"),
     )
     write_comparison(result, task.out / directory)
-    return result.to_json()
+    return result

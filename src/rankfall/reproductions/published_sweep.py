@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rankfall.reproductions.log_data import LogData
     from rankfall.reproductions.paper_schema import Number, PublishedSweep
     from rankfall.reproductions.published_table import Agreement
+    from rankfall.studies.results import ComparisonResult, MetricSummary
 
     Curves = Mapping[str, Mapping[Number, float]]  # a value for each method and point
 
@@ -67,7 +68,7 @@ class SweepResult:
     title: str
     published: PublishedSweep
     metric: str
-    comparisons: Mapping[str, dict[str, Any]]
+    comparisons: Mapping[str, ComparisonResult]
     runs: Sequence[SweepRun]
     data: LogData
 
@@ -86,14 +87,14 @@ class SweepResult:
         """Published values by method and point."""
         return self.published.figures(self.source, self.metric)
 
-    def measured(self) -> dict[str, dict[Number, dict[str, Any]]]:
+    def measured(self) -> dict[str, dict[Number, MetricSummary]]:
         """Our mean and interval by method and point, without runs that failed."""
         trained = {
-            (title, method["name"]): method["metrics"][self.metric]
+            (title, method.name): method.metrics[self.metric]
             for title, comparison in self.comparisons.items()
-            for method in comparison["methods"]
+            for method in comparison.methods
         }
-        found: dict[str, dict[Number, dict[str, Any]]] = {run.method: {} for run in self.runs}
+        found: dict[str, dict[Number, MetricSummary]] = {run.method: {} for run in self.runs}
         for run in self.runs:
             if (run.comparison, run.label) in trained:
                 found[run.method][run.point] = trained[run.comparison, run.label]
@@ -102,7 +103,7 @@ class SweepResult:
     def curves(self) -> Curves:
         """Our means by method and point."""
         return {
-            method: {point: values["mean"] for point, values in by_point.items()}
+            method: {point: values.mean for point, values in by_point.items()}
             for method, by_point in self.measured().items()
         }
 
@@ -117,13 +118,13 @@ class SweepResult:
     def to_json(self) -> dict[str, Any]:
         """Content of ``results.json``, with published numbers as printed."""
         parts = {
-            title: {"comparison": comparison, "data": self.data.summary()}
+            title: {"comparison": comparison.to_json(), "data": self.data.summary()}
             for title, comparison in self.comparisons.items()
         }
         return {
             **(next(iter(parts.values())) if len(parts) == 1 else {"parts": parts}),
             "swept": {
-                method: [{"at": point, **values} for point, values in by_point.items()]
+                method: [{"at": point, **values.to_json()} for point, values in by_point.items()]
                 for method, by_point in self.measured().items()
             },
             "published": {
@@ -202,9 +203,9 @@ def _figure(result: SweepResult) -> Lines:
             "panel": result.data.name,
             "series": method,
             "x": point,
-            "y": values["mean"],
-            "low": values["low"],
-            "high": values["high"],
+            "y": values.mean,
+            "low": values.low,
+            "high": values.high,
         }
         for method, by_point in result.measured().items()
         for point, values in by_point.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rankfall.reporting.figures import Dots
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rankfall.reproductions.list_data import ListData
     from rankfall.reproductions.log_data import LogData
     from rankfall.reproductions.paper_schema import PublishedTable
+    from rankfall.studies.results import ComparisonResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +58,15 @@ class TableResult:
 
     title: str
     published: PublishedTable
-    comparison: dict[str, Any]
+    comparison: ComparisonResult
     data: ListData | LogData
     oracle: dict[str, float] | None = None
 
     def agreements(self) -> dict[str, dict[str, Agreement]]:
         """Pairs of methods in the published order, by data set and metric."""
         ours = {
-            method["name"]: {metric: method["metrics"][metric]["mean"] for metric in self.published.metrics}
-            for method in self.comparison["methods"]
+            method.name: {metric: method.metrics[metric].mean for metric in self.published.metrics}
+            for method in self.comparison.methods
         }
         return {
             data: {
@@ -79,7 +80,7 @@ class TableResult:
         """Content of ``results.json``, with published numbers as printed."""
         metrics = self.published.metrics
         return {
-            "comparison": self.comparison,
+            "comparison": self.comparison.to_json(),
             "published": {
                 "title": self.title,
                 "unit": self.published.unit,
@@ -110,13 +111,12 @@ def table_report(name: str, result: TableResult, notes: Sequence[str] = ()) -> R
     )
 
 
-def with_metrics(comparison: dict[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
+def with_metrics(comparison: ComparisonResult, metrics: Sequence[str]) -> ComparisonResult:
     """Return a comparison with some of its metrics only."""
     methods = [
-        {**method, "metrics": {metric: method["metrics"][metric] for metric in metrics}}
-        for method in comparison["methods"]
+        replace(method, metrics={metric: method.metrics[metric] for metric in metrics}) for method in comparison.methods
     ]
-    return {**comparison, "metrics": list(metrics), "methods": methods}
+    return replace(comparison, metrics=list(metrics), methods=methods)
 
 
 def join_reports(parts: Mapping[str, Report]) -> Report:
@@ -164,11 +164,11 @@ def _oracle_sheet(oracle: Mapping[str, float]) -> Sheet:
 
 def _records(result: TableResult) -> list[dict[str, Any]]:
     records = []
-    for method in result.comparison["methods"]:
+    for method in result.comparison.methods:
         for metric in result.published.metrics:
-            measured = method["metrics"][metric]
-            record = {"method": method["name"], "source": result.data.name, "metric": metric}
-            records.append(record | {"value": measured["mean"], "low": measured["low"], "high": measured["high"]})
+            measured = method.metrics[metric]
+            record = {"method": method.name, "source": result.data.name, "metric": metric}
+            records.append(record | {"value": measured.mean, "low": measured.low, "high": measured.high})
     for data in result.published.values:
         for name, row in result.published.figures(data).items():
             records += [

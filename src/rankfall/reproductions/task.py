@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rankfall.reproductions.list_data import DataSource, ListData
     from rankfall.reproductions.log_data import LogData
     from rankfall.reproductions.paper_schema import ListProtocol
+    from rankfall.studies.results import ComparisonResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +134,7 @@ class Report:
         notes: Remarks that are printed below the tables.
     """
 
-    comparisons: Sequence[tuple[str, dict[str, Any]]] = ()
+    comparisons: Sequence[tuple[str, ComparisonResult]] = ()
     sheets: Sequence[Sheet]
     plots: Mapping[str, Plot]
     results: dict[str, Any]

@@ -32,9 +32,9 @@ def run(reproduction: CutoffTransfer, task: Task) -> Report:
     }
     config = list_config(reproduction.protocol, task, data, sections, metrics=list(metrics.values()))
     comparison = run_comparison(task, config)
-    means = {method["name"]: method["metrics"] for method in comparison["methods"]}
-    cells = [
-        {"panel": loss.name, "row": name, "column": column, "value": means[f"{loss.name} {name}"][metric]["mean"]}
+    means = {method.name: method.metrics for method in comparison.methods}
+    cells: list[Cell] = [
+        {"panel": loss.name, "row": name, "column": column, "value": means[f"{loss.name} {name}"][metric].mean}
         for loss in reproduction.methods
         for name in cutoffs
         if f"{loss.name} {name}" in means
@@ -53,7 +53,7 @@ def run(reproduction: CutoffTransfer, task: Task) -> Report:
         sheets=[_sheet(loss, cells, list(metrics)) for loss in losses],
         plots={reproduction.id: figure},
         results={
-            "comparison": comparison,
+            "comparison": comparison.to_json(),
             "cells": cells,
             "on_the_diagonal": best_on_diagonal,
             "published": None,

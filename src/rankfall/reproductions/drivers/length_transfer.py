@@ -36,8 +36,8 @@ def run(reproduction: LengthTransfer, task: Task) -> Report:
     config = list_config(reproduction.protocol, task, data, sections, metrics=[metric])
     comparison = run_comparison(task, config)
     values = {
-        method["name"]: _test(config, task.out / "comparison", method["name"], lengths, reproduction.k, task.seed)
-        for method in comparison["methods"]
+        method.name: _test(config, task.out / "comparison", method.name, lengths, reproduction.k, task.seed)
+        for method in comparison.methods
     }
     cells = [
         {"panel": data.name, "row": name, "column": str(length), "value": value}
@@ -58,7 +58,7 @@ def run(reproduction: LengthTransfer, task: Task) -> Report:
         sheets=[Sheet(title, ["", *map(str, lengths)], rows)],
         plots={reproduction.id: figure},
         results={
-            "comparison": comparison,
+            "comparison": comparison.to_json(),
             "cells": cells,
             "published": {"sizes": reproduction.lengths, "claim": reproduction.claim},
             "data": data.summary(),

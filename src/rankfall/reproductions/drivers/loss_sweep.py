@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from rankfall.reproductions.list_data import ListData
     from rankfall.reproductions.paper_schema import LossSweep, Method, Number, PublishedSweep
     from rankfall.reproductions.task import Task
+    from rankfall.studies.results import ComparisonResult, MetricSummary
 
-    Curve = Mapping[Number, dict[str, Any]]  # mean and interval at each point
+    Curve = Mapping[Number, MetricSummary]  # mean and interval at each point
 
 
 def run(reproduction: LossSweep, task: Task) -> Report:
@@ -41,7 +42,7 @@ def run(reproduction: LossSweep, task: Task) -> Report:
     )
     comparison = run_comparison(task, config)
     metric = reproduction.metrics[0]
-    trained = {method["name"]: method["metrics"][metric] for method in comparison["methods"]}
+    trained = {method.name: method.metrics[metric] for method in comparison.methods}
     curves = {
         method.name: {
             point: trained[label] for point in points if (label := _label(reproduction, method.name, point)) in trained
@@ -71,24 +72,24 @@ def _report_of_one(
     data: ListData,
     curves: Mapping[str, Curve],
     points: list[Number],
-    comparison: dict[str, Any],
+    comparison: ComparisonResult,
     results: dict[str, Any],
 ) -> Report:
     """Report a loss by its best point, with confidence intervals."""
     ((method, curve),) = curves.items()
     metric, published, variable = reproduction.metrics[0], reproduction.published, reproduction.variable
-    best = max(curve, key=lambda point: curve[point]["mean"], default=None)
+    best = max(curve, key=lambda point: curve[point].mean, default=None)
     rows = [
         [
             f"{point:g}",
-            f"{format_value(values['mean'])}{' <' * (point == best)}",
+            f"{format_value(values.mean)}{' <' * (point == best)}",
             _published_at(published, point),
         ]
         for point, values in curve.items()
     ]
     figure = Lines(
         [
-            {"series": data.name, "x": point, "y": values["mean"], "low": values["low"], "high": values["high"]}
+            {"series": data.name, "x": point, "y": values.mean, "low": values.low, "high": values.high}
             for point, values in curve.items()
         ],
         title=reproduction.heading,
@@ -105,7 +106,7 @@ def _report_of_one(
         sheets=[Sheet(f"{method}: here, and in the paper", [variable, metric, "published"], rows)],
         plots={reproduction.id: figure},
         results={
-            "comparison": comparison,
+            "comparison": comparison.to_json(),
             f"best_{variable}": best,
             "published": {f"{variable}s": published.points, "best": published.best} if published else None,
             **results,
@@ -130,12 +131,12 @@ def _report_of_several(
     data: ListData,
     curves: Mapping[str, Curve],
     points: list[Number],
-    comparison: dict[str, Any],
+    comparison: ComparisonResult,
     results: dict[str, Any],
 ) -> Report:
     """Report losses by how much they depend on the setting."""
     metric, variable = reproduction.metrics[0], reproduction.variable
-    means = {name: {point: values["mean"] for point, values in curve.items()} for name, curve in curves.items()}
+    means = {name: {point: values.mean for point, values in curve.items()} for name, curve in curves.items()}
     rows = [
         [name, *(format_value(curve[point]) if point in curve else "failed" for point in points), _spread(curve)]
         for name, curve in means.items()
@@ -160,7 +161,7 @@ def _report_of_several(
         ],
         plots={reproduction.id: figure},
         results={
-            "comparison": comparison,
+            "comparison": comparison.to_json(),
             "values": {
                 name: [{variable: point, metric: value} for point, value in curve.items()]
                 for name, curve in means.items()

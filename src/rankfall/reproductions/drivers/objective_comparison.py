@@ -39,7 +39,7 @@ def _untuned_note(protocol: CascadeProtocol, data: LogData) -> str:
 def _with_rivals(report: Report, reproduction: ObjectiveComparison, result: TableResult) -> Report:
     """Add the rivals that the leader is ahead of."""
     leader, rivals, metric = reproduction.leader, reproduction.rivals, reproduction.published.metrics[0]
-    means = {method["name"]: method["metrics"][metric]["mean"] for method in result.comparison["methods"]}
+    means = {method.name: method.metrics[metric].mean for method in result.comparison.methods}
     behind = [name for name in rivals if name in means and leader in means and means[name] < means[leader]]
     note = (
         f"In the paper {leader} is better than all {len(rivals)} others, whose values are not transcribed. Here it is "

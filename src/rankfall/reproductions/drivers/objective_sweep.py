@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankfall.reproductions.paper_schema import fill, variables_in
 from rankfall.reproductions.protocols import compare_cascades
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rankfall.reproductions.log_data import LogData
     from rankfall.reproductions.paper_schema import Method, Number, ObjectiveSweep
     from rankfall.reproductions.task import Report, Task
+    from rankfall.studies.results import ComparisonResult
 
 
 def run(reproduction: ObjectiveSweep, task: Task) -> Report:
@@ -69,7 +70,7 @@ def _label(reproduction: ObjectiveSweep, method: Method, point: Number) -> str:
 
 
 def _result(
-    reproduction: ObjectiveSweep, comparisons: dict[str, dict[str, Any]], runs: list[SweepRun], data: LogData
+    reproduction: ObjectiveSweep, comparisons: dict[str, ComparisonResult], runs: list[SweepRun], data: LogData
 ) -> SweepResult:
     return SweepResult(
         title=reproduction.title,

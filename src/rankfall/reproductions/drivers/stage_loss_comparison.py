@@ -5,7 +5,8 @@ The metrics are those of rankings by grade, not those of cascades.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from rankfall.reproductions.log_data import LogData
     from rankfall.reproductions.paper_schema import CascadeProtocol, StageLossComparison
     from rankfall.reproductions.task import Report, Task
+    from rankfall.studies.results import ComparisonResult
 
 
 def run(reproduction: StageLossComparison, task: Task) -> Report:
@@ -61,15 +63,15 @@ def protocols_for(reproduction: StageLossComparison, task: Task) -> dict[str, Ca
 # --- metrics ------------------------------------------------------------------------------------------------------
 
 
-def by_grades(comparison: dict[str, Any], out: Path, data: LogData, metrics: Sequence[str]) -> dict[str, Any]:
+def by_grades(comparison: ComparisonResult, out: Path, data: LogData, metrics: Sequence[str]) -> ComparisonResult:
     """Return a comparison of cascades of one stage with metrics of rankings instead of those of cascades."""
-    if not comparison["methods"]:
-        return {**comparison, "metrics": list(metrics)}
+    if not comparison.methods:
+        return replace(comparison, metrics=list(metrics))
     log = ImpressionLog.load(data.path)
     values, chance = {}, {}
-    for method in comparison["methods"]:
-        measured = [_measure(log, out / run["directory"], metrics) for run in method["runs"]]
-        values[method["name"]] = {metric: torch.stack([found[metric] for found, _ in measured]) for metric in metrics}
+    for method in comparison.methods:
+        measured = [_measure(log, out / run.directory, metrics) for run in method.runs or []]
+        values[method.name] = {metric: torch.stack([found[metric] for found, _ in measured]) for metric in metrics}
         chance = measured[0][1]
     outcome = Outcome(
         values=values,
@@ -78,9 +80,8 @@ def by_grades(comparison: dict[str, Any], out: Path, data: LogData, metrics: Seq
         folds=[len(next(iter(chance.values())))],
     )
     summary = summarise(outcome)
-    methods = [old | new.to_json() for old, new in zip(comparison["methods"], summary.methods, strict=True)]
-    tests = [test.to_json() for test in summary.tests]
-    return {**comparison, "metrics": list(metrics), "methods": methods, "tests": tests}
+    methods = [replace(old, metrics=new.metrics) for old, new in zip(comparison.methods, summary.methods, strict=True)]
+    return replace(comparison, metrics=list(metrics), methods=methods, tests=summary.tests)
 
 
 def _measure(log: ImpressionLog, run: Path, metrics: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
