@@ -12,7 +12,7 @@ import json
 import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -28,7 +28,7 @@ from rankfall.training.config.ranker_config import DEFAULT_METRICS, TrainingConf
 from rankfall.training.config.sections import Count, Names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 Values = Annotated[list[Any], Field(min_length=1)]
 
@@ -82,10 +82,53 @@ class ComparisonConfig(Section):
 RunConfig: TypeAlias = TrainConfig | BaselineConfig
 
 _OWN = ("tune", "kind")  # keys of a method besides its changes
-_SECTIONS = {  # sections that a method may change
-    "ranker": ("data", "model", "loss", "optimizer", "training"),
-    "cascade": ("data", "relevant", "stages", "share", "objective", "optimizer", "training"),
-}
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a comparison of rankers and one of cascades differ in.
+
+    Attributes:
+        name: Kind of the methods that do not name one.
+        sections: Sections of the configuration that a method may change.
+        foreign: Sections that only the other kind has.
+        training: Class of the section `training`.
+        metrics: Returns the metrics of the evaluation.
+        validate: Validates the configuration of a run; also receives those metrics and a prefix of messages.
+        baselines: Kinds of methods that may take part besides.
+    """
+
+    name: str
+    sections: tuple[str, ...]
+    foreign: tuple[str, ...]
+    training: type[TrainingConfig | CascadeTrainingConfig]
+    metrics: Callable[[ComparisonConfig], list[str]]
+    validate: Callable[[dict[str, Any], list[str], str], TrainConfig]
+    baselines: tuple[str, ...] = ()
+
+
+_RANKERS = _Kind(
+    "ranker",
+    ("data", "model", "loss", "optimizer", "training"),
+    ("relevant", "share", "objective"),
+    TrainingConfig,
+    metrics=lambda config: list(dict.fromkeys(config.metrics)) or DEFAULT_METRICS,
+    validate=lambda content, metrics, where: validate(content | {"metrics": metrics}, where=where),
+    baselines=tuple(BASELINES),
+)
+_CASCADES = _Kind(
+    "cascade",
+    ("data", "relevant", "stages", "share", "objective", "optimizer", "training"),
+    ("model", "loss", "metrics"),
+    CascadeTrainingConfig,
+    metrics=lambda config: measures([stage.get("name", "") for stage in config.stages]),
+    validate=lambda content, metrics, where: validate_cascade(content, where=where),
+)
+
+
+def _kind_of(config: ComparisonConfig) -> _Kind:
+    """Return the kind of a comparison. Nothing else asks whether it has stages."""
+    return _CASCADES if config.stages else _RANKERS
 
 
 def load_comparison(path: Path, overrides: Sequence[str] = ()) -> ComparisonConfig:
@@ -122,16 +165,12 @@ class Plan:
     @property
     def metrics(self) -> list[str]:
         """Metrics that every method is evaluated by."""
-        if self.config.stages:
-            return measures([stage.get("name", "") for stage in self.config.stages])
-        return list(dict.fromkeys(self.config.metrics)) or DEFAULT_METRICS
+        return _kind_of(self.config).metrics(self.config)
 
     @property
     def validation_metric(self) -> str:
         """Metric by which settings are chosen."""
-        if self.config.stages:
-            return validated(CascadeTrainingConfig, self.config.training, "training").metric
-        return validated(TrainingConfig, self.config.training, "training").metric
+        return validated(_kind_of(self.config).training, self.config.training, "training").metric
 
     def run(self, method: str, fold: str, settings: Settings, seed: int) -> Run:
         """Return the run of a method on a fold with settings of its grid and a seed."""
@@ -156,27 +195,26 @@ class Plan:
     def _resolve(self, method: str, fold: str, settings: Settings, seed: int) -> RunConfig:
         changes = dict(self.config.methods[method] or {})
         changes.pop("tune", None)
-        kind, where = changes.pop("kind", _own_kind(self.config)), f"methods.{method}"
+        own, where = _kind_of(self.config), f"methods.{method}"
+        kind = changes.pop("kind", own.name)
         data = merge({"data": self.config.data}, {"data": self.folds[fold]})["data"]
-        if kind == _own_kind(self.config):
-            check_keys(changes, [*_SECTIONS[kind], *_OWN], where)
-            sections = {name: getattr(self.config, name) for name in _SECTIONS[kind]}
+        if kind == own.name:
+            check_keys(changes, [*own.sections, *_OWN], where)
+            sections = {name: getattr(self.config, name) for name in own.sections}
             given = {name: value for name, value in sections.items() if value is not None} | {"data": data}
             content = merge(given, changes)
             for key, value in {**settings, "training.seed": seed}.items():
                 content = set_option(content, key, value)
-            if kind == "cascade":
-                return validate_cascade(content, where=where)
-            return validate(content | {"metrics": self.metrics}, where=where)
-        if self.config.stages:
-            raise ConfigError(f"{where}.kind: found {kind!r}, all methods of this comparison are cascades")
-        if kind not in BASELINES:
-            raise ConfigError(f"{where}.kind: found {kind!r}, expected ranker, {' or '.join(BASELINES)}")
+            return own.validate(content, self.metrics, where)
+        if not own.baselines:
+            raise ConfigError(f"{where}.kind: found {kind!r}, all methods of this comparison are {own.name}s")
+        if kind not in own.baselines:
+            raise ConfigError(f"{where}.kind: found {kind!r}, expected {own.name}, {' or '.join(own.baselines)}")
         given = {"kind": kind, "data": data, "metric": self.validation_metric, "metrics": self.metrics, "seed": seed}
         fields = BASELINES[kind].config_class.model_fields
         check_keys(changes, [*(key for key in fields if key not in given), *_OWN], where)
-        own = {key: value for key, value in given.items() if key in fields}
-        return validated(BASELINES[kind].config_class, own | changes | settings, where)
+        known = {key: value for key, value in given.items() if key in fields}
+        return validated(BASELINES[kind].config_class, known | changes | settings, where)
 
 
 def make_plan(config: ComparisonConfig, out: Path) -> Plan:
@@ -211,11 +249,10 @@ def _runs(plan: Plan) -> list[Run]:
 def _plan(config: ComparisonConfig, out: Path, data_checksum: str) -> Plan:
     if "path" not in config.data:
         raise ConfigError("data.path: missing, expected a directory made by 'rankfall prepare'")
-    for section in ("model", "loss", "metrics") if config.stages else ("relevant", "share", "objective"):
+    kind = _kind_of(config)
+    for section in kind.foreign:
         if getattr(config, section):
-            raise ConfigError(
-                f"{section}: found in a comparison of {_own_kind(config)}s, which do not have this section"
-            )
+            raise ConfigError(f"{section}: found in a comparison of {kind.name}s, which do not have this section")
     folds = {name: fold.model_dump() for name, fold in (config.folds or {}).items()} or {"all": {}}
     return Plan(config, folds, _candidates(config), out, data_checksum)
 
@@ -227,11 +264,6 @@ def _check_run(run: Run, metric: str) -> None:
         raise ConfigError(
             f"methods.{run.method}: found training.metric {method.metric}, expected that of all methods, {metric}"
         )
-
-
-def _own_kind(config: ComparisonConfig) -> Literal["ranker", "cascade"]:
-    """Return the kind of methods that do not name one."""
-    return "cascade" if config.stages else "ranker"
 
 
 def _candidates(config: ComparisonConfig) -> dict[str, list[Settings]]:
@@ -262,7 +294,8 @@ def _grid(config: ComparisonConfig, method: str) -> list[Settings]:
     own = changes.get("tune", {})
     if not isinstance(own, dict) or not all(isinstance(values, list) and values for values in own.values()):
         raise ConfigError(f"methods.{method}.tune: found {own!r}, expected keys with lists of values")
-    values = {**config.tune, **own} if changes.get("kind", _own_kind(config)) == _own_kind(config) else own
+    name = _kind_of(config).name
+    values = {**config.tune, **own} if changes.get("kind", name) == name else own
     return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
 
 

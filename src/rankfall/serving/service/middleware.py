@@ -46,9 +46,12 @@ class ResponseRecorder:
             await self.app(scope, receive, send)
             return
         start = perf_counter()
+        started = False
 
         async def complete(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 self._record(scope, message["status"], start)
                 headers = [*message["headers"], *_RAW_COMMON]
                 if self._shutdown.received and _RAW_CLOSE not in headers:
@@ -59,7 +62,8 @@ class ResponseRecorder:
         try:
             await self.app(scope, receive, complete)
         except Exception:  # Starlette responds to it with 500 outside of this middleware
-            self._record(scope, 500, start)
+            if not started:
+                self._record(scope, 500, start)
             raise
 
     def _record(self, scope: Scope, status: int, start: float) -> None:

@@ -153,7 +153,7 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
         model = self.load(directory)
         if lists.features != len(model.scaling.mean):
             raise ValueError(
-                f"data.path: the lists have {lists.features} features, the model of {directory} was trained on "
+                f"data: the lists have {lists.features} features, the model of {directory} was trained on "
                 f"{len(model.scaling.mean)}"
             )
         return score(model, lists)
