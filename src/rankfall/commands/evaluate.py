@@ -28,11 +28,12 @@ def evaluate(
     """Evaluate the best weights of a run, and print all metrics beside their chance levels.
 
     Means are over the lists on which a metric is defined: those with a relevant document. Writes evaluation.json,
-    values.parquet with the values of every list, and report.html to the directory of the run.
+    values.parquet with the values of every list, and report.html to the directory of the run. Splits other than test
+    have their own files, evaluation-SPLIT.json and values-SPLIT.parquet; the report shows the test split.
     """
     from rankfall.reporting.evaluation_table import terminal_evaluation
     from rankfall.reporting.files import write_report
-    from rankfall.studies.evaluate import evaluate_run
+    from rankfall.studies.evaluate import evaluate_run, evaluation_files
     from rankfall.training.run_directory import CONFIG, RESULT
 
     if (run / CONFIG).exists() and not (run / RESULT).exists():
@@ -52,4 +53,5 @@ def evaluate(
         print_json(summary.to_json())
         return
     print_result(terminal_evaluation(summary, title=f"{run}, {split}"))
-    print_message(f"wrote {written}")
+    files = [written] if split == "test" else evaluation_files(run, split)
+    print_message(f"wrote {' and '.join(map(str, files))}")

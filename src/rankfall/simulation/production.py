@@ -75,8 +75,8 @@ class Models:
             mixed({"interest": parts["interest"], **known, "cross": most_cross, "history": most_history}, shares)
             + noise,
         )
-        nobody = candidates == NO_ITEM
-        return Scores(*(np.where(nobody, np.float32(-np.inf), values) for values in scores))
+        is_padding = candidates == NO_ITEM
+        return Scores(*(np.where(is_padding, np.float32(-np.inf), values) for values in scores))
 
 
 def serve(

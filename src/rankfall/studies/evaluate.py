@@ -45,12 +45,17 @@ def evaluate_run(
     return evaluation
 
 
-def write_evaluation(run_dir: Path, evaluation: Evaluation, split: str = "test") -> None:
-    """Write ``evaluation.json`` and ``values.parquet``; the file names of splits other than test contain the split."""
+def evaluation_files(run_dir: Path, split: str = "test") -> tuple[Path, Path]:
+    """Return the paths of the means and of the values per list; splits other than test have their own files."""
     suffix = "" if split == "test" else f"-{split.replace('/', '_').replace(':', '_')}"
+    return run_dir / f"evaluation{suffix}.json", run_dir / f"values{suffix}.parquet"
+
+
+def write_evaluation(run_dir: Path, evaluation: Evaluation, split: str = "test") -> None:
+    """Write the means and the values of every list to :func:`evaluation_files`."""
+    summary, values = evaluation_files(run_dir, split)
     table = values_table(pa.array(evaluation.qids, pa.string()), evaluation.values, evaluation.chance)
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
-    write_file(run_dir / f"values{suffix}.parquet", sink.getvalue().to_pybytes())
-    summary = SplitEvaluation(**vars(evaluation.summary()), split=split)
-    summary.save(run_dir / f"evaluation{suffix}.json")
+    write_file(values, sink.getvalue().to_pybytes())
+    SplitEvaluation(**vars(evaluation.summary()), split=split).save(summary)

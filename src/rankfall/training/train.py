@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.methods import method_of
 from rankfall.training.run_directory import is_marked_for_replacement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.distributed.group import Group
-    from rankfall.training.loop import OnNotice, Progress
+    from rankfall.training.methods.method import Callbacks
     from rankfall.training.run_directory import TrainResult
-
-
-class Callbacks(TypedDict, total=False):
-    """Functions that a training run calls."""
-
-    progress: Progress
-    on_notice: OnNotice
-    stop: Callable[[], int]
 
 
 def train(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
+from rankfall import registry
 from rankfall._yaml_config import ConfigError, OptionError, Section, explain
 from rankfall.training.config.cascade_metric_names import measures
 from rankfall.training.config.component_checks import check_model, check_objective
@@ -38,9 +39,10 @@ from rankfall.training.config.sections import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ObjectiveName = Literal[
-    "bce", "icc", "rankflow", "fs_ranknet", "fs_lambda_loss", "sort_ce", "arf", "arf_v2", "lcron", "per_stage"
-]
+if TYPE_CHECKING:
+    ObjectiveName = str
+else:  # the names of the registry; a type checker accepts only names that are written out
+    ObjectiveName = Literal[registry.names("objective")]
 
 
 class LogConfig(Section):

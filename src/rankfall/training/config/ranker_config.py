@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from rankfall import registry
 from rankfall._yaml_config import KIND, ConfigError, Section, explain
 from rankfall.training.config.component_checks import check_loss
 from rankfall.training.config.sections import (
@@ -41,25 +42,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-LossName = Literal[
-    "mse_loss",
-    "bce_loss",
-    "grade_softmax_loss",
-    "softmax_loss",
-    "listmle_loss",
-    "ranknet_loss",
-    "lambdarank_loss",
-    "lambda_loss",
-    "lambda_recall_loss",
-    "approx_ndcg_loss",
-    "pirank_ndcg_loss",
-    "pirank_arp_loss",
-    "sort_cross_entropy_loss",
-    "relax_loss",
-    "topk_bce_loss",
-    "arf",
-    "arf_v2",
-]
+if TYPE_CHECKING:
+    LossName = str
+else:  # the names of the registry; a type checker accepts only names that are written out
+    LossName = Literal[registry.names("loss")]
 
 
 class DataConfig(Section):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, cast, get_args
 
 import pyarrow as pa
@@ -17,20 +16,18 @@ from rankfall.training.cascade_metrics import JOINT, higher_is_better
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.defaults import cascade_with_defaults
 from rankfall.training.config.sections import Role
-from rankfall.training.distributed.group import ALONE
 from rankfall.training.evaluation import Evaluation
 from rankfall.training.methods.method import Funnel, TrainingMethod
 from rankfall.training.run_directory import LOG, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
-    from typing import Literal
+    from typing import Literal, Unpack
 
     from rankfall.cascade import Cascade
-    from rankfall.training.distributed.group import Group
-    from rankfall.training.loop import OnNotice, Progress
-    from rankfall.training.methods.method import OnImpressions
+    from rankfall.training.loop import OnNotice
+    from rankfall.training.methods.method import OnImpressions, TrainOptions
     from rankfall.training.run_directory import TrainResult
 
 
@@ -114,21 +111,9 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
 
     # --- a run --------------------------------------------------------------------------------------------------
 
-    def train(
-        self,
-        out: Path,
-        *,
-        force: bool = False,
-        resume: bool = False,
-        progress: Progress = lambda step: None,
-        on_notice: OnNotice = warnings.warn,
-        stop: Callable[[], int] = lambda: False,
-        group: Group = ALONE,
-    ) -> TrainResult:
+    def train(self, out: Path, **options: Unpack[TrainOptions]) -> TrainResult:
         """Train the cascade and write a run directory."""
-        return train_cascade.train(
-            self.config, out, force=force, resume=resume, progress=progress, on_notice=on_notice, stop=stop, group=group
-        )
+        return train_cascade.train(self.config, out, **options)
 
     def load(self, directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> Cascade:
         """Load the cascade of a run, in evaluation mode."""

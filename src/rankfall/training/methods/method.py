@@ -7,16 +7,15 @@ import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar
 
 from rankfall._yaml_config import ConfigError, Section
 from rankfall.training.checkpoint import DamagedError
-from rankfall.training.distributed.group import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-    from typing import Literal
+    from typing import Literal, Unpack
 
     from torch import nn
 
@@ -42,6 +41,22 @@ class Funnel:
 
     relevant: int
     quotas: dict[str, int]
+
+
+class Callbacks(TypedDict, total=False):
+    """Functions that a training run calls."""
+
+    progress: Progress
+    on_notice: OnNotice
+    stop: Callable[[], int]
+
+
+class TrainOptions(Callbacks, total=False):
+    """Keyword arguments of :func:`rankfall.training.train.train`."""
+
+    force: bool
+    resume: bool
+    group: Group
 
 
 class Method(ABC, Generic[Config, Data]):
@@ -193,17 +208,7 @@ class TrainingMethod(Method[Config, Data]):
         """
 
     @abstractmethod
-    def train(
-        self,
-        out: Path,
-        *,
-        force: bool = False,
-        resume: bool = False,
-        progress: Progress = lambda step: None,
-        on_notice: OnNotice = warnings.warn,
-        stop: Callable[[], int] = lambda: False,
-        group: Group = ALONE,
-    ) -> TrainResult:
+    def train(self, out: Path, **options: Unpack[TrainOptions]) -> TrainResult:
         """Train and write a run directory; see :func:`rankfall.training.train.train`."""
 
     def complete(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, cast, get_args
 
@@ -17,24 +16,22 @@ from rankfall.training.build_components import check_loss, make_loss
 from rankfall.training.config.defaults import ranker_with_defaults
 from rankfall.training.config.ranker_config import RankerConfig
 from rankfall.training.config.sections import Role
-from rankfall.training.distributed.group import ALONE
 from rankfall.training.evaluation import evaluate
 from rankfall.training.methods.method import Config, Method, TrainingMethod
 from rankfall.training.scoring import score
 from rankfall.training.train_ranker import load_data, load_lists
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
-    from typing import Literal
+    from typing import Literal, Unpack
 
     from torch import Tensor
 
     from rankfall.training.build_ranker import Ranker
-    from rankfall.training.distributed.group import Group
     from rankfall.training.evaluation import Evaluation
-    from rankfall.training.loop import OnNotice, Progress
-    from rankfall.training.methods.method import OnImpressions
+    from rankfall.training.loop import OnNotice
+    from rankfall.training.methods.method import OnImpressions, TrainOptions
     from rankfall.training.run_directory import TrainResult
 
 
@@ -128,21 +125,9 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
         self.check_splits(data)
         return dict(data.manifest["files"])
 
-    def train(
-        self,
-        out: Path,
-        *,
-        force: bool = False,
-        resume: bool = False,
-        progress: Progress = lambda step: None,
-        on_notice: OnNotice = warnings.warn,
-        stop: Callable[[], int] = lambda: False,
-        group: Group = ALONE,
-    ) -> TrainResult:
+    def train(self, out: Path, **options: Unpack[TrainOptions]) -> TrainResult:
         """Train the ranker and write a run directory."""
-        return train_ranker.train(
-            self.config, out, force=force, resume=resume, progress=progress, on_notice=on_notice, stop=stop, group=group
-        )
+        return train_ranker.train(self.config, out, **options)
 
     def load(self, directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> Ranker:
         """Load the ranker of a run, in evaluation mode."""
