@@ -52,6 +52,12 @@ def letor(
     keep_positives: Annotated[
         int, typer.Option(min=0, help="Smallest number of documents with a label above 0 in such a sample.")
     ] = 15,
+    replacement: Annotated[
+        bool,
+        typer.Option(
+            "--replacement", help="Draw such a sample with replacement; too few positives are repeated (ARF, B.2)."
+        ),
+    ] = False,
     log1p: Annotated[bool, typer.Option("--log1p", help="Transform features to sign(v) log(1 + |v|).")] = False,
     standardise: Annotated[
         list[str] | None,
@@ -116,6 +122,7 @@ def letor(
         min_list=min_list,
         max_list=max_list,
         keep_positives=keep_positives,
+        replacement=replacement,
         log1p=log1p,
         missing_value=missing_value,
         missing_indicator=missing_indicator,

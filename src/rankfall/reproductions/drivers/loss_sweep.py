@@ -75,22 +75,35 @@ def _report_of_one(
     comparison: ComparisonResult,
     results: dict[str, Any],
 ) -> Report:
-    """Report a loss by its best point, with confidence intervals."""
+    """Report a loss at each point beside the published values, with confidence intervals."""
     ((method, curve),) = curves.items()
     metric, published, variable = reproduction.metrics[0], reproduction.published, reproduction.variable
     best = max(curve, key=lambda point: curve[point].mean, default=None)
-    rows = [
-        [
-            f"{point:g}",
-            f"{format_value(values.mean)}{' <' * (point == best)}",
-            _published_at(published, point),
-        ]
-        for point, values in curve.items()
-    ]
+    measured = {one.name: one.metrics for one in comparison.methods}
+    here = {
+        name: {
+            point: measured[label][name].mean
+            for point in points
+            if (label := _label(reproduction, method, point)) in measured
+        }
+        for name in reproduction.metrics
+    }
     figure = Lines(
         [
-            {"series": data.name, "x": point, "y": values.mean, "low": values.low, "high": values.high}
+            {
+                "panel": data.name,
+                "series": method,
+                "x": point,
+                "y": values.mean,
+                "low": values.low,
+                "high": values.high,
+            }
             for point, values in curve.items()
+        ]
+        + [
+            {"panel": f"published, {source}", "series": method, "x": point, "y": value}
+            for source, values in _published(published, metric).items()
+            for point, value in values.items()
         ],
         title=reproduction.heading,
         subtitle=f"shaded: best {variable} in the paper; band: 95 % confidence interval over queries",
@@ -98,29 +111,77 @@ def _report_of_one(
         y=metric,
         series="data",
         log_x=True,
-        ticks=list(curve),
+        ticks=sorted({*curve, *(published.points if published else ())}),
         span=(published.best[0], published.best[1]) if published and published.best else None,
     )
     return Report(
         comparisons=[(f"{method}, {reproduction.id} on {data.name}", comparison)],
-        sheets=[Sheet(f"{method}: here, and in the paper", [variable, metric, "published"], rows)],
+        sheets=[
+            _beside_published(f"{method}, {name}", variable, {data.name: here[name]}, _published(published, name))
+            for name in reproduction.metrics
+        ],
         plots={reproduction.id: figure},
         results={
             "comparison": comparison.to_json(),
             f"best_{variable}": best,
-            "published": {f"{variable}s": published.points, "best": published.best} if published else None,
+            "published": _published_json(reproduction),
             **results,
         },
-        notes=reproduction.notes,
+        notes=[*_best_points(variable, metric, best, published), *reproduction.notes],
     )
 
 
-def _published_at(published: PublishedSweep | None, point: Number) -> str:
+def _published(published: PublishedSweep | None, metric: str) -> dict[str, dict[Number, float]]:
+    """Published values of the only method, by data set and point."""
     if published is None:
-        return ""
-    if published.best and published.best[0] <= point <= published.best[1]:
-        return "in the range of the best"
-    return "" if point in published.points else "not swept"
+        return {}
+    found = {}
+    for source in published.values:
+        ((_, found[source]),) = published.figures(source, metric).items()
+    return found
+
+
+def _beside_published(
+    title: str, variable: str, here: Mapping[str, Mapping[Number, float]], published: dict[str, dict[Number, float]]
+) -> Sheet:
+    """A row for each point, with the best of each column marked."""
+    columns = {f"here, {name}": values for name, values in here.items()}
+    columns |= {f"published, {source}": values for source, values in published.items()}
+    points = sorted({point for values in columns.values() for point in values})
+
+    def cell(values: Mapping[Number, float], point: Number) -> str:
+        if point not in values:
+            return "-"
+        return f"{format_value(values[point])}{' <' * (values[point] == max(values.values()))}"
+
+    rows = [[f"{point:g}", *(cell(values, point) for values in columns.values())] for point in points]
+    return Sheet(f"{title}: here, and as published", [variable, *columns], rows)
+
+
+def _best_points(variable: str, metric: str, best: Number | None, published: PublishedSweep | None) -> list[str]:
+    if best is None or not published:
+        return []
+    theirs = [
+        f"{', '.join(f'{point:g}' for point, value in curve.items() if value == max(curve.values()))} on {source}"
+        for source, curve in _published(published, metric).items()
+    ]
+    return [f"Best {variable} by {metric}: {best:g} here; in the paper {' and '.join(theirs)}."] if theirs else []
+
+
+def _published_json(reproduction: LossSweep) -> dict[str, Any] | None:
+    published = reproduction.published
+    if published is None:
+        return None
+    figures = {
+        source: {
+            metric: [
+                {"at": point, "value": value} for point, value in _published(published, metric).get(source, {}).items()
+            ]
+            for metric in reproduction.metrics
+        }
+        for source in published.values
+    }
+    return {f"{reproduction.variable}s": published.points, "best": published.best, "figures": figures}
 
 
 # --- several losses -----------------------------------------------------------------------------------------------

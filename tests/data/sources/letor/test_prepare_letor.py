@@ -25,7 +25,7 @@ from rankfall.data.sources.letor import text_files as source_module
 from rankfall.data.sources.letor import write_splits as preparation
 from rankfall.data.sources.letor.parse import Line, Rules, parse_block, parse_line
 from rankfall.data.sources.letor.text_files import TextFile
-from rankfall.data.sources.letor.write_splits import sample
+from rankfall.data.sources.letor.write_splits import sample, sample_with_replacement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -564,6 +564,31 @@ def test_samples_are_even() -> None:
     assert (drawn[:, :20].sum(axis=1) >= 3).all()
     # 3 of 20 positives are almost always drawn anyway, so every document has a chance of .3
     assert np.abs(drawn.mean(axis=0) - 0.3).max() < 5 * np.sqrt(0.3 * 0.7 / 3000)
+
+
+def test_samples_with_replacement_repeat_documents_and_enforce_positives(prepare: Callable[..., RankingData]) -> None:
+    """ARF, B.2: lists of more than 200 documents are drawn with replacement, with at least 15 positives."""
+    text = lists_of([200, 1000, 1000, 300], [5, 30, 4, 0])
+    split = prepare(text, max_list=200, keep_positives=15, replacement=True)["train"]
+    assert np.diff(split.offsets).tolist() == [200, 200, 200, 200]
+    positives = np.add.reduceat(split.labels, split.offsets[:-1])
+    assert positives[0] == 5  # shorter lists stay as they are
+    assert positives[1] >= 15
+    assert positives[2] == 15  # of 4 documents
+    assert positives[3] == 0
+    places = [split.features[low:high, 0] for low, high in zip(split.offsets, split.offsets[1:], strict=False)]
+    assert [len(np.unique(place)) == len(place) for place in places] == [True, False, False, False]
+    assert all((np.diff(place) >= 0).all() for place in places)
+    for low, high, good in zip(split.offsets, split.offsets[1:], (5, 30, 4, 0), strict=False):
+        assert ((split.features[low:high, 0] < good) == (split.labels[low:high] > 0)).all()
+
+
+def test_samples_with_replacement_are_even() -> None:
+    labels = np.array([1.0] * 20 + [0.0] * 80, np.float32)
+    drawn = np.stack([sample_with_replacement(labels, 30, 0, seed, "q") for seed in range(3000)])
+    assert (drawn.sum(axis=1) == 30).all()
+    assert np.abs(drawn.mean(axis=0) - 0.3).max() < 5 * np.sqrt(0.3 / 3000)
+    assert drawn.var(axis=0).mean() == pytest.approx(30 * 0.01 * 0.99, rel=0.05)  # binomial: draws are independent
 
 
 def test_samples_depend_on_seed_and_query_alone(prepare: Callable[..., RankingData]) -> None:

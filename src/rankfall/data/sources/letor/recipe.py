@@ -17,6 +17,8 @@ class Recipe:
             sample depends on `seed` and the query id only.
         keep_positives: The smallest number of documents with a label above 0 in such a sample, if the list has that
             many.
+        replacement: Draw such a sample with replacement, as ARF does: a document can occur several times, and a list
+            with fewer positives than `keep_positives` gets copies of them.
         log1p: Transform a feature v to sign(v) log(1 + abs(v)).
         missing_value: Replaces values that are missing or not finite, after `log1p`; by default they are errors.
         missing_indicator: Add a column, which is 1 for missing values, for each feature that has some.
@@ -31,6 +33,7 @@ class Recipe:
     min_list: int = 1
     max_list: int | None = None
     keep_positives: int = 15
+    replacement: bool = False
     log1p: bool = False
     missing_value: float | None = None
     missing_indicator: bool = False

@@ -116,16 +116,17 @@ def _write_split(split: SplitReader, columns: _Columns, directory: Path) -> tupl
             span_low, span_high = np.searchsorted(numbers, [low, high])
             parts = _joined(starts[span_low:span_high], ends[span_low:span_high])
             labels = np.concatenate([split.spool.labels(start, end) for start, end in parts])
-            keep = _keep(labels, sizes[low:high], kept[low:high], qids[low:high], recipe)
-            labels_file.write(labels[keep].data)
-            has_positive[low:high] = np.logical_or.reduceat(keep & (labels > 0), edges(sizes[low:high])[:-1])
-            for start, end, keep_part in _pieces_of(parts, keep, columns.total):
+            copies = _copies(labels, sizes[low:high], kept[low:high], qids[low:high], recipe)
+            labels_file.write(np.repeat(labels, copies).data)
+            has_positive[low:high] = np.logical_or.reduceat((copies > 0) & (labels > 0), edges(sizes[low:high])[:-1])
+            for start, end, copies_here in _pieces_of(parts, copies, columns.total):
                 features = split.spool.features(start, end, first_id=columns.first_id, width=columns.ids)
-                features = _completed(features[keep_part], columns, recipe)
+                features = _completed(np.repeat(features, copies_here, axis=0), columns, recipe)
                 features_file.write(features.data)
                 moments += Moments.of(features)
                 if split.spool.has_docids:
-                    write_docids(split.spool.docids(start, end).filter(pa.array(keep_part)))
+                    rows_here = np.repeat(np.arange(end - start), copies_here)
+                    write_docids(split.spool.docids(start, end).take(pa.array(rows_here)))
     is_kept = kept > 0
     _save(directory / "offsets.npy", edges(kept[is_kept]))
     with _open_strings(directory / "qids.arrow") as write_qids:
@@ -163,34 +164,35 @@ def _joined(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[tuple[in
 
 
 def _pieces_of(
-    parts: list[tuple[int, int]], keep: NDArray[np.bool_], width: int
-) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
-    """Iterate over spans of rows that fit into memory and the rows kept of them; empty ones are skipped."""
+    parts: list[tuple[int, int]], copies: NDArray[np.int64], width: int
+) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
+    """Iterate over spans of rows that fit into memory and the copies of each row; spans without any are skipped."""
     step = max(1, CHUNK_BYTES // (4 * width))
     place = 0
     for start, end in parts:
         for low in range(start, end, step):
             high = min(end, low + step)
-            keep_part = keep[place : place + high - low]
+            copies_here = copies[place : place + high - low]
             place += high - low
-            if keep_part.any():
-                yield low, high, keep_part
+            if copies_here.any():
+                yield low, high, copies_here
 
 
-def _keep(
+def _copies(
     labels: NDArray[np.float32],
     sizes: NDArray[np.int64],
     kept: NDArray[np.int64],
     qids: NDArray[np.object_],
     recipe: Recipe,
-) -> NDArray[np.bool_]:
-    """Return which rows of some whole lists are kept."""
-    keep = np.repeat(kept > 0, sizes)
+) -> NDArray[np.int64]:
+    """Return how often each row of some whole lists is written."""
+    copies = np.repeat(kept > 0, sizes).astype(np.int64)
     bounds = edges(sizes)
+    draw = sample_with_replacement if recipe.replacement else sample
     for i in np.flatnonzero((kept > 0) & (kept < sizes)):
         of_list = slice(bounds[i], bounds[i + 1])
-        keep[of_list] = sample(labels[of_list], int(kept[i]), recipe.keep_positives, recipe.seed, qids[i])
-    return keep
+        copies[of_list] = draw(labels[of_list], int(kept[i]), recipe.keep_positives, recipe.seed, qids[i])
+    return copies
 
 
 def sample(labels: NDArray[np.float32], size: int, keep_positives: int, seed: int, qid: str) -> NDArray[np.bool_]:
@@ -202,15 +204,39 @@ def sample(labels: NDArray[np.float32], size: int, keep_positives: int, seed: in
     >>> sample(np.array([0, 0, 1, 0, 0, 1]), 2, keep_positives=2, seed=0, qid="7")
     array([False, False,  True, False, False,  True])
     """
-    key = hashlib.sha256(qid.encode()).digest()
-    bits = np.random.PCG64(np.random.SeedSequence([seed, *np.frombuffer(key, "<u4").tolist()]))
-    drawn = np.argsort(bits.random_raw(len(labels)), kind="stable")
+    drawn = np.argsort(_random_bits(seed, qid).random_raw(len(labels)), kind="stable")
     first_positives = drawn[labels[drawn] > 0][: min(keep_positives, size)]
     chosen = np.zeros(len(labels), np.bool_)
     chosen[first_positives] = True
     others = drawn[~chosen[drawn]]
     chosen[others[: size - len(first_positives)]] = True
     return chosen
+
+
+def sample_with_replacement(
+    labels: NDArray[np.float32], size: int, keep_positives: int, seed: int, qid: str
+) -> NDArray[np.int64]:
+    """Draw `size` documents of a list with replacement and return how often each is drawn.
+
+    At least `keep_positives` draws have a label above 0, if the list has any such document: further draws among these
+    replace the last others.
+
+    >>> sample_with_replacement(np.array([0, 0, 1]), 2, keep_positives=2, seed=0, qid="7")
+    array([0, 0, 2])
+    """
+    bits = _random_bits(seed, qid)
+    drawn = (bits.random_raw(size) % len(labels)).astype(np.int64)
+    positives = np.flatnonzero(labels > 0)
+    others = np.flatnonzero(labels[drawn] <= 0)
+    missing = max(0, min(keep_positives, size) - (size - len(others)))
+    if missing and len(positives):
+        drawn[others[-missing:]] = positives[(bits.random_raw(missing) % len(positives)).astype(np.int64)]
+    return np.bincount(drawn, minlength=len(labels))
+
+
+def _random_bits(seed: int, qid: str) -> np.random.PCG64:
+    key = hashlib.sha256(qid.encode()).digest()
+    return np.random.PCG64(np.random.SeedSequence([seed, *np.frombuffer(key, "<u4").tolist()]))
 
 
 def _completed(features: NDArray[np.float32], columns: _Columns, recipe: Recipe) -> NDArray[np.float32]:
