@@ -27,9 +27,14 @@ if TYPE_CHECKING:
 
 # numbers and cells that are not transcribed; tables without values are not listed
 CELLS = {
-    "arf-table2": (54, 0),
-    "arf-table3": (54, 0),
-    "arf-table5": (18, 0),
+    "arf-table2": (9 * 3 * 2, 0),  # methods, metrics, data sets
+    "arf-table3": (9 * 3 * 2, 0),
+    "arf-table4": (2 * 2, 0),  # metrics, methods
+    "arf-table5": (3 * 3 * 2, 0),
+    "arf-table6": (9 * 3 * 2, 0),  # temperatures, metrics, data sets
+    "arf-table7": (9 * 3 * 2, 0),
+    "arf-table8": (9 * 3 * 2, 0),
+    "arf-table9": (9 * 2, 0),  # methods, columns of numbers
     "lambdaloss-table1": (54, 0),
     "lambdaloss-table2": (21, 0),
     "pirank-table1": (96, 0),

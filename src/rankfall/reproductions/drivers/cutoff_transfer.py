@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from rankfall.reporting.figures import HeatMaps
@@ -12,12 +13,17 @@ from rankfall.reproductions.published_table import format_value
 from rankfall.reproductions.task import Report, Sheet
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rankfall.reproductions.paper_schema import CutoffTransfer
     from rankfall.reproductions.task import Task
 
     Cell = dict[str, Any]  # panel (the loss), row (trained for), column (evaluated at) and value
+
+MEAN, DIAGONAL = "mean of the map", "mean of the diagonal"
+BEHIND = "best - diagonal"  # of a column; 0 if training for the evaluated cut-offs is best
+RANGE = "best - worst"  # of a column: how much depends on the cut-offs in training
+ON_DIAGONAL = "best on the diagonal"
 
 
 def run(reproduction: CutoffTransfer, task: Task) -> Report:
@@ -48,37 +54,51 @@ def run(reproduction: CutoffTransfer, task: Task) -> Report:
         column="evaluated at m@k",
     )
     losses = list(dict.fromkeys(cell["panel"] for cell in cells))
-    best_on_diagonal = {loss: _best_on_diagonal(loss, cells) for loss in losses}
+    summary = {loss: _summary(loss, cells) for loss in losses}
     return Report(
-        sheets=[_sheet(loss, cells, list(metrics)) for loss in losses],
+        sheets=[*(_sheet(loss, cells, list(metrics)) for loss in losses), _summary_sheet(summary, len(cutoffs))],
         plots={reproduction.id: figure},
         results={
             "comparison": comparison.to_json(),
             "cells": cells,
-            "on_the_diagonal": best_on_diagonal,
-            "published": None,
+            "summary": summary,
+            "on_the_diagonal": {loss: one[ON_DIAGONAL] for loss, one in summary.items()},
+            "published": {"data": reproduction.data_set, "claim": reproduction.claim},
             "oracle": oracle(data, list(metrics.values())),
             "data": data.summary(),
         },
-        notes=[
-            *(
-                f"{loss}: training for the evaluated cut-offs is best in {count} of {len(cutoffs)} columns."
-                for loss, count in best_on_diagonal.items()
-            ),
-            *reproduction.notes,
-        ],
+        notes=[f"The paper, on {reproduction.data_set}: {reproduction.claim}", *reproduction.notes],
     )
+
+
+def _summary(loss: str, cells: Sequence[Cell]) -> dict[str, float]:
+    """Level of a map, how well training and evaluation agree, and how much the training matters."""
+    columns = list(dict.fromkeys(cell["column"] for cell in cells))
+    of_loss = [cell for cell in cells if cell["panel"] == loss]
+    by_column = [{cell["row"]: cell["value"] for cell in of_loss if cell["column"] == column} for column in columns]
+    on_diagonal = [values[column] for column, values in zip(columns, by_column, strict=True)]
+    return {
+        MEAN: mean(cell["value"] for cell in of_loss),
+        DIAGONAL: mean(on_diagonal),
+        BEHIND: mean(max(values.values()) - own for values, own in zip(by_column, on_diagonal, strict=True)),
+        RANGE: mean(max(values.values()) - min(values.values()) for values in by_column),
+        ON_DIAGONAL: sum(_best_row(loss, column, cells) == column for column in columns),
+    }
+
+
+def _summary_sheet(summary: Mapping[str, Mapping[str, float]], columns: int) -> Sheet:
+    names = (MEAN, DIAGONAL, BEHIND, RANGE)
+    rows = [
+        [loss, *(format_value(one[name]) for name in names), f"{one[ON_DIAGONAL]} of {columns}"]
+        for loss, one in summary.items()
+    ]
+    return Sheet("the maps in numbers", ["loss", *names, ON_DIAGONAL], rows)
 
 
 def _best_row(loss: str, column: str, cells: Sequence[Cell]) -> str:
     of_column = [cell for cell in cells if (cell["panel"], cell["column"]) == (loss, column)]
     row: str = max(of_column, key=lambda cell: cell["value"])["row"]
     return row
-
-
-def _best_on_diagonal(loss: str, cells: Sequence[Cell]) -> int:
-    columns = dict.fromkeys(cell["column"] for cell in cells)
-    return sum(_best_row(loss, column, cells) == column for column in columns)
 
 
 def _sheet(loss: str, cells: Sequence[Cell], cutoffs: Sequence[str]) -> Sheet:

@@ -31,6 +31,7 @@ from rankfall.reproductions.paper_schema.on_lists import (
     CutoffTransfer,
     LengthTransfer,
     LossComparison,
+    LossCost,
     LossSweep,
     TrainingCurves,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "LengthTransfer",
     "ListProtocol",
     "LossComparison",
+    "LossCost",
     "LossSweep",
     "Measured",
     "Method",

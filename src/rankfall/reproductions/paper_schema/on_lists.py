@@ -59,13 +59,22 @@ class Cutoffs(Section):
 
 
 class CutoffTransfer(Reproduction):
-    """Losses trained for one pair of cut-offs (`m`, `k`) and evaluated on every other."""
+    """Losses trained for one pair of cut-offs (`m`, `k`) and evaluated on every other.
+
+    Attributes:
+        cutoffs: The pairs.
+        metric: The metric as a function of ``$m`` and ``$k``.
+        data_set: The data set of the published maps.
+        claim: Conclusion of the paper.
+    """
 
     driver: Literal["cutoff_transfer"]
     protocol: ListProtocol
     methods: list[Method] = Field(min_length=1)
     cutoffs: list[Cutoffs] = Field(min_length=1)
     metric: str
+    data_set: str
+    claim: str
 
     @model_validator(mode="after")
     def _methods_use_the_cutoffs(self) -> Self:
@@ -103,3 +112,26 @@ class TrainingCurves(Reproduction):
     protocol: ListProtocol
     taus: list[Number] = Field(min_length=1)
     k: Positive
+
+
+class LossCost(TableOfMethods):
+    """Time and memory of a training step with each loss, beside a published table of both.
+
+    The first published column is the time per epoch, the second is the memory.
+
+    Attributes:
+        documents: Documents per batch.
+        complexity: Published growth of the time with the length n of lists, by row.
+    """
+
+    driver: Literal["loss_cost"]
+    protocol: ListProtocol
+    documents: Positive
+    complexity: dict[str, str]
+
+    @model_validator(mode="after")
+    def _rows_have_a_complexity(self) -> Self:
+        rows = self.published.rows()
+        if self.complexity.keys() != rows:
+            raise ValueError(f"complexity: found {', '.join(self.complexity)}, expected {', '.join(sorted(rows))}")
+        return self
