@@ -218,9 +218,12 @@ def sort_cross_entropy(
     tau: float = 1.0,
     label_tau: float | None = None,
     ties: str = "average",
+    variant: str = "sound",
     scale: str = "mean",
 ) -> float:
     n = len(s)
+    if variant == "published":
+        label_tau, scale = tau, "sum"
     if label_tau is None:
         orders = tie_orders(y) if ties == "average" else [order_of(y)]
         target = [[sum(one[i] == j for one in orders) / len(orders) for j in range(n)] for i in range(n)]
@@ -240,8 +243,11 @@ def relax(
     tau: float = 1.0,
     positive_only: bool = True,
     label_tau: float | None = None,
+    variant: str = "sound",
     scale: str = "mean",
 ) -> float:
+    if variant == "published":
+        label_tau, scale = tau, "sum"
     if label_tau is None:
         member = best(y, k, positive_only)
     else:
@@ -330,13 +336,20 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "approx_ndcg_loss": [{"tau": 0.5}, {}],
     "pirank_ndcg_loss": [{"k": 3}, {}, {"tau": 0.5}, {"k": 50, "tau": 2.0}],
     "pirank_arp_loss": [{}, {"k": 3, "tau": 0.5}, {"k": 50}],
-    "sort_cross_entropy_loss": [{}, {"tau": 2.0, "scale": "sum"}, {"label_tau": 0.5}, {"ties": "position"}],
+    "sort_cross_entropy_loss": [
+        {},
+        {"tau": 2.0, "scale": "sum"},
+        {"label_tau": 0.5},
+        {"ties": "position"},
+        {"tau": 0.8, "variant": "published"},
+    ],
     "relax_loss": [
         {"m": 3, "k": 2},
         {"m": 1, "k": 1, "tau": 2.0, "scale": "sum"},
         {"m": 2, "k": 50},
         {"m": 50, "k": 2},
         {"m": 3, "k": 2, "label_tau": 0.5},
+        {"m": 3, "k": 2, "tau": 0.8, "variant": "published"},
     ],
     "topk_bce_loss": [
         {"k": 2},

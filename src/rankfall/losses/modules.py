@@ -263,7 +263,6 @@ class ARFLoss(_AdaptiveLoss):
         reduction: Reduction = "mean",
     ) -> None:
         published = check_choice("variant", variant, ("sound", "published")) == "published"
-        label_tau = tau if published and label_tau is None else label_tau
         of_recall, of_order = adaptive_scales(scale or ("sum" if published else "mean"))
         relaxed = RelaxLoss(
             m=m,
@@ -272,11 +271,12 @@ class ARFLoss(_AdaptiveLoss):
             sort=sort,
             positive_only=positive_only,
             label_tau=label_tau if published else None,
+            variant=variant,
             scale=of_recall,
             reduction="none",
         )
         order = SortCrossEntropyLoss(
-            tau=tau, sort=sort, label_tau=label_tau, ties=ties, scale=of_order, reduction="none"
+            tau=tau, sort=sort, label_tau=label_tau, ties=ties, variant=variant, scale=of_order, reduction="none"
         )
         super().__init__(relaxed, order, reduction)
 

@@ -138,7 +138,8 @@ def sort_cross_entropy_loss(
     sort: SoftSort = neural_sort,
     label_tau: float | Tensor | None = None,
     ties: Literal["average", "position"] = "average",
-    scale: Literal["mean", "sum"] = "mean",
+    variant: Literal["sound", "published"] = "sound",
+    scale: Literal["mean", "sum"] | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
     r"""Cross entropy of the labels' permutation and the scores' soft permutation (ARF, eq. 12, L_Global).
@@ -159,10 +160,12 @@ def sort_cross_entropy_loss(
             default of `sort`.
         sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
         label_tau: None for the hard permutation of the labels. Otherwise the positive temperature at which `sort` is
-            applied to the labels: a number or a tensor ``(..., 1)``.
+            applied to the labels: a number or a tensor ``(..., 1)``. Default of the published variant: `tau`.
         ties: Hard permutation of equal labels. ``"average"`` is the mean over all their orders. ``"position"`` puts the
             item that is given first before the others, so that the loss depends on the order of the items.
-        scale: ``"mean"`` over the rows of a list, or their ``"sum"`` as in ARF, eq. 12.
+        variant: ``"published"`` is ARF, eq. 12, as printed: the soft permutation of the labels is the target, and rows
+            are summed.
+        scale: ``"mean"`` over the rows of a list, or their ``"sum"`` (the default of the published variant).
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
     Returns:
@@ -181,13 +184,15 @@ def sort_cross_entropy_loss(
     cost = cost if of_items is None else cost * of_items[..., None, :]
     order = rank_order(labels, mask)
     real = mask.gather(-1, order)  # real items come first in the order, so these are also the ranks of the list
-    if label_tau is not None:
-        by_rank = (cost * _rows(labels, sort, k=n, tau=label_tau, mask=mask)).sum(-1)
+    published = _is_published(variant)
+    if published or label_tau is not None:
+        by_rank = (cost * _rows(labels, sort, k=n, tau=tau if label_tau is None else label_tau, mask=mask)).sum(-1)
     elif check_choice("ties", ties, ("average", "position")) == "average":
         by_item = cost.gather(-1, order.unsqueeze(-2).expand_as(cost))
         by_rank = (by_item * _tie_shares(labels.gather(-1, order), real)).sum(-1)
     else:
         by_rank = cost.gather(-1, order[..., None]).squeeze(-1)
+    scale = scale or ("sum" if published else "mean")
     per_list = _scaled(by_rank, real, scale).masked_fill(~has_positive(labels, mask), 0.0)
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
@@ -204,7 +209,8 @@ def relax_loss(
     sort: SoftSort = neural_sort,
     positive_only: bool = True,
     label_tau: float | Tensor | None = None,
-    scale: Literal["mean", "sum"] = "mean",
+    variant: Literal["sound", "published"] = "sound",
+    scale: Literal["mean", "sum"] | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
     r"""Recall@m@k relaxed through a soft sort (ARF, eq. 11, L_Relax).
@@ -228,8 +234,10 @@ def relax_loss(
         positive_only: Whether only labels above 0 can be among the k best. Items tied at the k-th place share it.
         label_tau: None for the hard membership in the k best labels. Otherwise the positive temperature at which `sort`
             is applied to the labels, whose first k rows are added up, as in ARF, eq. 11: a number or a tensor ``(...,
-            1)``.
-        scale: ``"mean"`` over the relevant items of a list, or their ``"sum"`` as in ARF, eq. 11.
+            1)``. Default of the published variant: `tau`.
+        variant: ``"published"`` is ARF, eq. 11, as printed: the membership is soft, see `label_tau`, and the items of a
+            list are summed. The equation includes labels of 0, so it needs ``positive_only=False`` too.
+        scale: ``"mean"`` over the relevant items of a list, or their ``"sum"`` (the default of the published variant).
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
     Returns:
@@ -243,17 +251,20 @@ def relax_loss(
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     of_items = item_weight(weight, scores, mask)
-    if label_tau is None:
-        truth = top_labels(labels, k, mask, positive_only=positive_only)
-    else:
-        truth = _rows(labels, sort, k=check_count("k", k), tau=label_tau, mask=mask).sum(-2)
+    published = _is_published(variant)
+    if published or label_tau is not None:
+        of_labels = tau if label_tau is None else label_tau
+        truth = _rows(labels, sort, k=check_count("k", k), tau=of_labels, mask=mask).sum(-2)
         truth = truth * (labels > 0) if positive_only else truth
+    else:
+        truth = top_labels(labels, k, mask, positive_only=positive_only)
     # The sum is computed in log space, so that an item far below the cutoff still has a gradient.
     rows = log_rows(sort, scores, k=check_count("m", m), mask=mask, tau=tau)
     log_kept = _floored(rows.logsumexp(-2)) - math.log(m)
     cost = -truth * log_kept if of_items is None else -truth * log_kept * of_items
     total = cost.sum(-1)
-    per_list = total if _check_scale(scale) == "sum" else safe_divide(total, truth.sum(-1))
+    summed = _check_scale(scale or ("sum" if published else "mean")) == "sum"
+    per_list = total if summed else safe_divide(total, truth.sum(-1))
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
@@ -322,6 +333,10 @@ def _tie_shares(labels: Tensor, real: Tensor) -> Float[Tensor, "*batch n n"]:
 def _scaled(values: Tensor, mask: Tensor, scale: str) -> Tensor:
     """Return the mean or the sum over the real items or ranks of each list."""
     return list_mean(values, mask) if _check_scale(scale) == "mean" else values.masked_fill(~mask, 0.0).sum(-1)
+
+
+def _is_published(variant: str) -> bool:
+    return check_choice("variant", variant, ("sound", "published")) == "published"
 
 
 def _check_scale(scale: str) -> str:
