@@ -52,7 +52,8 @@ def test_options_are_parameters_that_a_configuration_can_give() -> None:
         "sort": ops.neural_sort,
         "positive_only": True,
         "label_tau": None,
-        "scale": "mean",
+        "variant": "sound",
+        "scale": None,
     }
     assert list(options("operator", "hard_topk")) == []
     assert [one.name for one in options("objective", "arf").values() if one.required] == []  # the stages have quotas

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankfall.data import ImpressionLoader
-from rankfall.data.impressions.loader.label_schemes import first_ordered_depth, published_grades
+from rankfall.data.impressions.loader.label_schemes import first_ordered_depth, published_grades, rank_grades
 from rankfall.data.impressions.sampler import full_stage_grades
 from rankfall.data.impressions.spec import validate_spec
 from rankfall.simulation.simulate import Simulation, simulate_log
@@ -75,6 +75,24 @@ def test_naive_derivation(data: st.DataObject) -> None:
     places = sorted({badness(i) for i in range(count)}, reverse=True)
     expected = [places.index(badness(i)) for i in range(count)]
     assert of_list(full.tolist(), depth.tolist(), ordered_from=ordered_from) == expected
+
+
+def test_ranks_by_hand() -> None:
+    # the fourth item has no rank, the last one is padding
+    found = rank_grades(np.array([[5, 2, 5, -1, 9, 0]]), np.array([[True, True, True, True, True, False]]))
+    assert found.tolist() == [[2, 3, 2, 0, 1, 0]]
+
+
+def test_ranks_order_ads_of_all_queues(tmp_path: Path) -> None:
+    """ARF, B.1: the rank by the score of the ranking model is the label, whatever the queue."""
+    log = simulated(tmp_path / "log", "industry-hard")
+    full, ranked = (
+        next(iter(ImpressionLoader(log, "..", batch=64, shuffle=False, labels=labels))) for labels in ("full", "rank")
+    )
+    for ranks, grades in zip(ranked.rank.tolist(), ranked.grade.tolist(), strict=True):
+        assert [sorted(ranks, reverse=True).index(rank) for rank in ranks] == grades
+    assert full.item.equal(ranked.item)
+    assert not full.grade.equal(ranked.grade)  # some ads that pre-ranking dropped are better than some that it kept
 
 
 def simulated(path: Path, preset: str = "tiny") -> ImpressionLog:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rankfall.data.impressions.spec import Spec
 
-Labels = Literal["full", "published"]
+Labels = Literal["full", "published", "rank"]
 
 _PADDING = np.iinfo(np.int32).max
 
@@ -52,10 +52,28 @@ def published_grades(
         of_stage = mask & (depth == stage)
         lowest = values.min(axis=1, where=of_stage, initial=_PADDING, keepdims=True)
         values = np.where(of_stage, lowest, values)
+    return _places(values, mask)
+
+
+def rank_grades(rank: NDArray[np.integer[Any]], mask: NDArray[np.bool_]) -> NDArray[np.integer[Any]]:
+    """Return grades by the logged rank alone, whatever the stage (ARF, B.1).
+
+    Use it for logs in which one model ranks the items of all stages. Items without a rank have the lowest grade.
+
+    Args:
+        rank: Logged rank ``(B, N)``, the smallest is the best; -1 for none.
+        mask: True for real items ``(B, N)``.
+    """
+    lowest = np.iinfo(np.int32).min
+    return _places(np.where(mask, np.where(rank < 0, lowest, -rank), _PADDING), mask)
+
+
+def _places(values: NDArray[np.integer[Any]], mask: NDArray[np.bool_]) -> NDArray[np.integer[Any]]:
+    """Return the place of each value among the different values of its list, from 0 for the lowest; 0 for padding."""
     order = np.argsort(values, axis=1)
     best_last = np.take_along_axis(values, order, axis=1)
-    places = np.zeros_like(grade)
+    places = np.zeros_like(values)
     places[:, 1:] = np.cumsum(best_last[:, 1:] != best_last[:, :-1], axis=1)
-    grades = np.empty_like(grade)
+    grades = np.empty_like(values)
     np.put_along_axis(grades, order, places, axis=1)
     return np.where(mask, grades, grades.dtype.type(0))
