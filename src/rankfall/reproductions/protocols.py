@@ -74,7 +74,7 @@ def list_config(
     large = data.train_lists >= MANY_LISTS
     epochs = min(task.size.epochs, protocol.epochs) if large and protocol.epochs else task.size.epochs
     content = {
-        "data": {"path": str(data.path)},
+        "data": {"path": str(data.path), **protocol.data},
         "model": protocol.network if large else SMALL_NETWORK,
         "optimizer": {"lr": LIST_RATE},
         "training": {

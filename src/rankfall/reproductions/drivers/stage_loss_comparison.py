@@ -1,6 +1,8 @@
 """Losses of a single ranking stage compared on impressions, beside published tables.
 
-The metrics are those of rankings by grade, not those of cascades.
+The metrics are those of rankings, not those of cascades. As in ARF, eq. 3, the label of an item is its place in the
+order of the impression, from 1 for the worst, and NDCG has the gain 2^label - 1. NDCG with the label as gain is
+measured too.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from rankfall.data.impressions.loader.label_schemes import rank_grades
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.metrics.named import parse
 from rankfall.reproductions.protocols import compare_cascades
-from rankfall.reproductions.published_table import TableResult, join_reports, table_report
+from rankfall.reproductions.published_table import TableResult, format_value, join_reports, table_report
+from rankfall.reproductions.task import Sheet
 from rankfall.studies.compare import higher_is_better
 from rankfall.studies.comparison_summary import Outcome, summarise
 from rankfall.training.train_cascade import load_run, make_loader
@@ -24,10 +28,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from rankfall.data.impressions.loader import Impressions
     from rankfall.reproductions.log_data import LogData
     from rankfall.reproductions.paper_schema import CascadeProtocol, StageLossComparison
     from rankfall.reproductions.task import Report, Task
     from rankfall.studies.results import ComparisonResult
+
+LINEAR = "ndcg_linear"
 
 
 def run(reproduction: StageLossComparison, task: Task) -> Report:
@@ -39,10 +46,20 @@ def run(reproduction: StageLossComparison, task: Task) -> Report:
         data = task.log(protocol.platform)
         directory = f"comparison-{name}"
         trained = compare_cascades(task, data, protocol, reproduction.methods, variables=variables, directory=directory)
-        comparison = by_grades(trained, task.out / directory, data, published.metrics)
+        linear = [f"{LINEAR}@{variables['k']}", LINEAR]
+        comparison = by_grades(trained, task.out / directory, data, [*published.metrics, *linear])
         result = TableResult(title=reproduction.title, published=published, comparison=comparison, data=data)
-        reports[data.name] = table_report(f"{reproduction.id}-{name}", result, reproduction.notes)
+        report = table_report(f"{reproduction.id}-{name}", result, reproduction.notes)
+        reports[data.name] = replace(report, sheets=[*report.sheets, _linear_sheet(comparison, linear, data.name)])
     return join_reports(reports)
+
+
+def _linear_sheet(comparison: ComparisonResult, metrics: Sequence[str], data: str) -> Sheet:
+    rows = [
+        [method.name, *(format_value(method.metrics[metric].mean) for metric in metrics)]
+        for method in comparison.methods
+    ]
+    return Sheet(f"here, {data}: NDCG with the label as gain", ["method", *metrics], rows)
 
 
 def cutoffs(protocol: CascadeProtocol) -> dict[str, int]:
@@ -51,13 +68,16 @@ def cutoffs(protocol: CascadeProtocol) -> dict[str, int]:
 
 
 def protocols_for(reproduction: StageLossComparison, task: Task) -> dict[str, CascadeProtocol]:
-    """Return all protocols for simulated data, else the one with lists about as long as those of the log."""
+    """Return all protocols for simulated data, else the one with lists about as long as those of the log.
+
+    The label scheme is for logs in which one model ranks the items of all stages. Of another log this is not known.
+    """
     protocols = reproduction.protocols
     if task.source.kind == "simulated":
         return protocols
     items = task.log(next(iter(protocols.values())).platform).items
     nearest = min(protocols, key=lambda name: abs((protocols[name].items or 0) - items))
-    return {nearest: protocols[nearest]}
+    return {nearest: protocols[nearest].model_copy(update={"data": {}})}
 
 
 # --- metrics ------------------------------------------------------------------------------------------------------
@@ -92,11 +112,19 @@ def _measure(log: ImpressionLog, run: Path, metrics: Sequence[str]) -> tuple[dic
     with torch.no_grad():
         for batch in make_loader(log, config, "test"):
             (scores,) = cascade(batch)
-            labels = torch.log2(1 + batch.grade.float())  # so that the gain 2^y - 1 is the grade
+            labels = places(batch, config.data.labels)
             for metric in metrics:
                 values[metric].append(parse(metric)(scores, labels, batch.mask))
                 chance[metric].append(parse(metric)(torch.zeros_like(scores), labels, batch.mask))
     return _concatenated(values), _concatenated(chance)
+
+
+def places(batch: Impressions, scheme: str) -> Tensor:
+    """Return the place of each item in the order of its impression, from 1 for the worst; 0 for padding."""
+    grade = batch.grade
+    if scheme == "rank":
+        grade = torch.from_numpy(rank_grades(batch.rank.numpy(), batch.mask.numpy()))
+    return (grade.float() + 1) * batch.mask
 
 
 def _concatenated(parts: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:

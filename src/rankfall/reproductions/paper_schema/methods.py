@@ -40,12 +40,14 @@ class ListProtocol(Section):
         network: The ``model`` section. Small data sets get a smaller network.
         metric: The validation metric.
         epochs: Largest number of epochs on data as large as the paper's.
+        data: Options of the ``data`` section, such as standardisation.
     """
 
     recipe: dict[str, int | bool]
     network: Options
     metric: str
     epochs: Positive | None = None
+    data: Options = Field(default_factory=dict)
 
 
 class StageProtocol(Section):
