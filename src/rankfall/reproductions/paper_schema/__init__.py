@@ -34,11 +34,12 @@ from rankfall.reproductions.paper_schema.on_lists import (
     LossSweep,
     TrainingCurves,
 )
-from rankfall.reproductions.paper_schema.on_operators import SortRuntime
+from rankfall.reproductions.paper_schema.on_operators import GradientSigns, SortRuntime, TrainingSteps
 from rankfall.reproductions.paper_schema.paper_file import DRIVERS, PaperFile, Statement
 from rankfall.reproductions.paper_schema.printed import (
     Cell,
     Column,
+    Marks,
     Measured,
     Number,
     PrintedNumber,
@@ -56,11 +57,13 @@ __all__ = [
     "Column",
     "CutoffTransfer",
     "Cutoffs",
+    "GradientSigns",
     "Kind",
     "LengthTransfer",
     "ListProtocol",
     "LossComparison",
     "LossSweep",
+    "Marks",
     "Measured",
     "Method",
     "Number",
@@ -80,6 +83,7 @@ __all__ = [
     "TableOfMethods",
     "Time",
     "TrainingCurves",
+    "TrainingSteps",
     "fill",
     "mean_of",
     "variables_in",

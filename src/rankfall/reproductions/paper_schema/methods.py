@@ -40,12 +40,18 @@ class ListProtocol(Section):
         network: The ``model`` section. Small data sets get a smaller network.
         metric: The validation metric.
         epochs: Largest number of epochs on data as large as the paper's.
+        steps: Number of training steps on data as large as the paper's, without early stopping.
+        optimizer: The ``optimizer`` section. Its `lr` is that of methods for which none is tuned.
+        rates: Learning rates that the paper tried. They replace ours.
     """
 
     recipe: dict[str, int | bool]
     network: Options
     metric: str
     epochs: Positive | None = None
+    steps: Positive | None = None
+    optimizer: Options = Field(default_factory=dict)
+    rates: list[float] = Field(default_factory=list)
 
 
 class StageProtocol(Section):
