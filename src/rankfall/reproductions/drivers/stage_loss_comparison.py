@@ -81,7 +81,14 @@ def by_grades(comparison: ComparisonResult, out: Path, data: LogData, metrics: S
     )
     summary = summarise(outcome)
     methods = [replace(old, metrics=new.metrics) for old, new in zip(comparison.methods, summary.methods, strict=True)]
-    return replace(comparison, metrics=list(metrics), methods=methods, tests=summary.tests)
+    return replace(
+        comparison,
+        metrics=list(metrics),
+        methods=methods,
+        tests=summary.tests,
+        verdicts=summary.verdicts,
+        pairs=summary.pairs,
+    )
 
 
 def _measure(log: ImpressionLog, run: Path, metrics: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
