@@ -493,7 +493,7 @@ def _t_test(
         above = _student_survival(statistic, freedom)
         below = _student_survival(-statistic, freedom)
         p_value = {"two-sided": 2 * min(above, below), "greater": above, "less": below}[alternative]
-        margin = error * _student_quantile((1 - confidence) / 2, freedom)
+        margin = error * student_quantile((1 - confidence) / 2, freedom)
     return TestResult(
         statistic=statistic,
         p_value=p_value,
@@ -517,7 +517,7 @@ def _student_survival(t: float, freedom: float) -> float:
 
 
 @lru_cache(maxsize=1024)  # tests over the same queries have the same degrees of freedom
-def _student_quantile(tail: float, freedom: float) -> float:
+def student_quantile(tail: float, freedom: float) -> float:
     """The t > 0 that is exceeded with the probability `tail` < 1/2, by bisection."""
     high = 1.0
     while _student_survival(high, freedom) > tail:

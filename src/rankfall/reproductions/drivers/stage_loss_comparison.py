@@ -40,7 +40,13 @@ def run(reproduction: StageLossComparison, task: Task) -> Report:
         directory = f"comparison-{name}"
         trained = compare_cascades(task, data, protocol, reproduction.methods, variables=variables, directory=directory)
         comparison = by_grades(trained, task.out / directory, data, published.metrics)
-        result = TableResult(title=reproduction.title, published=published, comparison=comparison, data=data)
+        result = TableResult(
+            title=reproduction.title,
+            published=published,
+            comparison=comparison,
+            data=data,
+            methods=reproduction.methods,
+        )
         reports[data.name] = table_report(f"{reproduction.id}-{name}", result, reproduction.notes)
     return join_reports(reports)
 
