@@ -83,6 +83,7 @@ class PublishedTable(Section):
         unit: What 1 is printed as: 100 in tables of percent.
         digits: Decimal places in which values below 1 are shown.
         marks: Printed marks of significance.
+        runs: Training runs behind a printed standard deviation; five in the only paper that prints deviations.
     """
 
     columns: list[str | Column] = Field(min_length=1)
@@ -90,6 +91,7 @@ class PublishedTable(Section):
     unit: Number = 1.0
     digits: Positive = 3
     marks: Marks | None = None
+    runs: Positive = 5
 
     @model_validator(mode="after")
     def _rows_have_all_columns(self) -> Self:
@@ -150,6 +152,7 @@ class PublishedSweep(Section):
         values: For each data set, method and metric, one number per point; null where the paper prints none.
         best: Smallest and largest value among which the paper found the best one.
         logarithmic: Whether the axis of the setting is drawn logarithmically.
+        runs: Training runs behind a printed standard deviation; five in the only paper that prints deviations.
     """
 
     along: str
@@ -157,6 +160,7 @@ class PublishedSweep(Section):
     values: dict[str, dict[str, dict[str, list[PrintedNumber]]]] = Field(default_factory=dict)
     best: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
     logarithmic: bool = True
+    runs: Positive = 5
 
     @model_validator(mode="after")
     def _curves_have_all_points(self) -> Self:
