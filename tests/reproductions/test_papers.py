@@ -35,9 +35,9 @@ CELLS = {
     "arf-table7": (9 * 3 * 2, 0),
     "arf-table8": (9 * 3 * 2, 0),
     "arf-table9": (9 * 2, 0),  # methods, columns of numbers
-    "lambdaloss-table1": (54, 0),
-    "lambdaloss-table2": (21, 0),
-    "pirank-table1": (96, 0),
+    "lambdaloss-table1": (6 * 3 * 3, 0),  # losses, data sets, metrics
+    "lambdaloss-table2": (7 * 3 * 1, 0),
+    "pirank-table1": (6 * 2 * 8, 0),
     "lcron-table2": (40, 0),
     "lcron-table3": (9, 0),
     "lcron-table4": (8, 0),

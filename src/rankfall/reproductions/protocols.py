@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,28 +68,84 @@ LIST_BATCH = 16  # lists per batch
 LIST_RATE = 3e-3  # of methods for which no learning rate is tuned
 
 
+def list_rates(protocol: ListProtocol) -> Rates:
+    """Return the learning rates that are tuned: those of the paper, if it states them."""
+    return Rates(protocol.rates, protocol.rates) if protocol.rates else LIST_RATES
+
+
+def is_tuned(protocol: ListProtocol, task: Task, data: ListData) -> bool:
+    """Return whether settings are tuned: on data as large as the paper's, not if the paper fixed its learning rate."""
+    return task.size.tune and not (_is_large(data) and _fixes_rate(protocol))
+
+
 def list_config(
     protocol: ListProtocol, task: Task, data: ListData, methods: Sections, **sections: Any
 ) -> ComparisonConfig:
     """Return a comparison of methods on ranking lists; `sections` replace those of the protocol."""
-    large = data.train_lists >= MANY_LISTS
-    epochs = min(task.size.epochs, protocol.epochs) if large and protocol.epochs else task.size.epochs
     content = {
         "data": {"path": str(data.path), **protocol.data},
-        "model": protocol.network if large else SMALL_NETWORK,
-        "optimizer": {"lr": LIST_RATE},
-        "training": {
-            "epochs": epochs,
-            "patience": task.size.patience,
-            "batch": LIST_BATCH,
-            "metric": protocol.metric,
-        },
+        "model": protocol.network if _is_large(data) else SMALL_NETWORK,
+        "optimizer": {**protocol.optimizer, "lr": _rate(protocol, data)},
+        "training": {**_duration(protocol, task, data), "batch": LIST_BATCH, "metric": protocol.metric},
         "seeds": task.seeds,
         "folds": data.folds,
         "methods": methods,
         **sections,
     }
     return ComparisonConfig.model_validate(content)
+
+
+def _is_large(data: ListData) -> bool:
+    return data.train_lists >= MANY_LISTS
+
+
+def _fixes_rate(protocol: ListProtocol) -> bool:
+    return "lr" in protocol.optimizer and not protocol.rates
+
+
+def _rate(protocol: ListProtocol, data: ListData) -> float:
+    """Return the learning rate without tuning. One that the paper fixed needs as many steps as the paper trains."""
+    if _fixes_rate(protocol) and not _is_large(data):
+        return LIST_RATE
+    rate: float = protocol.optimizer.get("lr", LIST_RATE)
+    return rate
+
+
+def _duration(protocol: ListProtocol, task: Task, data: ListData) -> dict[str, int | None]:
+    """Return epochs and patience of the ``training`` section."""
+    epochs = task.size.epochs
+    if _is_large(data) and protocol.steps and task.size.published_steps:
+        return {"epochs": math.ceil(protocol.steps * LIST_BATCH / data.train_lists), "patience": None}
+    if _is_large(data) and protocol.epochs:
+        epochs = min(epochs, protocol.epochs)
+    return {"epochs": epochs, "patience": task.size.patience}
+
+
+def deviations(protocol: ListProtocol, task: Task, data: ListData) -> list[str]:
+    """Return where training on ranking lists differs from the protocol, as sentences for a report."""
+    found = []
+    if not _is_large(data):
+        ours, theirs = ("-".join(map(str, network["hidden"])) for network in (SMALL_NETWORK, protocol.network))
+        found.append(
+            f"Network: {ours} instead of {theirs}, since there are {data.train_lists:,} training lists; that of the "
+            f"paper is used from {MANY_LISTS:,} on."
+        )
+    epochs = _duration(protocol, task, data)["epochs"] or 0
+    steps = epochs * math.ceil(data.train_lists / LIST_BATCH)
+    if protocol.steps and steps < protocol.steps:
+        found.append(
+            f"Training: at most {epochs} epochs of {LIST_BATCH} lists per step ({steps:,} steps) with early stopping, "
+            f"instead of {protocol.steps:,} steps."
+        )
+    if _fixes_rate(protocol) and not _is_large(data):
+        ours = "tuned on validation lists, four trials per method" if task.size.tune else f"{LIST_RATE:g}"
+        found.append(f"Learning rate: {ours}, instead of {protocol.optimizer['lr']:g}.")
+    if protocol.rates and not task.size.tune:
+        found.append(
+            f"Learning rate: {_rate(protocol, data):g} for all methods; without --quick each method is tuned over "
+            f"those of the paper, {', '.join(f'{rate:g}' for rate in protocol.rates)}."
+        )
+    return found
 
 
 def oracle(data: ListData, metrics: Sequence[str]) -> dict[str, float] | None:

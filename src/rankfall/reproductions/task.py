@@ -26,6 +26,7 @@ class Size:
         generated_lists: Training lists, if data are generated.
         epochs: Largest number of epochs on ranking lists.
         patience: Epochs without improvement after which training stops.
+        published_steps: Whether data as large as the paper's are trained for the published number of steps.
         seeds: Training runs per method on ranking lists.
         tune: Whether learning rates and temperatures are tuned on validation data.
         points: Largest number of points of a sweep. None: those of the paper.
@@ -40,6 +41,7 @@ class Size:
     generated_lists: int = 400
     epochs: int = 30
     patience: int = 6
+    published_steps: bool = True
     seeds: int = 2
     tune: bool = True
     points: int | None = None
@@ -55,6 +57,7 @@ QUICK = Size(
     generated_lists=120,
     epochs=10,
     patience=4,
+    published_steps=False,
     seeds=1,
     tune=False,
     points=4,

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankfall.reproductions.protocols import LIST_RATES, list_config, method_sections, oracle, run_comparison
+from rankfall.reproductions.protocols import (
+    deviations,
+    is_tuned,
+    list_config,
+    list_rates,
+    method_sections,
+    oracle,
+    run_comparison,
+)
 from rankfall.reproductions.published_table import TableResult, table_report
 
 if TYPE_CHECKING:
@@ -16,7 +24,7 @@ def run(reproduction: LossComparison, task: Task) -> Report:
     """Train and test every loss, each tuned with the same number of trials."""
     protocol, metrics = reproduction.protocol, reproduction.published.metrics
     data = task.lists(protocol)
-    sections = method_sections(reproduction.methods, LIST_RATES, tune=task.size.tune)
+    sections = method_sections(reproduction.methods, list_rates(protocol), tune=is_tuned(protocol, task, data))
     config = list_config(protocol, task, data, sections, metrics=list(metrics))
     result = TableResult(
         title=reproduction.title,
@@ -24,5 +32,6 @@ def run(reproduction: LossComparison, task: Task) -> Report:
         comparison=run_comparison(task, config),
         data=data,
         oracle=oracle(data, metrics),
+        methods=reproduction.methods,
     )
-    return table_report(reproduction.id, result, reproduction.notes)
+    return table_report(reproduction.id, result, [*deviations(protocol, task, data), *reproduction.notes])

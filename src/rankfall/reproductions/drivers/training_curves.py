@@ -1,6 +1,7 @@
 """The relaxed NDCG that PiRank optimizes and the exact one, after every epoch, by temperature.
 
-The relaxed NDCG is one minus the loss. At low temperatures it is close to the exact NDCG of the same scores.
+The relaxed NDCG is one minus the loss. At low temperatures it is close to the exact NDCG of the same scores, and the
+gradient of the loss is large.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from rankfall.data import RankingData
 from rankfall.losses import pirank_ndcg_loss
 from rankfall.metrics import ndcg
 from rankfall.reporting.figures import Lines
-from rankfall.reproductions.protocols import list_config
+from rankfall.reproductions.protocols import deviations, list_config
 from rankfall.reproductions.published_sweep import pick_points
 from rankfall.reproductions.published_table import format_value
 from rankfall.reproductions.task import Report, Sheet
+from rankfall.training.build_cascade import Temperature
+from rankfall.training.config.component_checks import read_schedule
 from rankfall.training.config.ranker_config import validate
 from rankfall.training.scoring import score
 from rankfall.training.train_ranker import load_lists, train
@@ -24,12 +27,14 @@ from rankfall.training.train_ranker import load_lists, train
 if TYPE_CHECKING:
     from rankfall.data.lists.list_loader import Lists
     from rankfall.reproductions.list_data import ListData
-    from rankfall.reproductions.paper_schema import Number, TrainingCurves
+    from rankfall.reproductions.paper_schema import Number, Options, TrainingCurves
     from rankfall.reproductions.task import Task
     from rankfall.training.build_ranker import Ranker
     from rankfall.training.config.ranker_config import RankerConfig
 
-RELAXED, HARD = "relaxed", "hard"
+    Tau = Number | Options  # a temperature, or its schedule
+
+RELAXED, HARD, GRADIENT = "relaxed", "hard", "gradient"
 
 
 def run(reproduction: TrainingCurves, task: Task) -> Report:
@@ -37,12 +42,13 @@ def run(reproduction: TrainingCurves, task: Task) -> Report:
     data = task.lists(reproduction.protocol)
     metric = f"NDCG@{reproduction.k}"
     rows: list[dict[str, Any]] = []
-    taus = pick_points(reproduction.taus, task.size.points)
+    taus: list[Tau] = [*pick_points(reproduction.taus, task.size.points), *reproduction.others]
     for number, tau in enumerate(taus):
-        task.progress(f"tau = {tau:g}", number, len(taus))
+        task.progress(_label(tau), number, len(taus))
         rows += _curves(reproduction, task, data, tau)
+    curves = [row for row in rows if row["metric"] != GRADIENT]
     figure = Lines(
-        rows,
+        curves,
         title=f"{metric} over training: relaxed at tau, and hard",
         subtitle=f"{data.name}, validation lists",
         x="epoch",
@@ -50,53 +56,89 @@ def run(reproduction: TrainingCurves, task: Task) -> Report:
         series="temperature",
         dashed="metric",
     )
-    names = list(dict.fromkeys(row["series"] for row in rows))
-    last = {(row["series"], row["metric"]): row["y"] for row in rows}
-    best = {tau: max(row["y"] for row in rows if (row["series"], row["metric"]) == (tau, HARD)) for tau in names}
-    gaps = {tau: last[tau, RELAXED] - last[tau, HARD] for tau in names}
-    table = [
-        [
-            tau,
-            format_value(last[tau, RELAXED]),
-            format_value(last[tau, HARD]),
-            f"{gaps[tau]:+.3f}",
-            format_value(best[tau]),
-        ]
-        for tau in names
-    ]
+    summaries = {_label(tau): _summary(_label(tau), rows) for tau in taus}
     return Report(
         sheets=[
             Sheet(
-                f"{metric} on {data.name}, validation lists, after the last epoch",
-                ["", "relaxed", "hard", "relaxed - hard", "best hard"],
-                table,
+                f"{metric} on {data.name}, validation lists; gradient of the loss by the scores of a list",
+                ["", "relaxed", "hard", "relaxed - hard", "best hard", "first epoch", "gradient norm, first epoch"],
+                [
+                    [
+                        name,
+                        format_value(one["relaxed"]),
+                        format_value(one["hard"]),
+                        f"{one['relaxed'] - one['hard']:+.3f}",
+                        format_value(one["best"]),
+                        format_value(one["first"]),
+                        f"{one['gradient']:.2g}",
+                    ]
+                    for name, one in summaries.items()
+                ],
             )
         ],
         plots={reproduction.id: figure},
         results={
             "curves": rows,
-            "gap_after_the_last_epoch": gaps,
+            "gap_after_the_last_epoch": {name: one["relaxed"] - one["hard"] for name, one in summaries.items()},
+            "summaries": summaries,
             "published": {"taus": reproduction.taus},
             "data": data.summary(),
         },
-        notes=reproduction.notes,
+        notes=[*deviations(reproduction.protocol, task, data), *reproduction.notes],
     )
 
 
-def _curves(reproduction: TrainingCurves, task: Task, data: ListData, tau: Number) -> list[dict[str, Any]]:
+def _label(tau: Tau) -> str:
+    if isinstance(tau, dict):
+        return f"tau = {tau['start']:g} to {tau['end']:g}, {tau.get('schedule', 'exponential')}"
+    return f"tau = {tau:g}"
+
+
+def _summary(series: str, rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the values of a series after the last epoch, its best one, and those after the first epoch."""
+    of = {
+        metric: [row["y"] for row in rows if (row["series"], row["metric"]) == (series, metric)]
+        for metric in (RELAXED, HARD, GRADIENT)
+    }
+    return {
+        "relaxed": of[RELAXED][-1],
+        "hard": of[HARD][-1],
+        "best": max(of[HARD]),
+        "first": of[HARD][0],
+        "gradient": of[GRADIENT][0],
+    }
+
+
+def _curves(reproduction: TrainingCurves, task: Task, data: ListData, tau: Tau) -> list[dict[str, Any]]:
     config = _config(reproduction, task, data, tau)
     lists = load_lists(RankingData.load(data.path), config.data, "valid")
     rows: list[dict[str, Any]] = []
 
     def measure(epoch: Any, model: Ranker) -> None:
-        for metric, value in relaxed_and_hard_ndcg(model, lists, k=reproduction.k, tau=tau).items():
-            rows.append({"series": f"tau = {tau:g}", "metric": metric, "x": epoch.epoch, "y": value})
+        now = tau_at(tau, epoch.epoch / config.training.epochs)
+        for metric, value in relaxed_and_hard_ndcg(model, lists, k=reproduction.k, tau=now).items():
+            rows.append({"series": _label(tau), "metric": metric, "x": epoch.epoch, "y": value})
 
-    train(config, task.out / "training" / f"tau-{tau:g}", force=True, on_validation=measure)
+    name = _label(tau).replace("tau = ", "tau-").replace(" ", "-").replace(",", "")
+    train(config, task.out / "training" / name, force=True, on_validation=measure)
     return rows
 
 
-def _config(reproduction: TrainingCurves, task: Task, data: ListData, tau: Number) -> RankerConfig:
+def tau_at(tau: Tau, share: float) -> float:
+    """Return the temperature after a share of training.
+
+    >>> round(tau_at({"start": 100, "end": 1, "schedule": "exponential"}, 0.5), 6)
+    10.0
+    """
+    if not isinstance(tau, dict):
+        return float(tau)
+    schedule = read_schedule("tau", tau)
+    temperature = Temperature(torch.tensor(schedule.start, dtype=torch.float64), *schedule)
+    temperature.set(share)
+    return float(temperature.value)
+
+
+def _config(reproduction: TrainingCurves, task: Task, data: ListData, tau: Tau) -> RankerConfig:
     comparison = list_config(reproduction.protocol, task, data, {"pirank": {}})
     content = {
         "data": {**comparison.data, **next(iter(data.folds.values()))},
@@ -109,13 +151,15 @@ def _config(reproduction: TrainingCurves, task: Task, data: ListData, tau: Numbe
 
 
 def relaxed_and_hard_ndcg(model: Ranker, lists: Lists, *, k: int, tau: float) -> dict[str, float]:
-    """Return the means of both metrics over the lists with a relevant document."""
+    """Return the means of both metrics, and of the norm of the gradient, over the lists with a relevant document."""
     scores = score(model, lists)
-    values: dict[str, list[torch.Tensor]] = {RELAXED: [], HARD: []}
+    values: dict[str, list[torch.Tensor]] = {RELAXED: [], HARD: [], GRADIENT: []}
     for batch in lists.by_length():
-        padded = batch.pad(scores[torch.from_numpy(batch.rows)])
-        hard = ndcg(padded, batch.labels, k=k, mask=batch.mask, empty=float("nan"))
+        padded = batch.pad(scores[torch.from_numpy(batch.rows)]).requires_grad_()
+        hard = ndcg(padded.detach(), batch.labels, k=k, mask=batch.mask, empty=float("nan"))
         loss = pirank_ndcg_loss(padded, batch.labels, mask=batch.mask, k=k, tau=tau, reduction="none")
+        (gradient,) = torch.autograd.grad(loss.sum(), padded)
         values[HARD].append(hard)
-        values[RELAXED].append((1 - loss).masked_fill(hard.isnan(), float("nan")))
+        values[RELAXED].append((1 - loss.detach()).masked_fill(hard.isnan(), float("nan")))
+        values[GRADIENT].append(gradient.norm(dim=-1).masked_fill(hard.isnan(), float("nan")))
     return {metric: float(torch.cat(parts).double().nanmean()) for metric, parts in values.items()}

@@ -35,11 +35,12 @@ from rankfall.reproductions.paper_schema.on_lists import (
     LossSweep,
     TrainingCurves,
 )
-from rankfall.reproductions.paper_schema.on_operators import SortRuntime
+from rankfall.reproductions.paper_schema.on_operators import GradientSigns, SortRuntime, TrainingSteps
 from rankfall.reproductions.paper_schema.paper_file import DRIVERS, PaperFile, Statement
 from rankfall.reproductions.paper_schema.printed import (
     Cell,
     Column,
+    Marks,
     Measured,
     Number,
     PrintedNumber,
@@ -57,12 +58,14 @@ __all__ = [
     "Column",
     "CutoffTransfer",
     "Cutoffs",
+    "GradientSigns",
     "Kind",
     "LengthTransfer",
     "ListProtocol",
     "LossComparison",
     "LossCost",
     "LossSweep",
+    "Marks",
     "Measured",
     "Method",
     "Number",
@@ -82,6 +85,7 @@ __all__ = [
     "TableOfMethods",
     "Time",
     "TrainingCurves",
+    "TrainingSteps",
     "fill",
     "mean_of",
     "variables_in",

@@ -40,6 +40,9 @@ class ListProtocol(Section):
         network: The ``model`` section. Small data sets get a smaller network.
         metric: The validation metric.
         epochs: Largest number of epochs on data as large as the paper's.
+        steps: Number of training steps on data as large as the paper's, without early stopping.
+        optimizer: The ``optimizer`` section. Its `lr` is that of methods for which none is tuned.
+        rates: Learning rates that the paper tried. They replace ours.
         data: Options of the ``data`` section, such as standardisation.
     """
 
@@ -47,6 +50,9 @@ class ListProtocol(Section):
     network: Options
     metric: str
     epochs: Positive | None = None
+    steps: Positive | None = None
+    optimizer: Options = Field(default_factory=dict)
+    rates: list[float] = Field(default_factory=list)
     data: Options = Field(default_factory=dict)
 
 

@@ -87,17 +87,15 @@ class LengthTransfer(Reproduction):
     """A loss trained on lists of one length and tested on lists of every other; its `config` uses ``$length``.
 
     Attributes:
-        lengths: Documents per list.
-        k: Cut-off of the NDCG of the tests.
-        claim: Conclusion of the paper.
+        lengths: Documents per list. Gains are relative to training on the shortest lists.
+        metrics: Metrics of the tests.
     """
 
     driver: Literal["length_transfer"]
     protocol: ListProtocol
     method: Method
-    lengths: list[Positive] = Field(min_length=1)
-    k: Positive
-    claim: str
+    lengths: list[Positive] = Field(min_length=2)
+    metrics: list[str] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _the_method_uses_the_length(self) -> Self:
@@ -106,11 +104,18 @@ class LengthTransfer(Reproduction):
 
 
 class TrainingCurves(Reproduction):
-    """The relaxed metric that a loss optimizes and the exact one, after every epoch and at several temperatures."""
+    """The relaxed metric that a loss optimizes and the exact one, after every epoch and at several temperatures.
+
+    Attributes:
+        taus: Temperatures of the figure.
+        others: Further temperatures: a number, or a schedule with `start`, `end` and `schedule`.
+        k: Cut-off of NDCG@k.
+    """
 
     driver: Literal["training_curves"]
     protocol: ListProtocol
     taus: list[Number] = Field(min_length=1)
+    others: list[Number | Options] = Field(default_factory=list)
     k: Positive
 
 

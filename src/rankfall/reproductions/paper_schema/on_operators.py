@@ -6,8 +6,30 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from rankfall.reproductions.paper_schema.printed import Positive
+from rankfall._yaml_config import Section
+from rankfall.reproductions.paper_schema.methods import Options
+from rankfall.reproductions.paper_schema.printed import Number, Positive
 from rankfall.reproductions.paper_schema.reproduction import Kind, Reproduction
+
+
+class TrainingSteps(Section):
+    """Training steps on generated lists, which are timed as a whole.
+
+    Attributes:
+        steps: Number of steps that the reported time is scaled to.
+        queries: Lists per step.
+        query_features: Features that all documents of a list share.
+        document_features: Features of each document.
+        hidden: Widths of the hidden layers of the network.
+        ks: Cut-offs of the loss, NDCG@k.
+    """
+
+    steps: Positive
+    queries: Positive
+    query_features: Positive
+    document_features: Positive
+    hidden: list[Positive] = Field(min_length=1)
+    ks: list[Positive] = Field(min_length=1)
 
 
 class SortRuntime(Reproduction):
@@ -16,6 +38,7 @@ class SortRuntime(Reproduction):
     Attributes:
         lengths: Items per list.
         growth: Published exponent of the length in the time, by depth of the recursion.
+        training: Training steps with the sort in the loss, timed beside the sort alone.
     """
 
     data: ClassVar[Kind] = "operators"
@@ -23,3 +46,21 @@ class SortRuntime(Reproduction):
     driver: Literal["sort_runtime"]
     lengths: list[Positive] = Field(min_length=2)
     growth: dict[str, float]
+    training: TrainingSteps
+
+
+class GradientSigns(Reproduction):
+    """Which items losses push up or down, in lists that are sorted by score.
+
+    Attributes:
+        k: Cut-off of the losses.
+        lists: Labels by descending score, by description of the list.
+        losses: The ``loss`` section of each loss.
+    """
+
+    data: ClassVar[Kind] = "operators"
+
+    driver: Literal["gradient_signs"]
+    k: Positive
+    lists: dict[str, list[Number]] = Field(min_length=1)
+    losses: dict[str, Options] = Field(min_length=1)

@@ -10,7 +10,7 @@ from rankfall._yaml_config import Section
 from rankfall.reproductions.paper_schema.variables import fill
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sized
 
 Number = int | float  # as printed; integers stay integers
 Positive = Annotated[int, Field(ge=1)]
@@ -59,6 +59,21 @@ class Column(Section):
     direction: Literal["higher", "lower"] | None = None
 
 
+class Marks(Section):
+    """Marks of significance in a published table.
+
+    Attributes:
+        against: The row with which every other row is compared, or "best" for the best row of each column.
+        test: The test, in words.
+        values: For each data set and row, a text with one character per column: ``^`` significantly better, ``v``
+            significantly worse, ``b`` bold: the best or not significantly worse, ``.`` no mark.
+    """
+
+    against: str
+    test: str
+    values: dict[str, dict[str, Annotated[str, Field(pattern=r"^[\^vb.]+$")]]]
+
+
 class PublishedTable(Section):
     """A published table of methods (rows) by metrics (columns), for each data set.
 
@@ -67,18 +82,27 @@ class PublishedTable(Section):
         values: For each data set and row, one number per column as printed; null where the paper prints none.
         unit: What 1 is printed as: 100 in tables of percent.
         digits: Decimal places in which values below 1 are shown.
+        marks: Printed marks of significance.
+        runs: Training runs behind a printed standard deviation; five in the only paper that prints deviations.
     """
 
     columns: list[str | Column] = Field(min_length=1)
     values: dict[str, dict[str, list[PrintedNumber]]] = Field(min_length=1)
     unit: Number = 1.0
     digits: Positive = 3
+    marks: Marks | None = None
+    runs: Positive = 5
 
     @model_validator(mode="after")
     def _rows_have_all_columns(self) -> Self:
         for data, rows in self.values.items():
             for row, cells in rows.items():
                 _check_length(f"values.{data}.{row}", cells, len(self.columns), "columns")
+        for data, marked in (self.marks.values if self.marks else {}).items():
+            for row, marks in marked.items():
+                if row not in self.values.get(data, {}):
+                    raise ValueError(f"marks.values.{data}: found the row {row!r}, which values.{data} does not have")
+                _check_length(f"marks.values.{data}.{row}", marks, len(self.columns), "columns")
         return self
 
     @property
@@ -128,6 +152,7 @@ class PublishedSweep(Section):
         values: For each data set, method and metric, one number per point; null where the paper prints none.
         best: Smallest and largest value among which the paper found the best one.
         logarithmic: Whether the axis of the setting is drawn logarithmically.
+        runs: Training runs behind a printed standard deviation; five in the only paper that prints deviations.
     """
 
     along: str
@@ -135,6 +160,7 @@ class PublishedSweep(Section):
     values: dict[str, dict[str, dict[str, list[PrintedNumber]]]] = Field(default_factory=dict)
     best: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
     logarithmic: bool = True
+    runs: Positive = 5
 
     @model_validator(mode="after")
     def _curves_have_all_points(self) -> Self:
@@ -167,6 +193,6 @@ def mean_of(printed: PrintedNumber) -> Number | None:
     return printed.value if isinstance(printed, Measured) else printed
 
 
-def _check_length(key: str, cells: list[PrintedNumber], expected: int, unit: str) -> None:
+def _check_length(key: str, cells: Sized, expected: int, unit: str) -> None:
     if len(cells) != expected:
         raise ValueError(f"{key}: found {len(cells)} values, expected {expected}, one for each of the {unit}")
