@@ -269,7 +269,11 @@ def _check_run(run: Run, metric: str) -> None:
 def _candidates(config: ComparisonConfig) -> dict[str, list[Settings]]:
     """Return the settings to try for each method: equally many for all methods with something to tune."""
     grids = {name: _grid(config, name) for name in config.methods}
-    sizes = {name: len(grid) for name, grid in grids.items() if not _tunes_itself(config, name)}
+    sizes = {
+        name: len(grid)
+        for name, grid in grids.items()
+        if not (_tunes_itself(config, name) or _has_nothing_to_tune(config, name))
+    }
     budget = config.budget
     if budget is None:
         if len(set(sizes.values())) > 1:
@@ -302,6 +306,11 @@ def _grid(config: ComparisonConfig, method: str) -> list[Settings]:
 def _tunes_itself(config: ComparisonConfig, method: str) -> bool:
     kind = (config.methods[method] or {}).get("kind")
     return kind in BASELINES and BASELINES[kind].tunes_itself
+
+
+def _has_nothing_to_tune(config: ComparisonConfig, method: str) -> bool:
+    """Whether the method says so by ``tune: {}``; a method without `tune` may have been forgotten."""
+    return not config.tune and (config.methods[method] or {}).get("tune") == {}
 
 
 def _run_name(config: RunConfig, data_checksum: str) -> str:
