@@ -41,6 +41,7 @@ _REPLACE = f".replace{TEMPORARY}"  # marks a run that is to be replaced, until i
 RESUME_MUTABLE_KEYS = (
     "data.path",
     "metrics",
+    "stage_metrics",
     "training.keep",
     "training.checkpoint_every",
     "training.track",
