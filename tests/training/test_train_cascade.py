@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
+import shutil
 from functools import wraps
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,10 @@ from rankfall._yaml_config import ConfigError
 from rankfall.cli import main
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.registry import names
+from rankfall.simulation.simulate import Simulation, simulate_log
+from rankfall.studies.comparison_plan import ComparisonConfig, make_plan
 from rankfall.studies.evaluate import evaluate_run
+from rankfall.studies.method_config import validated
 from rankfall.training.build_cascade import make_objective
 from rankfall.training.cascade_metrics import (
     ground_truth,
@@ -404,6 +409,85 @@ def test_days_without_relevant_items_cannot_validate(log: Path, tmp_path: Path) 
     write_log(tmp_path / "log", days, items=item_columns())
     with pytest.raises(TrainingError, match=f"data.valid: no impression of {DAYS[1]} has a relevant item"):
         train(config_for(tmp_path / "log"), tmp_path / "run")
+
+
+# --- labels -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def funnel_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log with two stages before the relevant one, which `liked_log` does not have."""
+    path: Path = tmp_path_factory.mktemp("funnel") / "log"
+    simulate_log(Simulation(preset="tiny", days=3, requests_per_day=60, seed=3), path)
+    return path
+
+
+def funnel_content(log: Path, labels: str | None, **changes: Any) -> dict[str, Any]:
+    days = {"train": "2024-01-13", "valid": "2024-01-14", "test": "2024-01-15"}
+    return {
+        "data": {"path": str(log), **days} | ({"labels": labels} if labels else {}),
+        "stages": [
+            {"name": "retrieval", "quota": 30, "model": {"kind": "two_tower", "hidden": [8]}},
+            {"name": "ranking", "quota": 20, "model": {"kind": "mlp", "hidden": [8]}},
+        ],
+        "objective": {"name": "fs_ranknet"},
+        "training": {"batch": 32},
+    } | changes
+
+
+def test_labels_change_what_is_trained_and_not_what_is_measured(funnel_log: Path, tmp_path: Path) -> None:
+    for name, labels in (("none", None), ("full", "full"), ("published", "published")):
+        train(validate_cascade(funnel_content(funnel_log, labels)), tmp_path / name)
+    weights = {
+        name: (tmp_path / name / "checkpoints" / "last.safetensors").read_bytes()
+        for name in ("none", "full", "published")
+    }
+    assert weights["none"] == weights["full"] != weights["published"]
+    log, cascade = ImpressionLog.load(funnel_log), load_run(tmp_path / "published")[1]
+    full, published = (
+        measure(cascade, make_loader(log, config, "test"), config)[0]
+        for config in (validate_cascade(funnel_content(funnel_log, labels)) for labels in ("full", "published"))
+    )
+    assert all(full[name].equal(published[name]) for name in full)
+
+
+def test_objectives_that_use_relevance_alone_do_not_depend_on_labels(funnel_log: Path, tmp_path: Path) -> None:
+    for labels in ("full", "published"):
+        config = validate_cascade(funnel_content(funnel_log, labels, objective={"name": "lcron"}))
+        train(config, tmp_path / labels)
+    full, published = (
+        (tmp_path / labels / "checkpoints" / "last.safetensors").read_bytes() for labels in ("full", "published")
+    )
+    assert full == published
+
+
+def test_published_labels_need_a_relevant_stage(funnel_log: Path, tmp_path: Path) -> None:
+    shutil.copytree(funnel_log, tmp_path / "log")
+    manifest = json.loads((tmp_path / "log" / "manifest.json").read_text())
+    manifest["spec"]["relevant"] = {"column": "long_view"}
+    (tmp_path / "log" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match="labels: found 'published', which orders the items of the relevant stage"):
+        train(validate_cascade(funnel_content(tmp_path / "log", "published")), tmp_path / "run")
+
+
+def test_methods_of_a_comparison_have_their_own_labels(funnel_log: Path, tmp_path: Path) -> None:
+    told = funnel_content(funnel_log, None)
+    told["methods"] = {"full": {}, "published": {"data": {"labels": "published"}}}
+    plan = make_plan(validated(ComparisonConfig, told, "comparison"), tmp_path)
+    full, published = (runs[0] for runs in plan.trials().values())
+    assert [run.config.data.labels for run in (full, published)] == ["full", "published"]
+    assert full.directory != published.directory
+
+
+def test_runs_with_full_labels_keep_their_names(funnel_log: Path, tmp_path: Path) -> None:
+    told = funnel_content(funnel_log, None) | {"methods": {"one": {}}}
+    plan = make_plan(validated(ComparisonConfig, told, "comparison"), tmp_path)
+    [[run]] = plan.trials().values()
+    content = run.config.model_dump(
+        mode="json", exclude={"data": {"path", "labels"}, "training": {"checkpoint_every", "keep", "track", "mlflow"}}
+    )
+    text = json.dumps([content, plan.data_checksum], sort_keys=True)
+    assert run.directory.name == f"fs_ranknet-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 # --- comparisons ------------------------------------------------------------------------------------------------

@@ -328,5 +328,7 @@ def _run_name(config: RunConfig, data_checksum: str) -> str:
             "training": {"checkpoint_every", "keep", "track", "mlflow"},
         },
     )
+    if content["data"].get("labels") == "full":  # names from before this option existed stay the same
+        del content["data"]["labels"]
     text = json.dumps([content, data_checksum], sort_keys=True)
     return f"{method_of(config).title}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

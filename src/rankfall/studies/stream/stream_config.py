@@ -42,12 +42,13 @@ ALL = ".."  # range of all days
 _USES = ("train", "valid", "test")
 _SECTIONS = ("relevant", "stages", "share", "objective", "optimizer", "training")  # sections that a method may change
 _COMMON = ("stage_metrics",)  # sections that are the same for all methods
+_OF_DATA = ("labels",)  # keys of `data` that a method may change
 
 
 class StreamConfig(Section):
     """A training configuration of a cascade over days, and the methods that change it."""
 
-    data: dict[str, Any] = Field(description="path, days, negatives, negatives_from, length.")
+    data: dict[str, Any] = Field(description="path, days, negatives, negatives_from, length, labels.")
     relevant: int | None = None
     stages: list[dict[str, Any]] = Field(min_length=1)
     share: list[str] = Field(default=[])
@@ -127,9 +128,12 @@ def scheduled(run: StreamRun) -> bool:
 
 def _resolve(config: StreamConfig, method: str, changes: dict[str, Any], seed: int) -> CascadeConfig:
     where = f"methods.{method}" if config.methods else "config"
-    check_keys(changes, _SECTIONS, where)
+    check_keys(changes, [*_SECTIONS, "data"], where)
+    changes = dict(changes)
+    own_data = changes.pop("data", None) or {}
+    check_keys(own_data, _OF_DATA, f"{where}.data")
     days = {"train": config.days, "valid": config.days}  # every day is measured and trained on
-    data = {key: value for key, value in config.data.items() if key != "days"} | days
+    data = {key: value for key, value in config.data.items() if key != "days"} | own_data | days
     given = {name: value for name in (*_SECTIONS, *_COMMON) if (value := getattr(config, name)) is not None}
     content = set_option(merge(given, changes), "training.seed", seed)
     resolved = validate_cascade({"data": data, **content}, where=where)

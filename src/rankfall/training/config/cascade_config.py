@@ -66,6 +66,11 @@ class LogConfig(Section):
     length: Count | None = Field(
         default=None, description="Length of validation and test lists, filled up with random items."
     )
+    labels: Literal["full", "published"] = Field(
+        default="full",
+        description="Grades that objectives are trained with: the full-stage grades of the log, or those of LCRON's "
+        "table 1, which order only the items of the relevant stage. Metrics do not depend on this option.",
+    )
 
     def days(self, role: Role) -> list[str]:
         """Return the names and ranges of days for one use."""
