@@ -186,6 +186,7 @@ def _cascade_sections(protocol: CascadeProtocol, data: LogData, length: int | No
         "stages": [_stage_section(stage, data) for stage in protocol.stages],
         "optimizer": {"lr": protocol.lr, **protocol.optimizer},
         "training": {"epochs": 1, "batch": batch_for(protocol, data)},
+        "stage_metrics": protocol.stage_metrics,
     }
 
 

@@ -78,6 +78,7 @@ class CascadeProtocol(Section):
         data: Options of the ``data`` section, such as the label scheme.
         optimizer: Options of the ``optimizer`` section beside `lr`.
         keep_rate: Whether the published methods keep `lr`, and only the settings in their `tune` are tuned.
+        stage_metrics: Further metrics of each stage.
     """
 
     platform: str
@@ -89,6 +90,7 @@ class CascadeProtocol(Section):
     data: Options = Field(default_factory=dict)
     optimizer: Options = Field(default_factory=dict)
     keep_rate: bool = False
+    stage_metrics: list[str] = Field(default_factory=list)
 
 
 def check_names(methods: list[Method]) -> None:
