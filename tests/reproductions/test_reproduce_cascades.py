@@ -248,12 +248,12 @@ def test_our_versions_of_table_2_are_the_comparison_in_experiments() -> None:
     file = load_comparison(COMPARISON_FILES / "recflow_like.yaml")
     table = load(ObjectiveComparison, "lcron-table2")
     methods = method_sections(table.methods, CASCADE_RATES, tune=True, keep_rate=True)
-    ours = {method.name: methods[method.name] for method in table.methods if method.variant == "sound"}
-    assert len(ours) == len(file.methods)
-    for name, section in file.methods.items():
-        assert section is not None
-        expected = settings(section["objective"], section["tune"])
-        assert [one for one in ours if settings(ours[one]["objective"], ours[one]["tune"]) == expected], name
+    ours = [methods[method.name] for method in table.methods if method.variant == "sound"]
+    tried = [settings(section["objective"], section["tune"]) for section in ours]
+    improved = {name: one for name, one in file.methods.items() if one and "optimizer.lr" in one["tune"]}
+    assert len(improved) >= 8
+    for name, section in improved.items():
+        assert settings(section["objective"], section["tune"]) in tried, name
     config = cascade_config(TWO_STAGES, sized(60_000), methods, seeds=[0])
     assert {key: value for key, value in config.data.items() if key not in ("path", "labels")} == {
         key: value for key, value in file.data.items() if key != "path"

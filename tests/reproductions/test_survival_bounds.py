@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Numbers = Sequence[Fraction]
 
-EQUAL_MEANS, AT_LEAST_DRAWN, AT_LEAST_PRODUCT, GAP, AT_MOST_ONE = CLAIMS
+EQUAL_MEANS, AT_LEAST_DRAWN, AT_LEAST_PRODUCT, GAP, NO_GAP, AT_MOST_ONE = CLAIMS
 
 
 def by_bit_masks(first: Numbers, last: Numbers, quota: int) -> tuple[list[Fraction], list[Fraction]]:
@@ -121,6 +121,8 @@ def test_a_case_by_hand() -> None:
     expected = [0.25 * (0.2 / 0.5 + 0.4 / 0.75)] * 2 + [0.5 * 2 * 0.4 / 0.75]
     torch.testing.assert_close(found.survives, torch.tensor([expected], dtype=torch.double))
     checks = {one.claim: one for one in check_claims([found])}
+    # the best two items of P_M2 hold .75 of it: .5 (1 / .75 - 1) for the third item
+    assert checks[NO_GAP].worst == pytest.approx(1 / 6)
     assert (checks[EQUAL_MEANS].failures, checks[EQUAL_MEANS].items) == (3, 3)
     assert checks[EQUAL_MEANS].worst == pytest.approx(0.2)
     assert checks[AT_LEAST_PRODUCT].failures == 0
@@ -145,6 +147,25 @@ def test_a_certain_item_breaks_the_lower_bound() -> None:
     checks = {one.claim: one for one in check_claims([found])}
     assert checks[AT_LEAST_PRODUCT].failures >= 1
     assert checks[AT_LEAST_PRODUCT].worst == pytest.approx(float(found.product[0, 0] - found.survives[0, 0]))
+
+
+def test_the_gap_can_exceed_its_bound() -> None:
+    """A first stage that keeps one item: every set is one item, which then has all of P_M2."""
+    first = torch.tensor([[0.1, 0.45, 0.45]], dtype=torch.double)
+    last = torch.tensor([[0.98, 0.01, 0.01]], dtype=torch.double)
+    found = survival_of(first, last, 1)
+    torch.testing.assert_close(found.survives, first)
+    gap, bound = 0.45 * 0.99, 0.01 * (1 / (0.1 * 0.98 + 2 * 0.45 * 0.01) - 1)
+    checks = {one.claim: one for one in check_claims([found])}
+    assert (checks[GAP].failures, checks[GAP].worst) == (2, pytest.approx(gap - bound))
+
+
+def test_the_survival_can_exceed_1() -> None:
+    """The set of items 0, 2 and 3 is nearly certain; item 0 then gets .9 / 1.1 of two places."""
+    first = torch.tensor([[1.0, 1e-9, 1.0, 1.0]], dtype=torch.double)
+    last = torch.tensor([[0.9, 0.9, 0.1, 0.1]], dtype=torch.double)
+    checks = {one.claim: one for one in check_claims([survival_of(first, last, 3)])}
+    assert (checks[AT_MOST_ONE].failures, checks[AT_MOST_ONE].worst) == (1, pytest.approx(1.8 / 1.1 - 1))
 
 
 def test_claims_count_items_of_all_cases() -> None:
