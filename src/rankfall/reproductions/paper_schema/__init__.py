@@ -25,7 +25,14 @@ from rankfall.reproductions.paper_schema.methods import (
     Options,
     StageProtocol,
 )
-from rankfall.reproductions.paper_schema.on_impressions import ObjectiveComparison, ObjectiveSweep, StageLossComparison
+from rankfall.reproductions.paper_schema.on_impressions import (
+    LogStatistics,
+    ObjectiveComparison,
+    ObjectiveRuntime,
+    ObjectiveStream,
+    ObjectiveSweep,
+    StageLossComparison,
+)
 from rankfall.reproductions.paper_schema.on_lists import (
     Cutoffs,
     CutoffTransfer,
@@ -35,7 +42,12 @@ from rankfall.reproductions.paper_schema.on_lists import (
     LossSweep,
     TrainingCurves,
 )
-from rankfall.reproductions.paper_schema.on_operators import GradientSigns, SortRuntime, TrainingSteps
+from rankfall.reproductions.paper_schema.on_operators import (
+    GradientSigns,
+    SortRuntime,
+    SurvivalBounds,
+    TrainingSteps,
+)
 from rankfall.reproductions.paper_schema.paper_file import DRIVERS, PaperFile, Statement
 from rankfall.reproductions.paper_schema.printed import (
     Cell,
@@ -62,6 +74,7 @@ __all__ = [
     "Kind",
     "LengthTransfer",
     "ListProtocol",
+    "LogStatistics",
     "LossComparison",
     "LossCost",
     "LossSweep",
@@ -70,6 +83,8 @@ __all__ = [
     "Method",
     "Number",
     "ObjectiveComparison",
+    "ObjectiveRuntime",
+    "ObjectiveStream",
     "ObjectiveSweep",
     "Options",
     "PaperFile",
@@ -82,6 +97,7 @@ __all__ = [
     "StageLossComparison",
     "StageProtocol",
     "Statement",
+    "SurvivalBounds",
     "TableOfMethods",
     "Time",
     "TrainingCurves",
