@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
 from rankfall import losses, ops
-from rankfall.reproductions.paper_schema import LossComparison, LossSweep
+from rankfall.data import RankingData
+from rankfall.reproductions.catalogue import run
+from rankfall.reproductions.drivers.cutoff_transfer import summary_of
+from rankfall.reproductions.drivers.loss_cost import Training
+from rankfall.reproductions.list_data import DataSource
+from rankfall.reproductions.paper_schema import ListStatistics, LossComparison, LossCost, LossSweep
+from rankfall.reproductions.task import Size, Task
 from support.reproductions import load
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DATA = ("MSLR-WEB30K", "Istella")
 METRICS = ("recall@30@15", "ndcg@15", "ndcg")
+GENERATED = DataSource("generated", "generated", {})
+TINY = Size(test_lists=1, generated_lists=12, epochs=1, patience=1, seeds=1, tune=False, points=2)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +69,73 @@ def test_the_best_of_a_sweep_is_in_table_2(table: int) -> None:
         for metric in METRICS:
             ((method, curve),) = sweep.figures(source, metric).items()
             assert main.figures(source)[method][metric] == max(curve.values())
+
+
+# --- drivers ----------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_is_shown_beside_both_published_sets(tmp_path: Path) -> None:
+    sweep = load(LossSweep, "arf-table8")
+    report = run(sweep, Task(out=tmp_path, source=GENERATED, size=TINY, jobs=1))
+    assert [sheet.title for sheet in report.sheets] == [
+        f"NeuralSort (L_Global), {metric}: here, and as published" for metric in METRICS
+    ]
+    sheet = report.sheets[1]
+    assert list(sheet.columns) == ["tau", "here, generated", "published, MSLR-WEB30K", "published, Istella"]
+    rows = {row[0]: list(row[1:]) for row in sheet.rows}
+    assert rows["0.4"] == ["-", ".486 <", ".385"]
+    assert rows["0.8"] == ["-", ".449", ".519 <"]
+    assert rows["100"][1:] == ["-", "-"]
+    assert rows["0.2"][0] != "-"
+    panels = dict.fromkeys(row["panel"] for row in report.plots["arf-table8"].rows)
+    assert list(panels) == ["generated", "published, MSLR-WEB30K", "published, Istella"]
+    stored = report.results["published"]["figures"]["Istella"]["ndcg@15"]
+    assert stored[3] == {"at": 0.8, "value": 0.519}
+
+
+def test_heat_maps_in_numbers() -> None:
+    values = {("a", "a"): 0.5, ("a", "b"): 0.7, ("b", "a"): 0.6, ("b", "b"): 0.9}
+    cells = [{"panel": "loss", "row": row, "column": column, "value": value} for (row, column), value in values.items()]
+    assert summary_of("loss", cells) == pytest.approx(
+        {
+            "mean of the map": 0.675,
+            "mean of the diagonal": 0.7,
+            "best - diagonal": 0.05,  # .1 in the first column, 0 in the second
+            "best - worst": 0.15,
+            "best on the diagonal": 1,
+        }
+    )
+
+
+def test_statistics_are_those_of_the_lists(tmp_path: Path) -> None:
+    table = load(ListStatistics, "arf-table1")
+    task = Task(out=tmp_path, source=GENERATED, size=TINY, jobs=1)
+    report = run(table, task)
+    data = RankingData.load(task.lists(table.protocol).path)
+    lengths = np.concatenate([np.diff(data[name].offsets) for name in ("train", "test")])
+    assert list(report.results["measured"].values()) == [
+        data["train"].rows,
+        data["test"].rows,
+        lengths.min(),
+        lengths.max(),
+        0,
+        4,
+    ]
+    assert report.sheets[0].rows[-1] == ["Istella", "5,600,000", "1,400,000", "40", "200", "1", "5"]
+
+
+def test_a_step_has_whole_lists_and_trains_the_loss(tmp_path: Path) -> None:
+    table = load(LossCost, "arf-table9")
+    data = Task(out=tmp_path, source=GENERATED, size=TINY, jobs=1).lists(table.protocol)
+    splits = next(iter(data.folds.values()))
+    lengths = np.diff(RankingData.load(data.path)["train"].offsets)
+    content = {"data": {"path": str(data.path), **splits}, "model": {"hidden": [4]}, **table.methods[-1].config}
+    training = Training(content, int(lengths[0]) + 1)
+    assert training.batches == pytest.approx(lengths.sum() / lengths[:2].sum())
+    assert Training(content, 10**9).batches == 1
+    before = [parameter.detach().clone() for parameter in training.parameters()]
+    training.step()
+    assert all((one != other).any() for one, other in zip(before, training.parameters(), strict=True))
 
 
 # --- equations --------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # numbers, and cells in which the paper prints none; tables without values are not listed
 CELLS = {
+    "arf-table1": (4 * 6, 0),  # data sets; two sizes and two ranges
     "arf-table2": (9 * 3 * 2, 0),  # methods, metrics, data sets
     "arf-table3": (9 * 3 * 2, 0),
     "arf-table4": (2 * 2, 0),  # metrics, methods

@@ -267,6 +267,15 @@ def test_three_stages_are_those_in_experiments() -> None:
     assert (config.stages, config.relevant, config.training) == (file.stages, file.relevant, file.training)
 
 
+# without a setting of their own in LCRON and in ARF, which train all methods at one learning rate; the steepness of
+# DiffSort is twice the number of ads
+UNTUNED = {
+    *("BCE", "FS-RankNet"),
+    *("Softmax (n-class)", "RankNet", "ApproxNDCG", "LambdaLoss", "LambdaLoss@K", "Lambda-Recall@m@k"),
+    *("DiffSort", "L_Relax, DiffSort", "ARF, DiffSort"),
+}
+
+
 def test_all_methods_of_a_table_get_the_same_number_of_trials() -> None:
     tables: list[tuple[list[Method], dict[str, int], bool]]
     compared = [load(ObjectiveComparison, name) for name in TABLES]
@@ -280,8 +289,7 @@ def test_all_methods_of_a_table_get_the_same_number_of_trials() -> None:
         sections = method_sections(methods, CASCADE_RATES, tune=True, variables=variables, keep_rate=keep_rate)
         grids = {name: section["tune"] for name, section in sections.items()}
         trials = {name: int(np.prod([len(values) for values in grid.values()])) for name, grid in grids.items()}
-        # these two have no setting of their own in LCRON, which trains all methods at one learning rate
-        untuned = {"BCE", "FS-RankNet"} & set(trials) if keep_rate else set()
+        untuned = UNTUNED & set(trials) if keep_rate else set()
         assert trials == dict.fromkeys(trials, 4) | dict.fromkeys(untuned, 1)
 
 
@@ -470,29 +478,39 @@ def test_more_negatives_in_training_and_long_lists_in_tests(reports: dict[str, R
 
 
 @pytest.mark.slow
-def test_the_industrial_sets_are_measured_as_published(tmp_path: Path) -> None:
-    """Compare recall with the joint recall of the funnel, and NDCG with scikit-learn."""
+@pytest.mark.parametrize("labels", ["rank", "full"])
+def test_the_industrial_sets_are_measured_as_published(labels: str, tmp_path: Path) -> None:
+    """Compare recall with a count of places, or with the joint recall of the funnel, and NDCG with scikit-learn."""
     task = Task(out=tmp_path, source=log_data.find(None), size=TINY, jobs=1)
-    easy = INDUSTRY.protocols["easy"]
+    easy = INDUSTRY.protocols["easy"].model_copy(update={"data": {"labels": labels}})
     data = task.log(easy.platform)
     methods = [method for method in INDUSTRY.methods if method.name in ("RankNet", "ARF")]
     trained = compare_cascades(task, data, easy, methods, variables=cutoffs(easy))
     metrics = INDUSTRY.published.for_data("easy", cutoffs(easy)).metrics
     assert metrics == ("recall@6@2", "ndcg@2", "ndcg")
-    result = by_grades(trained, tmp_path / "comparison", data, metrics)
+    result = by_grades(trained, tmp_path / "comparison", data, [*metrics, "ndcg_linear"])
     log = ImpressionLog.load(data.path)
     for before, method in zip(trained.methods, result.methods, strict=True):
         assert method.runs
         config, cascade = load_run(tmp_path / "comparison" / method.runs[0].directory)
         (batch,) = make_loader(log, config, "test")
         with torch.no_grad():
-            (scores,) = cascade(batch)
-        grades = batch.grade.numpy()
-        for metric, k in (("ndcg", None), ("ndcg@2", 2)):
-            values = [ndcg_score(grades[i : i + 1], scores[i : i + 1].numpy(), k=k) for i in range(len(grades))]
+            scores = cascade(batch)[0].numpy()
+        # places from 1 for the worst ad: by the score of the ranking model alone, or by queue first
+        order = -batch.rank.numpy() - (0 if labels == "rank" else 1000) * (3 - batch.depth.numpy())
+        place = order.argsort(axis=1).argsort(axis=1) + 1
+        for metric, k, gain in (
+            ("ndcg", None, 2.0**place - 1),
+            ("ndcg@2", 2, 2.0**place - 1),
+            ("ndcg_linear", None, place),
+        ):
+            values = [ndcg_score(gain[i : i + 1], scores[i : i + 1], k=k) for i in range(len(place))]
             assert method.metrics[metric].mean == pytest.approx(np.mean(values), abs=1e-6)
-        # every impression has k relevant ads
-        assert method.metrics["recall@6@2"].mean == pytest.approx(before.metrics["joint_recall"].mean)
+        kept = (-scores).argsort(axis=1)[:, :6]
+        found = (np.take_along_axis(place, kept, axis=1) > 8).sum(axis=1) / 2
+        assert method.metrics["recall@6@2"].mean == pytest.approx(found.mean())
+        if labels == "full":  # every impression has k relevant ads
+            assert method.metrics["recall@6@2"].mean == pytest.approx(before.metrics["joint_recall"].mean)
         assert method.metrics["recall@6@2"].chance == pytest.approx(0.6)
 
 
@@ -500,6 +518,7 @@ def test_another_log_is_measured_with_the_cutoffs_of_the_nearest_set(tmp_path: P
     task = Task(out=tmp_path, source=two_stages, size=TINY, jobs=1)
     assert list(protocols_for(INDUSTRY, task)) == ["hard"]
     assert list(protocols_for(INDUSTRY, replace(task, source=log_data.find(None)))) == ["easy", "hard"]
+    assert protocols_for(INDUSTRY, task)["hard"].data == {}  # whether one model ranks all of its items is not known
 
 
 def test_a_trained_loss_is_one_of_a_stage() -> None:
@@ -507,9 +526,9 @@ def test_a_trained_loss_is_one_of_a_stage() -> None:
     section = method_sections(INDUSTRY.methods, CASCADE_RATES, tune=True, variables=variables)["L_Relax"]
     assert section["objective"] == {
         "name": "per_stage",
-        "loss": {"name": "relax_loss", "m": 6, "k": 2, "tau": 5.0},
+        "loss": {"name": "relax_loss", "m": 6, "k": 2, "tau": 1.0, "variant": "published", "positive_only": False},
     }
-    assert section["tune"]["objective.loss.tau"] == [5.0, 1.0]
+    assert section["tune"]["objective.loss.tau"] == [1.0, 0.1, 3.0, 10.0]
 
 
 # --- the command ----------------------------------------------------------------------------------------------

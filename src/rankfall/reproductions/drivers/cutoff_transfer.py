@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall.reporting.figures import HeatMaps
 from rankfall.reproductions.paper_schema import fill
-from rankfall.reproductions.protocols import LIST_RATES, list_config, method_sections, oracle, run_comparison
+from rankfall.reproductions.protocols import (
+    LIST_RATES,
+    deviations,
+    list_config,
+    method_sections,
+    oracle,
+    run_comparison,
+)
 from rankfall.reproductions.published_sweep import pick_points
 from rankfall.reproductions.published_table import format_value
 from rankfall.reproductions.task import Report, Sheet
@@ -54,7 +61,7 @@ def run(reproduction: CutoffTransfer, task: Task) -> Report:
         column="evaluated at m@k",
     )
     losses = list(dict.fromkeys(cell["panel"] for cell in cells))
-    summary = {loss: _summary(loss, cells) for loss in losses}
+    summary = {loss: summary_of(loss, cells) for loss in losses}
     return Report(
         sheets=[*(_sheet(loss, cells, list(metrics)) for loss in losses), _summary_sheet(summary, len(cutoffs))],
         plots={reproduction.id: figure},
@@ -67,12 +74,16 @@ def run(reproduction: CutoffTransfer, task: Task) -> Report:
             "oracle": oracle(data, list(metrics.values())),
             "data": data.summary(),
         },
-        notes=[f"The paper, on {reproduction.data_set}: {reproduction.claim}", *reproduction.notes],
+        notes=[
+            f"The paper, on {reproduction.data_set}: {reproduction.claim}",
+            *deviations(reproduction.protocol, task, data),
+            *reproduction.notes,
+        ],
     )
 
 
-def _summary(loss: str, cells: Sequence[Cell]) -> dict[str, float]:
-    """Level of a map, how well training and evaluation agree, and how much the training matters."""
+def summary_of(loss: str, cells: Sequence[Cell]) -> dict[str, float]:
+    """Return the level of a map, how well training and evaluation agree, and how much the training matters."""
     columns = list(dict.fromkeys(cell["column"] for cell in cells))
     of_loss = [cell for cell in cells if cell["panel"] == loss]
     by_column = [{cell["row"]: cell["value"] for cell in of_loss if cell["column"] == column} for column in columns]

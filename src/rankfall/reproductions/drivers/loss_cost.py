@@ -95,7 +95,7 @@ class Training:
         self._batch = self._lists.batch(np.arange(self._count(documents)))
         grades = int(self._lists.labels.max()) + 1 if classifies(config.loss) else None
         self._model = make_ranker(config.model, FeatureScaling.identity(data.features, log1p=False), grades)
-        self._loss = make_loss(config.loss)
+        self._loss, _ = make_loss(config.loss)
         self._optimizer = make_optimizer(config.optimizer, self._model.parameters(), self._loss.parameters())
 
     def _count(self, documents: int) -> int:
@@ -107,6 +107,10 @@ class Training:
     def batches(self) -> float:
         """Batches per epoch."""
         return self._lists.rows / len(self._batch.rows)
+
+    def parameters(self) -> list[Tensor]:
+        """Return all weights that are trained."""
+        return [*self._model.parameters(), *self._loss.parameters()]
 
     def step(self) -> None:
         """Train on the batch once."""
@@ -164,7 +168,7 @@ def _loss_times(contents: Mapping[str, Content], length: int, seconds: float) ->
         config = validate(content).loss
         shape = (GROWTH_LISTS, length, GRADES) if classifies(config) else (GROWTH_LISTS, length)
         scores = torch.randn(shape, generator=generator).requires_grad_()
-        steps[name] = partial(_forward_backward, partial(_on_labels, make_loss(config), labels), scores)
+        steps[name] = partial(_forward_backward, partial(_on_labels, make_loss(config)[0], labels), scores)
     return {name: cpu_seconds(clock) for name, clock in time_in_turns(steps, seconds=seconds / 4).items()}
 
 

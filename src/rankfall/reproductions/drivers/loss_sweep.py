@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rankfall.reporting.figures import Lines
 from rankfall.reproductions.paper_schema import fill
-from rankfall.reproductions.protocols import list_config, oracle, run_comparison
+from rankfall.reproductions.protocols import deviations, list_config, oracle, run_comparison
 from rankfall.reproductions.published_sweep import pick_points
 from rankfall.reproductions.published_table import format_value
 from rankfall.reproductions.task import Report, Sheet
@@ -51,7 +52,8 @@ def run(reproduction: LossSweep, task: Task) -> Report:
     }
     report = _report_of_one if single else _report_of_several
     results = {"oracle": oracle(data, reproduction.metrics), "data": data.summary()}
-    return report(reproduction, data, curves, points, comparison, results)
+    made = report(reproduction, data, curves, points, comparison, results)
+    return replace(made, notes=[*deviations(reproduction.protocol, task, data), *made.notes])
 
 
 def _section(reproduction: LossSweep, method: Method, point: Number) -> dict[str, Any]:

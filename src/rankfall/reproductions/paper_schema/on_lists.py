@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from rankfall._yaml_config import Section
 from rankfall.reproductions.paper_schema.methods import ListProtocol, Method, Options, check_names, check_variables
-from rankfall.reproductions.paper_schema.printed import Number, Positive, PublishedSweep
+from rankfall.reproductions.paper_schema.printed import Number, Positive, PublishedSweep, PublishedTable
 from rankfall.reproductions.paper_schema.reproduction import Reproduction, TableOfMethods
 from rankfall.reproductions.paper_schema.variables import variables_in
 
@@ -139,4 +139,22 @@ class LossCost(TableOfMethods):
         rows = self.published.rows()
         if self.complexity.keys() != rows:
             raise ValueError(f"complexity: found {', '.join(self.complexity)}, expected {', '.join(sorted(rows))}")
+        return self
+
+
+class ListStatistics(Reproduction):
+    """Sizes of ranking lists and the range of their labels, beside a published table of data sets.
+
+    The published columns are documents for training and for testing, the shortest and the longest list, the lowest and
+    the highest label.
+    """
+
+    driver: Literal["list_statistics"]
+    protocol: ListProtocol
+    published: PublishedTable
+
+    @model_validator(mode="after")
+    def _has_six_columns(self) -> Self:
+        if len(self.published.columns) != 6:
+            raise ValueError(f"published.columns: found {len(self.published.columns)}, expected 6")
         return self
