@@ -44,6 +44,7 @@ _OPTION_TYPES: dict[str, dict[str, Any]] = {
     "attention": _COUNT,
     "attention_activation": _ACTIVATION,
     "beta": _POSITIVE,
+    "branches": _COUNT,
     "depth": _COUNT,
     "dim": _COUNT,
     "dropout": {"float": Share | list[Share]},
@@ -52,6 +53,7 @@ _OPTION_TYPES: dict[str, dict[str, Any]] = {
     "hidden": _COUNT,
     "init": {"str": Init},
     "k": _COUNT,
+    "kept": _COUNT,
     "label_tau": _POSITIVE,
     "m": _COUNT,
     "min_depth": {"int": int | str},  # a number or the name of a logged stage
@@ -66,6 +68,7 @@ _OPTION_TYPES: dict[str, dict[str, Any]] = {
     "steepness": _POSITIVE,
     "swap": {"str": Literal["cauchy", "logistic", "reciprocal", "optimal"]},
     "tau": _POSITIVE,
+    "tau_shares": _FRACTION,
     "temperature": _POSITIVE,
 }
 _TYPES: dict[str, Any] = {
