@@ -150,8 +150,8 @@ def deviations(protocol: ListProtocol, task: Task, data: ListData) -> list[str]:
     steps = epochs * math.ceil(data.train_lists / LIST_BATCH)
     if protocol.steps and steps < protocol.steps:
         found.append(
-            f"Training: at most {epochs} epochs of {LIST_BATCH} lists per step ({steps:,} steps) with early stopping, "
-            f"instead of {protocol.steps:,} steps."
+            f"Training: at most {epochs} epochs, that is {steps:,} steps of {LIST_BATCH} lists, instead of "
+            f"{protocol.steps:,} steps."
         )
     if _fixes_rate(protocol) and not _is_large(data):
         ours = "tuned on validation lists, four trials per method" if task.size.tune else f"{LIST_RATE:g}"

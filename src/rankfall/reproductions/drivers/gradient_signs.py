@@ -61,7 +61,7 @@ def run(reproduction: GradientSigns, task: Task) -> Report:  # all drivers have 
 def push(labels: Sequence[Number], loss: Options) -> list[float]:
     """Return minus the derivative by each score, for items with evenly spaced, descending scores."""
     scores = (-STEP * torch.arange(len(labels), dtype=torch.float64)).requires_grad_()
-    function = make_loss(LossConfig.model_validate(loss))
+    function, _ = make_loss(LossConfig.model_validate(loss))
     value = function(scores[None], torch.tensor([labels], dtype=torch.float64), mask=torch.ones(1, len(labels)).bool())
     (gradient,) = torch.autograd.grad(value, scores)
     found: list[float] = (-gradient).tolist()

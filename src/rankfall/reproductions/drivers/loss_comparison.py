@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankfall.reproductions.protocols import (
@@ -13,6 +14,7 @@ from rankfall.reproductions.protocols import (
     oracle,
     run_comparison,
 )
+from rankfall.reproductions.published_marks import marks_sheet, reference_of
 from rankfall.reproductions.published_table import TableResult, table_report
 
 if TYPE_CHECKING:
@@ -25,13 +27,17 @@ def run(reproduction: LossComparison, task: Task) -> Report:
     protocol, metrics = reproduction.protocol, reproduction.published.metrics
     data = task.lists(protocol)
     sections = method_sections(reproduction.methods, list_rates(protocol), tune=is_tuned(protocol, task, data))
-    config = list_config(protocol, task, data, sections, metrics=list(metrics))
+    against = reference_of(reproduction.published, reproduction.methods)
+    config = list_config(protocol, task, data, sections, metrics=list(metrics), against=against)
+    comparison = run_comparison(task, config)
     result = TableResult(
         title=reproduction.title,
         published=reproduction.published,
-        comparison=run_comparison(task, config),
+        comparison=comparison,
         data=data,
         oracle=oracle(data, metrics),
         methods=reproduction.methods,
     )
-    return table_report(reproduction.id, result, [*deviations(protocol, task, data), *reproduction.notes])
+    report = table_report(reproduction.id, result, [*deviations(protocol, task, data), *reproduction.notes])
+    marks = marks_sheet(reproduction.published, comparison, reproduction.methods)
+    return replace(report, sheets=[*report.sheets, *marks])

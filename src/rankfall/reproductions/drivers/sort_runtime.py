@@ -140,18 +140,15 @@ def _step_times(training: TrainingSteps, length: int, k: int, seconds: float, se
     at_once = dict.fromkeys(losses, training.queries) | {TEXTBOOK: _lists_at_once(length, training.queries)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        steps = {
-            name: _training_step(loss, features, labels, training.hidden, at_once[name])
-            for name, loss in losses.items()
-        }
+        networks = {name: MLP(features.shape[-1], training.hidden, batch_norm=False) for name in losses}
+    steps = {
+        name: training_step(networks[name], loss, features, labels, at_once[name]) for name, loss in losses.items()
+    }
     return {name: cpu_seconds(clock) for name, clock in time_in_turns(steps, seconds=seconds).items()}
 
 
-def _training_step(
-    loss: Loss, features: Tensor, labels: Tensor, hidden: Sequence[int], at_once: int
-) -> Callable[[], None]:
+def training_step(network: nn.Module, loss: Loss, features: Tensor, labels: Tensor, at_once: int) -> Callable[[], None]:
     """Return a step of Adam. The loss is computed for some lists at once, to bound the memory of its matrices."""
-    network: nn.Module = MLP(features.shape[-1], hidden, batch_norm=False)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-5, fused=True)
 
     def step() -> None:

@@ -18,10 +18,9 @@ from rankfall.reproductions.protocols import deviations, list_config
 from rankfall.reproductions.published_sweep import pick_points
 from rankfall.reproductions.published_table import format_value
 from rankfall.reproductions.task import Report, Sheet
-from rankfall.training.build_cascade import Temperature
-from rankfall.training.config.component_checks import read_schedule
 from rankfall.training.config.ranker_config import validate
 from rankfall.training.scoring import score
+from rankfall.training.temperatures import Temperature, scheduled
 from rankfall.training.train_ranker import load_lists, train
 
 if TYPE_CHECKING:
@@ -130,12 +129,11 @@ def tau_at(tau: Tau, share: float) -> float:
     >>> round(tau_at({"start": 100, "end": 1, "schedule": "exponential"}, 0.5), 6)
     10.0
     """
-    if not isinstance(tau, dict):
-        return float(tau)
-    schedule = read_schedule("tau", tau)
-    temperature = Temperature(torch.tensor(schedule.start, dtype=torch.float64), *schedule)
-    temperature.set(share)
-    return float(temperature.value)
+    temperatures: list[Temperature] = []
+    now = scheduled("tau", tau, temperatures)
+    for temperature in temperatures:
+        temperature.set(share)
+    return float(now)
 
 
 def _config(reproduction: TrainingCurves, task: Task, data: ListData, tau: Tau) -> RankerConfig:
