@@ -13,8 +13,8 @@ class Recipe:
 
     Args:
         min_list: Drop lists with fewer documents.
-        max_list: Cut longer lists to a sample of this size (ARF, B.2, uses 41, 200 and 15 for these three options). The
-            sample depends on `seed` and the query id only.
+        max_list: Cut longer lists to a sample of this size (ARF, B.2, uses 41, 200 and 15 for these three options, and
+            `replacement`). The sample depends on `seed` and the query id only.
         keep_positives: The smallest number of documents with a label above 0 in such a sample, if the list has that
             many.
         replacement: Draw such a sample with replacement, as ARF does: a document can occur several times, and a list
