@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -24,6 +25,8 @@ from rankfall.ops import topk as make_topk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from jaxtyping import Bool, Float
 
     from rankfall.ops import SoftSort, TopK
 
@@ -104,8 +107,8 @@ class FSLambdaLoss(Objective):
             :func:`~rankfall.losses.lambda_loss`. Default: that of the variant.
         stages: Number of stages, at least 1.
         variant: ``"published"`` is LCRON's baseline, which follows TF-Ranking: it has the ``"heuristic"`` truncation
-            (LLK, eq. 15). On random scores of 40 items, the gradients of the two variants have a cosine of 0.49 at
-            `k` = 10 and 0.70 at `k` = 20, without `mix`. They are equal if `k` is the whole list.
+            (LLK, eq. 15). On random scores of 40 items, the gradients of the two variants have a cosine of 0.5 at `k` =
+            10 and 0.7 at `k` = 20, without `mix`. They are equal if `k` is the whole list.
     """
 
     def __init__(
@@ -189,7 +192,8 @@ class SortCE(Objective):
 class PerStage(Objective):
     """Any loss of each stage's scores, with the full-stage grades as labels (rankfall).
 
-    Use it to train a cascade with a loss of :mod:`rankfall.losses` that has no objective of its own.
+    Use it to train a cascade with a loss of :mod:`rankfall.losses` that has no objective of its own. With
+    ``grade_softmax_loss`` the stages put out one logit per grade, ``(..., n, grades)`` instead of scores.
 
     Args:
         loss: A module of :mod:`rankfall.losses`; in configurations, the name of a loss or a mapping of its name and
@@ -225,12 +229,42 @@ class PerStage(Objective):
         self.relevant = None if labels == "grades" or relevant is None else check_count("relevant", relevant)
         self.losses = nn.ModuleList(copy.deepcopy(loss) for _ in range(stages))
 
+    def parts(
+        self,
+        scores: Sequence[Tensor],
+        labels: Float[Tensor, "*batch n"],
+        *,
+        relevance: Tensor | None = None,
+        depth: Tensor | None = None,
+        mask: Bool[Tensor, "*batch n"] | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the loss of each stage by name; see :meth:`Objective.parts`.
+
+        Args:
+            scores: One floating tensor ``(..., n)`` per stage, or logits ``(..., n, grades)`` for a loss that takes
+                them.
+            labels: Tensor ``(..., n)`` of full-stage grades. Higher is better.
+            relevance: Tensor ``(..., n)``, above 0 for relevant items. Default: items with a grade above 0 are
+                relevant.
+            depth: Tensor ``(..., n)`` of the deepest stage that each item reached in the log. Not used.
+            mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        """
+        if isinstance(scores, list | tuple) and all(_are_logits(stage, labels) for stage in scores):
+            batch = self._check([stage[..., 0] for stage in scores], labels, relevance, depth, mask)
+            return self.terms(replace(batch, scores=list(scores)))
+        return super().parts(scores, labels, relevance=relevance, depth=depth, mask=mask)
+
     def terms(self, batch: Impression) -> dict[str, Tensor]:
         labels = batch.grades if self.relevant is None else batch.truth(self.relevant)
         return {
             f"stage{t}/loss": loss(scores, labels, mask=batch.mask)
             for t, (loss, scores) in enumerate(zip(self.losses, batch.scores, strict=True), 1)
         }
+
+
+def _are_logits(scores: Tensor, labels: Tensor) -> bool:
+    both = isinstance(scores, Tensor) and isinstance(labels, Tensor)
+    return both and scores.ndim == labels.ndim + 1
 
 
 class _Adaptive(Objective):
@@ -300,8 +334,8 @@ class ARF(_Adaptive):
         variant: ``"published"`` is the baseline of LCRON's code: other defaults of `ties` and `scale`.
         scale: ``"mean"`` of both losses (the default of the sound variant), ``"sum"`` of both as in ARF, eq. 11 and 12,
             or ``"mixed"`` (the default of the published variant): the sum for the recall and the mean for the order, as
-            in LCRON's code. The trained weight balances the two losses from its start at 1. With 10 relevant of 40
-            items and equal scores the recall counts 1, 1/4 and 10 times as much as the order.
+            in LCRON's code. The trained weight starts at 1, so the scale decides the balance at the start: with 10
+            relevant of 40 items and equal scores, the ratio of recall to order is 1, 1/4 and 10.
     """
 
     def __init__(
@@ -355,9 +389,9 @@ class ARFv2(_Adaptive):
         ties: Hard permutation of equal grades. ``"average"`` (the default of the sound variant) is the mean over all
             their orders. ``"position"`` (the default of the published variant) puts the item that is given first before
             the others, so that the loss depends on the order of the items.
-        variant: Number of items m at which :math:`L_{single}` takes the inclusion. ``"sound"`` is `relevant`, as in
-            :class:`LCRON`. ``"published"`` is the quota of the stage (LCR, sec. 5.2), with which the loss cannot reach
-            0: the inclusion adds up to m, but only `relevant` items have the target 1.
+        variant: Number of items m at which :math:`L_{single}` takes the inclusion, and the default of `ties`.
+            ``"sound"`` is `relevant`, as in :class:`LCRON`. ``"published"`` is the quota of the stage (LCR, sec. 5.2),
+            with which the loss cannot reach 0: the inclusion adds up to m, but only `relevant` items have the target 1.
         scale: ``"mean"`` of both losses, ``"sum"`` of both, or ``"mixed"``: the sum for the inclusion and the mean for
             the order.
         quotas: Number of items that each stage keeps; must not grow from stage to stage. Needed, and used, by the
