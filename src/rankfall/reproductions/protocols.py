@@ -303,8 +303,22 @@ def compare_cascades(
     sections = method_sections(
         methods, CASCADE_RATES, tune=tune and task.size.tune, variables=variables, keep_rate=protocol.keep_rate
     )
+    for section in sections.values():
+        if _classifies(section):
+            section["stages"] = [_with_grades(_stage_section(stage, data), protocol, data) for stage in protocol.stages]
     config = cascade_config(protocol, data, sections, seeds=task.cascade_seeds[:seeds], lists=lists)
     return run_comparison(task, config, directory)
+
+
+def _classifies(section: Mapping[str, Any]) -> bool:
+    loss = section.get("objective", {}).get("loss")
+    return isinstance(loss, dict) and loss.get("name") == "grade_softmax_loss"
+
+
+def _with_grades(stage: dict[str, Any], protocol: CascadeProtocol, data: LogData) -> dict[str, Any]:
+    """Return a stage with one output per place in an impression, which are its grades."""
+    places = max(protocol.items or 0, math.ceil(data.items))
+    return {**stage, "model": {**stage["model"], "grades": places}}
 
 
 # --- running ------------------------------------------------------------------------------------------------------
