@@ -34,7 +34,7 @@ from rankfall.reproductions.paper_schema.on_lists import (
     LossSweep,
     TrainingCurves,
 )
-from rankfall.reproductions.paper_schema.on_operators import GradientSigns, SortRuntime, TrainingSteps
+from rankfall.reproductions.paper_schema.on_operators import GradientSigns, SortRuntime, SortTree, TrainingSteps
 from rankfall.reproductions.paper_schema.paper_file import DRIVERS, PaperFile, Statement
 from rankfall.reproductions.paper_schema.printed import (
     Cell,
@@ -77,6 +77,7 @@ __all__ = [
     "PublishedTable",
     "Reproduction",
     "SortRuntime",
+    "SortTree",
     "StageLossComparison",
     "StageProtocol",
     "Statement",
