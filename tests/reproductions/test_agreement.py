@@ -154,7 +154,10 @@ def test_variants_are_side_by_side_with_the_printed_figure(seeds: int) -> None:
         Method(name="ARF, two", config={}, variant="sound", row="ARF"),
     ]
     means = {method.name: 0.5 + 0.01 * number for number, method in enumerate(methods)}
-    values = {"S": {"LCRON": [0.9], "BCE": [0.8], "ARF": [0.85]}, "U": {"LCRON": [0.7], "BCE": [0.6], "ARF": [None]}}
+    values: dict[str, dict[str, list[Any]]] = {
+        "S": {"LCRON": [0.9], "BCE": [0.8], "ARF": [0.85]},
+        "U": {"LCRON": [0.7], "BCE": [0.6], "ARF": [None]},
+    }
     result = result_of(compared(means, seeds=seeds), table(values), *methods)
     assert result.published_methods() == {"LCRON": "LCRON", "BCE": "BCE", "ARF": "ARF, published"}
     *_, sheet = table_report("name", result).sheets

@@ -20,9 +20,10 @@ from rankfall.reproductions.catalogue import find_reproduction, papers, run
 from rankfall.reproductions.drivers.gradient_signs import STEP, push
 from rankfall.reproductions.drivers.length_transfer import find_patterns, gains
 from rankfall.reproductions.drivers.sort_runtime import generate_queries, training_step
+from rankfall.reproductions.drivers.sort_tree import kept_values
 from rankfall.reproductions.drivers.training_curves import tau_at
 from rankfall.reproductions.list_data import DataSource
-from rankfall.reproductions.paper_schema import GradientSigns, LossComparison, Marks, Method, PublishedTable
+from rankfall.reproductions.paper_schema import GradientSigns, LossComparison, Marks, Method, PublishedTable, SortTree
 from rankfall.reproductions.protocols import MANY_LISTS, deviations, is_tuned, list_config
 from rankfall.reproductions.published_marks import mark, marks_sheet, reference_of
 from rankfall.reproductions.task import QUICK, Size, Task
@@ -274,6 +275,38 @@ def test_pushes_are_minus_the_derivative() -> None:
         for unit in torch.eye(4, dtype=torch.float64)
     ]
     assert push(labels, {"name": "pirank_ndcg_loss", "k": 2, "tau": 1.0}) == pytest.approx(expected, abs=1e-7)
+
+
+def test_the_straight_through_loss_has_the_gradient_of_the_soft_one() -> None:
+    """The loss is linear in the rows of the permutation, so that both train the same weights."""
+    scores = torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    labels = torch.tensor([[0, 1, 2, 0, 4, 0, 1, 3]] * 3, dtype=torch.float64)
+    soft, hard = (pirank_ndcg_loss(scores, labels, k=3, tau=2.0, straight_through=through) for through in (False, True))
+    assert not torch.isclose(soft, hard)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, scores)[0] for loss in (soft, hard)))
+
+
+def test_the_tree_of_figure_4_keeps_what_it_shows() -> None:
+    figure = load(SortTree, "pirank-figure4")
+    scores = torch.tensor(figure.scores, dtype=torch.float64)
+    groups, root = kept_values(scores, figure.branches, figure.k, min(figure.taus))
+    assert groups.tolist() == [pytest.approx([0.5, 0.3], abs=1e-3), pytest.approx([0.7, 0.4], abs=1e-3)]
+    for tau in figure.taus:  # the values of the root are the rows of the operator times the scores
+        *_, root = kept_values(scores, figure.branches, figure.k, tau)
+        rows = pirank_sort(scores, k=figure.k, tau=tau, branches=figure.branches)
+        torch.testing.assert_close(rows @ scores, root.squeeze(0))
+
+
+def test_the_matrices_of_figure_3_are_as_stated() -> None:
+    doubly_stochastic = torch.tensor([[0, 0.9, 0.1], [0.5, 0.01, 0.49], [0.5, 0.09, 0.41]])
+    unimodal = torch.tensor([[0.8, 0.2, 0], [0.2, 0.3, 0.5], [0.25, 0.6, 0.15]])
+    ones = torch.ones(3)
+    torch.testing.assert_close(doubly_stochastic.sum(0), ones)
+    for matrix in (doubly_stochastic, unimodal):
+        torch.testing.assert_close(matrix.sum(1), ones)
+    assert doubly_stochastic.argmax(1).tolist() == [1, 0, 0]
+    assert unimodal.argmax(1).tolist() == [0, 2, 1]
+    assert not torch.allclose(unimodal.sum(0), ones)
 
 
 def test_gains_are_relative_to_the_shortest_lists() -> None:

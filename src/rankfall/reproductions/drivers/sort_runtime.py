@@ -41,15 +41,15 @@ def run(reproduction: SortRuntime, task: Task) -> Report:
     """Time forward and backward of one row (k = 1), and whole training steps, for every length."""
     lengths = [length for length in reproduction.lengths if length <= task.size.longest]
     per_turn = 1.0 if task.size.tune else 0.2
-    _times(2**3, 0.0, task.seed)  # the first call loads libraries
+    sort_times(2**3, 0.0, task.seed)  # the first call loads libraries
     alone: dict[str, list[float]] = {name: [] for name in PUBLISHED_AS}
     ks = reproduction.training.ks[: None if task.size.tune else 1]
     training: dict[int, dict[str, list[float]]] = {k: {name: [] for name in PUBLISHED_AS} for k in ks}
     for number, length in enumerate(lengths):
         task.progress(f"lists of {length}", number, len(lengths))
-        _append(alone, _times(length, per_turn, task.seed))
+        _append(alone, sort_times(length, per_turn, task.seed))
         for k, seconds in training.items():
-            _append(seconds, _step_times(reproduction.training, length, k, per_turn, task.seed))
+            _append(seconds, step_times(reproduction.training, length, k, per_turn, task.seed))
     sheets = [_sheet(reproduction, lengths, alone, 1000, "milliseconds per list, forward + backward, k = 1")]
     steps = reproduction.training.steps
     what = f"seconds for {steps} training steps of {reproduction.training.queries} queries"
@@ -78,7 +78,7 @@ def _append(columns: dict[str, list[float]], values: Mapping[str, float]) -> Non
 # --- the sort alone -----------------------------------------------------------------------------------------------
 
 
-def _times(length: int, seconds: float, seed: int) -> dict[str, float]:
+def sort_times(length: int, seconds: float, seed: int) -> dict[str, float]:
     """Seconds per list."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(LISTS, length, generator=generator)
@@ -127,7 +127,7 @@ def generate_queries(
     return features, relevance.floor().clamp(0, GRADES)
 
 
-def _step_times(training: TrainingSteps, length: int, k: int, seconds: float, seed: int) -> dict[str, float]:
+def step_times(training: TrainingSteps, length: int, k: int, seconds: float, seed: int) -> dict[str, float]:
     """Seconds per training step, with a network of its own for each operator."""
     features, labels = generate_queries(
         training.queries, length, training.query_features, training.document_features, seed

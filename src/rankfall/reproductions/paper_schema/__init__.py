@@ -46,6 +46,7 @@ from rankfall.reproductions.paper_schema.on_lists import (
 from rankfall.reproductions.paper_schema.on_operators import (
     GradientSigns,
     SortRuntime,
+    SortTree,
     SurvivalBounds,
     TrainingSteps,
 )
@@ -96,6 +97,7 @@ __all__ = [
     "PublishedTable",
     "Reproduction",
     "SortRuntime",
+    "SortTree",
     "StageLossComparison",
     "StageProtocol",
     "Statement",

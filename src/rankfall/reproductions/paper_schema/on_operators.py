@@ -83,3 +83,22 @@ class SurvivalBounds(Reproduction):
     operators: list[Options] = Field(min_length=1)
     correlations: list[Annotated[Number, Field(ge=-1, le=1)]] = Field(min_length=1)
     lists: Positive
+
+
+class SortTree(Reproduction):
+    """A small tree of soft sorts, as an example.
+
+    Attributes:
+        scores: Scores of the items at the leaves.
+        branches: Children per node of each level, from the leaves to the root.
+        k: Number of values that a node keeps.
+        taus: Temperatures.
+    """
+
+    data: ClassVar[Kind] = "operators"
+
+    driver: Literal["sort_tree"]
+    scores: list[Number] = Field(min_length=1)
+    branches: list[Positive] = Field(min_length=1)
+    k: Positive
+    taus: list[Number] = Field(min_length=1)
