@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.xdist_group("reproductions")
 TINY = Size(tune=False, points=2, days=4, requests=24, cascade_seeds=1)
-GRIDS = {  # appendix C.1
+GRIDS: dict[str, dict[str, list[int | float]]] = {  # appendix C.1
     "ICC": {"objective.temperature": [0.05, 0.1, 0.5, 1.0]},
     "RankFlow": {"objective.alpha": [0.0, 0.25, 0.5, 0.75, 1.0]},
     "FS-LambdaLoss": {"objective.k": [10, 20, 30, 40], "objective.mix": [0.0, 0.25, 0.5, 0.75, 1.0]},
