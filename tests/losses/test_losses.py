@@ -910,6 +910,18 @@ def test_a_cold_label_permutation_is_the_hard_one() -> None:
     )
 
 
+def test_without_ties_both_orders_of_ties_are_the_same_numbers() -> None:
+    scores, _ = random_lists(4, 9, seed=55, dtype=torch.float32)
+    labels = torch.stack([torch.randperm(9, generator=torch.Generator().manual_seed(i)) for i in range(4)]).float()
+    mask = random_mask(4, 9, seed=56)
+    average, position = (
+        value_and_gradient("sort_cross_entropy_loss", scores, labels, mask=mask, ties=ties)
+        for ties in ("average", "position")
+    )
+    assert torch.equal(average[0], position[0])
+    assert torch.equal(average[1], position[1])
+
+
 @pytest.mark.witness("limit", "topk_bce_loss")
 def test_a_cold_inclusion_costs_nothing_in_the_right_order() -> None:
     topk = ops.topk("dftopk", tau=1e-3)
@@ -1284,6 +1296,45 @@ def test_adaptive_losses_equal_their_formula(name: str, make: Any) -> None:
         expected = recall + sort_cross_entropy(s, y, w, 0.5) / (2 * 1.5**2) + math.log(1.5)
         assert values[i].item() == pytest.approx(expected, rel=1e-6)
     assert values[1] == 0
+
+
+@pytest.mark.witness("brute force", "ARFLoss")
+def test_arf_as_printed_adds_up_soft_targets() -> None:
+    """Equations 11 to 13 of ARF: the labels are softly sorted for both losses, which are sums."""
+    scores, labels = random_lists(4, 6, seed=53)
+    values = losses.ARFLoss(m=3, k=2, tau=0.5, variant="published", positive_only=False, reduction="none")(
+        scores, labels
+    )
+    own_tau = losses.ARFLoss(m=3, k=2, tau=0.5, label_tau=2.0, variant="published", reduction="none")(scores, labels)
+    for i in range(4):
+        s, y, w = scores[i].tolist(), labels[i].tolist(), [1.0] * 6
+        recall = relax(s, y, w, 3, 2, 0.5, positive_only=False, label_tau=0.5, scale="sum")
+        expected = recall + sort_cross_entropy(s, y, w, 0.5, label_tau=0.5, scale="sum") / 2
+        assert values[i].item() == pytest.approx(expected, rel=1e-9)
+        recall = relax(s, y, w, 3, 2, 0.5, label_tau=2.0, scale="sum")
+        expected = recall + sort_cross_entropy(s, y, w, 0.5, label_tau=2.0, scale="sum") / 2
+        assert own_tau[i].item() == pytest.approx(expected, rel=1e-9)
+    with pytest.raises(ValueError, match="variant must be one of 'sound', 'published', got 'old'"):
+        losses.ARFLoss(m=3, k=2, variant="old")  # type: ignore[arg-type]
+
+
+@pytest.mark.witness("brute force")
+@adaptive
+@pytest.mark.parametrize("scale", ["mean", "sum", "mixed"])
+def test_scales_of_adaptive_losses(name: str, make: Any, scale: str) -> None:
+    scores, labels = random_lists(4, 6, seed=54)
+    values = make(scale=scale, ties="position", reduction="none")(scores, labels)
+    of_recall, of_order = {"mean": ("mean", "mean"), "sum": ("sum", "sum"), "mixed": ("sum", "mean")}[scale]
+    for i in range(4):
+        s, y, w = scores[i].tolist(), labels[i].tolist(), [1.0] * 6
+        if name == "ARFLoss":
+            recall = relax(s, y, w, 3, 2, 0.5, scale=of_recall)
+        else:
+            recall = topk_bce(s, y, w, 2, topk="neural_sort", scale=of_recall)
+        expected = recall + sort_cross_entropy(s, y, w, 0.5, ties="position", scale=of_order) / 2
+        assert values[i].item() == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(ValueError, match="scale must be one of 'mean', 'sum', 'mixed', got 'max'"):
+        make(scale="max")
 
 
 @pytest.mark.witness("gradcheck")
