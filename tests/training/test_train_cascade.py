@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import math
 import shutil
 from functools import wraps
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +26,13 @@ from rankfall.studies.comparison_plan import ComparisonConfig, make_plan
 from rankfall.studies.evaluate import evaluate_run
 from rankfall.studies.method_config import validated
 from rankfall.training.build_cascade import make_objective
-from rankfall.training.cascade_metrics import ground_truth, measure_funnel
+from rankfall.training.cascade_metrics import (
+    ground_truth,
+    higher_is_better,
+    measure_funnel,
+    measures,
+    published_gains,
+)
 from rankfall.training.config.cascade_config import CascadeConfig, validate_cascade
 from rankfall.training.config.overrides import set_option
 from rankfall.training.learner import clip_gradients
@@ -85,6 +94,83 @@ def test_the_ground_truth_is_relevant(log: Path) -> None:
     best = ground_truth(batch, 1)
     assert torch.equal(best.argmax(-1), batch.grade.argmax(-1))
     assert (best.sum(-1) == 1).all()
+
+
+@pytest.mark.witness("brute force", "ndcg")
+def test_further_metrics_of_a_stage_are_those_of_a_loop(log: Path) -> None:
+    loader = rf.data.ImpressionLoader(log, DAYS[1], batch=16, shuffle=False)
+    further = ["ndcg_linear@3", "ndcg@3", "ndcg_published@3", "opa", "arp"]
+
+    def score(batch: Impressions) -> list[Tensor]:
+        return [torch.sin(batch.item.float() * 3)]
+
+    def ndcg(gains: list[float]) -> float:
+        discounts = [1 / math.log2(rank + 1) for rank in (1, 2, 3)]
+        ideal = sorted(gains, reverse=True)
+        return float(np.dot(gains[:3], discounts) / np.dot(ideal[:3], discounts))
+
+    values, chance = measure_funnel(score, loader, names=["a"], quotas=[6], relevant=2, further=further)
+    assert list(values) == measures(["a"], further)
+    for i, row in enumerate(ImpressionLog.load(log).days[DAYS[1]].table().to_pylist()):
+        items = [
+            dict(zip(("item", "grade", "depth", "relevance"), one, strict=True))
+            for one in zip(row["item"], row["grade"], row["depth"], row["relevance"], strict=True)
+        ]
+        relevant = sorted((one for one in items if one["relevance"] > 0), key=lambda one: one["grade"])
+        assert len(relevant) == 2
+        ranked = sorted(items, key=lambda one: -np.sin(one["item"] * 3))
+        label = {one["item"]: place for place, one in enumerate(relevant, 1)}
+        grades = [label.get(one["item"], 0) for one in ranked]
+        published = {one["item"]: 27 - place for place, one in enumerate(reversed(relevant))}
+        gains = [published.get(one["item"], 5 + one["depth"]) for one in ranked]
+        pairs = [(y, z) for y, z in itertools.combinations(grades, 2) if y != z]
+        assert values["a/ndcg_linear@3"][i] == pytest.approx(ndcg(grades))
+        assert values["a/ndcg@3"][i] == pytest.approx(ndcg([2**y - 1 for y in grades]))
+        assert values["a/ndcg_published@3"][i] == pytest.approx(ndcg(gains))
+        assert values["a/opa"][i] == pytest.approx(np.mean([y > z for y, z in pairs]))
+        assert values["a/arp"][i] == pytest.approx(np.average(range(1, len(grades) + 1), weights=grades))
+        assert chance["a/opa"][i] == 0.5
+
+
+def test_published_gains_of_a_whole_impression_by_hand() -> None:
+    """Four logged stages of ten items, ten of them relevant: 28 minus the labels 1 .. 10, 21, 22 and 23 of LCRON."""
+    depth = torch.arange(4).repeat_interleave(10)[None]
+    batch: Any = SimpleNamespace(
+        grade=torch.arange(40)[None],
+        depth=depth,
+        relevance=(depth == 3).float(),
+        mask=torch.ones(1, 40, dtype=torch.bool),
+    )
+    gains = published_gains(batch, ground_truth(batch, 10))
+    assert gains[0].tolist() == [5.0] * 10 + [6.0] * 10 + [7.0] * 10 + list(range(18, 28))
+    chance = rf.metrics.ndcg(torch.zeros(1, 40), gains, k=10, gain="linear")
+    assert chance.item() == pytest.approx(0.4291, abs=1e-4)
+
+
+def test_further_metrics_are_evaluated_and_validated(log: Path, tmp_path: Path) -> None:
+    config = config_for(log, stage_metrics=["ndcg_linear@3"], training={"metric": "ranking/ndcg_linear@3", "epochs": 1})
+    train(config, tmp_path / "run")
+    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert {"retrieval/ndcg_linear@3", "ranking/ndcg_linear@3"} < set(json.loads(line)["validation"])
+    summary = evaluate_run(tmp_path / "run").summary()
+    assert list(summary.metrics) == config.metrics
+    assert higher_is_better("a/ndcg_linear@3")
+    assert not higher_is_better("a/arp")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stage_metrics": ["ndgc@3"]}, "stage_metrics.0: found 'ndgc@3', did you mean ndcg@k"),
+        ({"stage_metrics": ["ndcg"]}, "stage_metrics.0: found 'ndcg', .* expected ndcg_linear or ndcg@k"),
+        ({"training": {"metric": "ranking/opa"}}, r"'ranking/opa', expected .* stage_metrics \(which is empty\)"),
+        ({"training": {"metric": "ranking/lost"}}, "found 'ranking/lost', expected joint_recall"),
+        ({"stage_metrics": ["arp"], "training": {"metric": "ranking/arp"}}, "found 'ranking/arp', expected joint"),
+    ],
+)
+def test_wrong_stage_metrics_are_explained(log: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_for(log, **changes)
 
 
 # --- training ---------------------------------------------------------------------------------------------------
@@ -397,8 +483,9 @@ def test_runs_with_full_labels_keep_their_names(funnel_log: Path, tmp_path: Path
     told = funnel_content(funnel_log, None) | {"methods": {"one": {}}}
     plan = make_plan(validated(ComparisonConfig, told, "comparison"), tmp_path)
     [[run]] = plan.trials().values()
+    later = {"data": {"path", "labels"}, "stage_metrics": True}  # keys that did not exist when names were fixed
     content = run.config.model_dump(
-        mode="json", exclude={"data": {"path", "labels"}, "training": {"checkpoint_every", "keep", "track", "mlflow"}}
+        mode="json", exclude={**later, "training": {"checkpoint_every", "keep", "track", "mlflow"}}
     )
     text = json.dumps([content, plan.data_checksum], sort_keys=True)
     assert run.directory.name == f"fs_ranknet-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

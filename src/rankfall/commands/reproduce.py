@@ -40,6 +40,12 @@ EXAMPLES = examples(
     "rankfall reproduce pirank-figure7 --json",
 )
 DEFAULT_OUT = Path("reproduced")
+LISTED = {
+    "lists": "on lists, with approximate times on two cores and the MSLR sample",
+    "impressions": "on impressions, with approximate times on two cores and a simulated platform",
+    "operators": "operators alone, without data, with approximate times on two cores",
+    "none": "published figures only: nobody outside has the traffic that they were measured on",
+}
 
 
 def reproduce(
@@ -59,6 +65,10 @@ def reproduce(
     ] = None,
     quick: Annotated[
         bool, quick_option("less data, fewer epochs and settings, one seed, in one or two minutes")
+    ] = False,
+    improved: Annotated[
+        bool,
+        typer.Option("--improved", help="Run our better versions of published methods beside them."),
     ] = False,
     out: Annotated[Path | None, out_option(show_default="reproduced/NAME")] = None,
     seed: Seed = 0,
@@ -80,11 +90,12 @@ def reproduce(
     out.mkdir(parents=True, exist_ok=True)
     print_message(f"{reproduction.id} on {source.name}{', quick' * quick}: {reproduction.shows}")
     with interruptible(lambda: f"finished runs are kept in {out}; the same command continues from there"):
-        report = _run(reproduction, source, quick=quick, out=out, seed=seed, jobs=jobs)
+        report = _run(reproduction, source, quick=quick, improved=improved, out=out, seed=seed, jobs=jobs)
     content = {
         "experiment": reproduction.id,
         "paper": reproduction.paper,
         "quick": quick,
+        "improved": improved,
         "seed": seed,
         **report.results,
     }
@@ -111,13 +122,26 @@ def _reproduction(name: str | None) -> Reproduction:
 def _source(reproduction: Reproduction, data: str | None) -> DataSource:
     from rankfall.reproductions import list_data, log_data
 
+    if reproduction.data in ("operators", "none"):
+        if data is not None:
+            raise typer.BadParameter(f"{reproduction.id} uses no data", param_hint="--data")
+        return list_data.DataSource("no data", "none", {})
     try:
         return log_data.find(data) if reproduction.data == "impressions" else list_data.find(data)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--data") from None
 
 
-def _run(reproduction: Reproduction, source: DataSource, *, quick: bool, out: Path, seed: int, jobs: int) -> Report:
+def _run(
+    reproduction: Reproduction,
+    source: DataSource,
+    *,
+    quick: bool,
+    improved: bool,
+    out: Path,
+    seed: int,
+    jobs: int,
+) -> Report:
     from rankfall.reproductions.catalogue import run
     from rankfall.reproductions.task import FULL, QUICK, Task
 
@@ -129,6 +153,7 @@ def _run(reproduction: Reproduction, source: DataSource, *, quick: bool, out: Pa
             size=QUICK if quick else FULL,
             seed=seed,
             jobs=jobs,
+            improved=improved,
             progress=lambda step, done, total: bar.update(line, description=step, completed=done, total=total),
             on_notice=lambda text: print_note(bar, text),
         )
@@ -209,8 +234,8 @@ def _list(as_json: bool) -> None:
         return
     from rankfall.reproductions.task import Sheet
 
-    for kind, example in (("lists", "the MSLR sample"), ("impressions", "a simulated platform")):
+    for kind, title in LISTED.items():
         rows = [[one[key] for key in ("name", "shows", "quick", "full")] for one in listed if one["data"] == kind]
-        title = f"on {kind}, with approximate times on two cores and {example}"
-        _show_sheet(Sheet(title, ["name", "shows", "--quick", "full"], rows), wrapped="shows")
+        if rows:
+            _show_sheet(Sheet(title, ["name", "shows", "--quick", "full"], rows), wrapped="shows")
     print_result(Text("\n" + "\n".join(f"{paper.name}: {paper.reference}" for paper in papers())))

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError, Section, explain, read_yaml
-from rankfall.reproductions.paper_schema import DRIVERS, PaperFile, Reproduction
+from rankfall.reproductions.paper_schema import DRIVERS, Kind, PaperFile, Reproduction, Statement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,16 +23,19 @@ if TYPE_CHECKING:
 DIRECTORY = Path(__file__).parent / "papers"
 FILES = ("arf.yaml", "lambdaloss.yaml", "pirank.yaml", "lcron.yaml", "dftopk.yaml")  # in the order of ``--list``
 
+KINDS = get_args(Kind)
+
 Model = TypeVar("Model", bound=Section)
 
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """A paper with its reproductions."""
+    """A paper with its reproductions, and what it states beside its tables."""
 
     name: str
     reference: str
     reproductions: tuple[Reproduction, ...]
+    statements: tuple[Statement, ...]
 
 
 @cache
@@ -43,9 +46,9 @@ def papers() -> tuple[Paper, ...]:
 
 @cache
 def reproductions() -> dict[str, Reproduction]:
-    """Return every reproduction by name: first those on ranking lists, then those on impressions."""
+    """Return every reproduction by name, in the order of `KINDS`."""
     found = [one for paper in papers() for one in paper.reproductions]
-    return {one.id: one for one in sorted(found, key=lambda one: one.data != "lists")}
+    return {one.id: one for one in sorted(found, key=lambda one: KINDS.index(one.data))}
 
 
 def find_reproduction(name: str) -> Reproduction:
@@ -63,9 +66,9 @@ def find_reproduction(name: str) -> Reproduction:
 
 
 def run(reproduction: Reproduction, task: Task) -> Report:
-    """Run a reproduction with its driver."""
+    """Run a reproduction with its driver; our better versions of published methods only if the task asks for them."""
     driver = importlib.import_module(f"rankfall.reproductions.drivers.{reproduction.driver}")
-    report: Report = driver.run(reproduction, task)
+    report: Report = driver.run(reproduction.with_variants(improved=task.improved), task)
     return report
 
 
@@ -80,7 +83,7 @@ def load_paper(path: Path) -> Paper:
     """
     content = _validated(PaperFile, read_yaml(path), str(path))
     loaded = tuple(_reproduction(one, content, path) for one in content.reproductions)
-    return Paper(content.paper, content.reference, loaded)
+    return Paper(content.paper, content.reference, loaded, tuple(content.statements))
 
 
 def _reproduction(content: dict[str, Any], paper: PaperFile, path: Path) -> Reproduction:

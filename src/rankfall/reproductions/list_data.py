@@ -44,13 +44,14 @@ class DataSource:
 
     Attributes:
         name: Name of the data in reports.
-        kind: Files in LETOR format, prepared lists, generated lists, a log, RecFlow's directory, a simulated platform.
+        kind: Files in LETOR format, prepared lists, generated lists, a log, RecFlow's directory, a simulated platform,
+            or none.
         files: Files in LETOR format by split.
         path: Directory of prepared lists, of a log, or of RecFlow.
     """
 
     name: str
-    kind: Literal["text", "prepared", "generated", "log", "recflow", "simulated"]
+    kind: Literal["text", "prepared", "generated", "log", "recflow", "simulated", "none"]
     files: dict[str, Path]
     path: Path | None = None
 

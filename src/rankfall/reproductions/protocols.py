@@ -132,10 +132,10 @@ def cascade_config(
     lists = lists or {}
     _check_length(protocol, data, lists.get("length"))
     content = {
-        "data": {"path": str(data.path), **data.roles, **lists},
+        "data": {"path": str(data.path), **data.roles, **protocol.data, **lists},
         "relevant": protocol.relevant,
         "stages": [_stage_section(stage, data) for stage in protocol.stages],
-        "optimizer": {"lr": protocol.lr},
+        "optimizer": {"lr": protocol.lr, **protocol.optimizer},
         "training": {"epochs": 1, "batch": batch_for(protocol, data)},
         "methods": methods,
         "seeds": seeds,

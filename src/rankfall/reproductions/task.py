@@ -75,6 +75,7 @@ class Task:
         size: How much is run.
         seed: Seed of the data and of the first training run.
         jobs: Training runs at the same time.
+        improved: Whether our better versions of published methods are run beside them.
         progress: Receives a description of the current step, the steps done and their number.
         on_notice: Receives messages of training runs.
     """
@@ -84,6 +85,7 @@ class Task:
     size: Size = FULL
     seed: int = 0
     jobs: int = 2
+    improved: bool = False
     progress: Callable[[str, int, int], None] = lambda step, done, total: None
     on_notice: Callable[[str], None] = lambda text: None
 

@@ -42,6 +42,7 @@ DEFAULTS_OF_NEW_KEYS = {"data.labels": "full"}  # of keys that configurations of
 RESUME_MUTABLE_KEYS = (
     "data.path",
     "metrics",
+    "stage_metrics",
     "training.keep",
     "training.checkpoint_every",
     "training.track",

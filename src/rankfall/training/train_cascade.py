@@ -325,6 +325,7 @@ def measure(
             names=cascade.names,
             quotas=[stage.quota for stage in config.stages],
             relevant=config.relevant,
+            further=config.stage_metrics,
             on_batch=on_batch,
             group=group,
         )

@@ -98,6 +98,13 @@ def test_a_schedule_spans_all_days(log: Path, tmp_path: Path) -> None:
     assert not streamed(content, tmp_path / "stream", resume=True).failed
 
 
+def test_further_metrics_of_stages_are_measured_every_day(log: Path, tmp_path: Path) -> None:
+    content = one_method(log, data={"days": WEEK[:2]}) | {"stage_metrics": ["ndcg_linear@3"]}
+    result = streamed(content, tmp_path / "stream")
+    (method,) = result.days[-1].methods
+    assert {"retrieval/ndcg_linear@3", "ranking/ndcg_linear@3"} < set(method.metrics)
+
+
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_day_is_measured_before_it_is_learned_from(log: Path, out: Path, tmp_path: Path, number: int) -> None:
     train(training_content(log, WEEK[:number], WEEK[number]), tmp_path / "run")

@@ -1,0 +1,85 @@
+"""Base of the models that check a reproduction."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rankfall._yaml_config import Section
+from rankfall.reproductions.paper_schema.methods import Method, check_names
+from rankfall.reproductions.paper_schema.printed import PublishedTable
+
+# what a reproduction runs on: ranking lists, impressions of a cascade, operators alone (it needs no data), or nothing
+Kind = Literal["lists", "impressions", "operators", "none"]
+
+
+class Time(Section):
+    """Estimated duration on two cores, with the data that are used by default."""
+
+    quick: str
+    full: str
+
+
+class Reproduction(Section):
+    """A published table or figure.
+
+    Attributes:
+        paper: Name of the paper, which the loader adds.
+        id: Its name on the command line: ``lcron-table2``.
+        title: Paper and number, as reports name it.
+        place: Where it is in the paper.
+        shows: What it shows, for ``--list``.
+        time: How long it takes.
+        driver: The module in ``drivers/`` that runs it.
+        notes: Where our data or methods differ from those of the paper.
+    """
+
+    data: ClassVar[Kind] = "lists"
+
+    paper: str
+    id: str
+    title: str
+    place: str
+    shows: str
+    time: Time
+    driver: str
+    notes: list[str] = Field(default_factory=list)
+
+    def with_variants(self, *, improved: bool) -> Self:
+        """Return a copy with the methods of the paper, and only if `improved` with our better versions of them."""
+        methods: list[Method] = getattr(self, "methods", [])
+        if improved or not any(method.variant == "sound" for method in methods):
+            return self
+        return self.model_copy(update={"methods": [method for method in methods if method.variant != "sound"]})
+
+
+class TableOfMethods(Reproduction):
+    """Methods beside a published table."""
+
+    methods: list[Method] = Field(min_length=1)
+    published: PublishedTable
+
+    @model_validator(mode="after")
+    def _methods_belong_to_printed_rows(self) -> Self:
+        check_names(self.methods)
+        rows = self.published.rows()
+        for method in self.methods:
+            if method.row is not None and method.row not in rows:
+                raise ValueError(f"methods.{method.name}.row: found {method.row!r}, expected {', '.join(sorted(rows))}")
+        return self
+
+
+class PublishedOnly(Reproduction):
+    """A published table that nobody outside can measure, such as the result of an A/B test. It is shown, not run.
+
+    Attributes:
+        reason: What it would take to measure it.
+    """
+
+    data: ClassVar[Kind] = "none"
+
+    driver: Literal["published_only"]
+    reason: str
+    published: PublishedTable
+    time: Time = Time(quick="-", full="-")
