@@ -1286,6 +1286,45 @@ def test_adaptive_losses_equal_their_formula(name: str, make: Any) -> None:
     assert values[1] == 0
 
 
+@pytest.mark.witness("brute force", "ARFLoss")
+def test_arf_as_printed_adds_up_soft_targets() -> None:
+    """Equations 11 to 13 of ARF: the labels are softly sorted for both losses, which are sums."""
+    scores, labels = random_lists(4, 6, seed=53)
+    values = losses.ARFLoss(m=3, k=2, tau=0.5, variant="published", positive_only=False, reduction="none")(
+        scores, labels
+    )
+    own_tau = losses.ARFLoss(m=3, k=2, tau=0.5, label_tau=2.0, variant="published", reduction="none")(scores, labels)
+    for i in range(4):
+        s, y, w = scores[i].tolist(), labels[i].tolist(), [1.0] * 6
+        recall = relax(s, y, w, 3, 2, 0.5, positive_only=False, label_tau=0.5, scale="sum")
+        expected = recall + sort_cross_entropy(s, y, w, 0.5, label_tau=0.5, scale="sum") / 2
+        assert values[i].item() == pytest.approx(expected, rel=1e-9)
+        recall = relax(s, y, w, 3, 2, 0.5, label_tau=2.0, scale="sum")
+        expected = recall + sort_cross_entropy(s, y, w, 0.5, label_tau=2.0, scale="sum") / 2
+        assert own_tau[i].item() == pytest.approx(expected, rel=1e-9)
+    with pytest.raises(ValueError, match="variant must be one of 'sound', 'published', got 'old'"):
+        losses.ARFLoss(m=3, k=2, variant="old")  # type: ignore[arg-type]
+
+
+@pytest.mark.witness("brute force")
+@adaptive
+@pytest.mark.parametrize("scale", ["mean", "sum", "mixed"])
+def test_scales_of_adaptive_losses(name: str, make: Any, scale: str) -> None:
+    scores, labels = random_lists(4, 6, seed=54)
+    values = make(scale=scale, ties="position", reduction="none")(scores, labels)
+    of_recall, of_order = {"mean": ("mean", "mean"), "sum": ("sum", "sum"), "mixed": ("sum", "mean")}[scale]
+    for i in range(4):
+        s, y, w = scores[i].tolist(), labels[i].tolist(), [1.0] * 6
+        if name == "ARFLoss":
+            recall = relax(s, y, w, 3, 2, 0.5, scale=of_recall)
+        else:
+            recall = topk_bce(s, y, w, 2, topk="neural_sort", scale=of_recall)
+        expected = recall + sort_cross_entropy(s, y, w, 0.5, ties="position", scale=of_order) / 2
+        assert values[i].item() == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(ValueError, match="scale must be one of 'mean', 'sum', 'mixed', got 'max'"):
+        make(scale="max")
+
+
 @pytest.mark.witness("gradcheck")
 @adaptive
 def test_gradient_of_adaptive_losses(name: str, make: Any) -> None:

@@ -40,10 +40,8 @@ def test_variants_of_lcron_differ_in_the_gradient_of_the_first_stage_alone() -> 
     """L_e2e: the last stage drops an item only after all others kept it, so both forms give it the same gradient."""
     scores, grades, relevance = impressions(8, seed=2)
     scores = [stage.requires_grad_() for stage in scores]
-    parts = [
-        LCRON(relevant=10, variant=variant, single_weight=0).double().parts(scores, grades, relevance=relevance)["e2e"]
-        for variant in ("sound", "published")
-    ]
+    variants = LCRON(relevant=10, single_weight=0), LCRON(relevant=10, single_weight=0, variant="published")
+    parts = [one.parts(scores, grades, relevance=relevance)["e2e"] for one in variants]
     torch.testing.assert_close(parts[0], parts[1])
     (first, last), (published_first, published_last) = (torch.autograd.grad(part, scores) for part in parts)
     torch.testing.assert_close(last, published_last)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -176,8 +176,8 @@ class Agreement:
 
 def cases() -> list[Case]:
     """Return the objectives of LCRON's tables with a published formula."""
-    relevant = {"relevant": RELEVANT}
-    quotas = {"relevant": RELEVANT, "quotas": QUOTAS}
+    relevant: dict[str, Any] = {"relevant": RELEVANT}
+    quotas: dict[str, Any] = {"relevant": RELEVANT, "quotas": QUOTAS}
     sort = ops.topk("neural_sort", tau=TAU)
     one = objectives
 

@@ -281,10 +281,10 @@ class ARFLoss(_AdaptiveLoss):
         super().__init__(relaxed, order, reduction)
 
 
-def adaptive_scales(scale: str) -> tuple[str, str]:
+def adaptive_scales(scale: str) -> tuple[Literal["mean", "sum"], Literal["mean", "sum"]]:
     """Return the scales of the losses of the recall and of the order that a scale of both stands for."""
     check_choice("scale", scale, ("mean", "sum", "mixed"))
-    return ("sum", "mean") if scale == "mixed" else (scale, scale)
+    return "mean" if scale == "mean" else "sum", "sum" if scale == "sum" else "mean"
 
 
 class ARFv2Loss(_AdaptiveLoss):

@@ -184,8 +184,7 @@ def sort_cross_entropy_loss(
     if label_tau is not None:
         by_rank = (cost * _rows(labels, sort, k=n, tau=label_tau, mask=mask)).sum(-1)
     elif check_choice("ties", ties, ("average", "position")) == "average":
-        by_item = cost.gather(-1, order.unsqueeze(-2).expand_as(cost))
-        by_rank = (by_item * _tie_shares(labels.gather(-1, order), real)).sum(-1)
+        by_rank = (cost * _tie_shares(labels.gather(-1, order), labels, mask)).sum(-1)
     else:
         by_rank = cost.gather(-1, order[..., None]).squeeze(-1)
     per_list = _scaled(by_rank, real, scale).masked_fill(~has_positive(labels, mask), 0.0)
@@ -312,10 +311,9 @@ def topk_bce_loss(
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
-def _tie_shares(labels: Tensor, real: Tensor) -> Float[Tensor, "*batch n n"]:
-    """Return the mean of the permutations of sorted labels over the orders of equal ones: blocks of equal shares."""
-    values = labels.masked_fill(~real, torch.nan)  # equal to nothing
-    equal = (values.unsqueeze(-1) == values.unsqueeze(-2)).to(labels.dtype)
+def _tie_shares(by_rank: Tensor, labels: Tensor, mask: Tensor) -> Float[Tensor, "*batch n n"]:
+    """Return the permutation that sorts the labels, averaged over the orders of equal ones: they share their ranks."""
+    equal = ((by_rank.unsqueeze(-1) == labels.unsqueeze(-2)) & mask.unsqueeze(-2)).to(labels.dtype)
     return equal / equal.sum(-1, keepdim=True).clamp(min=1)
 
 
