@@ -213,6 +213,20 @@ def test_the_same_seed_gives_the_same_weights(log: Path, tmp_path: Path) -> None
     assert a != c
 
 
+def test_adagrad_trains_sparse_tables_as_dense_ones(log: Path, tmp_path: Path) -> None:
+    weights = []
+    for sparse in (False, True):
+        changes = content(log, optimizer={"name": "adagrad", "lr": 0.05}, objective={"name": "bce"})
+        for stage in (0, 1):
+            changes = set_option(changes, f"stages.{stage}.model.sparse", sparse)
+        train(validate_cascade(changes), tmp_path / str(sparse))
+        weights.append(load_run(tmp_path / str(sparse))[1].state_dict())
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-4, atol=1e-5)
+    changes = set_option(changes, "optimizer.weight_decay", 0.1)
+    with pytest.raises(ConfigError, match="sparse gradients are trained by plain adam or adagrad"):
+        train(validate_cascade(changes), tmp_path / "decay")
+
+
 def test_sparse_and_shared_tables_train(log: Path, tmp_path: Path) -> None:
     changes = content(log, share=["video"])
     for stage in (0, 1):
@@ -223,6 +237,13 @@ def test_sparse_and_shared_tables_train(log: Path, tmp_path: Path) -> None:
     models = [model for model in cascade.models.values() if isinstance(model, rf.models.Scorer)]
     assert models[0].embedding.tables["video"] is models[1].embedding.tables["video"]
     assert models[0].embedding.tables["video"].sparse
+
+
+def test_temperatures_of_a_stage_loss_follow_their_schedule(log: Path) -> None:
+    loss = {"name": "relax_loss", "m": 3, "k": 2, "tau": {"start": 10, "end": 1}}
+    _, (temperature,) = make_objective(config_for(log, objective={"name": "per_stage", "loss": loss}))
+    temperature.set(0.5)
+    assert temperature.value.item() == pytest.approx(10**0.5)
 
 
 def test_temperatures_follow_their_schedule(log: Path) -> None:

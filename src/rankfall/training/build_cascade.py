@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rankfall import objectives, registry
 from rankfall._suggestions import did_you_mean
@@ -16,7 +14,6 @@ from rankfall._yaml_config import ConfigError
 from rankfall.cascade import Cascade, Stage
 from rankfall.models import Scorer, from_config
 from rankfall.training.build_components import make_loss, make_optimizer, make_option
-from rankfall.training.config.component_checks import TEMPERATURES, read_schedule
 from rankfall.training.config.ranker_config import LossConfig
 
 if TYPE_CHECKING:
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
     from rankfall.objectives import Objective
     from rankfall.training.config.cascade_config import CascadeConfig
     from rankfall.training.config.sections import OptimizerConfig
+    from rankfall.training.temperatures import Temperature
 
 
 # --- models -----------------------------------------------------------------------------------------------------
@@ -76,24 +74,6 @@ def check_kept(objective: Objective, loader: ImpressionLoader) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Temperature:
-    """A temperature that changes over a training run. Operators hold its tensor `value`."""
-
-    value: Tensor
-    start: float
-    end: float
-    schedule: str
-
-    def set(self, share: float) -> None:
-        """Set the temperature for a share of the training run, from 0 to 1."""
-        if self.schedule == "linear":
-            now = self.start + (self.end - self.start) * share
-        else:
-            now = self.start * (self.end / self.start) ** share
-        self.value.fill_(now)
-
-
 BuiltObjective: TypeAlias = "tuple[Objective, list[Temperature]]"
 """An objective, and the temperatures in it that follow a schedule."""
 
@@ -114,8 +94,7 @@ def make_objective(config: CascadeConfig) -> BuiltObjective:
     component: Any = registry.get("objective", name)
     temperatures: list[Temperature] = []
     try:
-        convert = partial(_temperature, temperatures)
-        options = {key: _make_option(name, key, value, convert) for key, value in config.objective.options.items()}
+        options = {key: _make_option(name, key, value, temperatures) for key, value in config.objective.options.items()}
         objective: Objective = component(**_supplied(config, inspect.signature(component).parameters), **options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"objective: {error}") from None
@@ -180,10 +159,12 @@ def _with_depths(config: CascadeConfig, number: Callable[[str, str], int]) -> Ca
     return config.model_copy(update={"stages": stages, "objective": objective})
 
 
-def _make_option(objective: str, name: str, value: Any, convert: Callable[[str, Any], Any]) -> Any:
+def _make_option(objective: str, name: str, value: Any, temperatures: list[Temperature]) -> Any:
     if (objective, name) == ("per_stage", "loss"):
-        return make_loss(LossConfig.model_validate({"name": value} if isinstance(value, str) else value))
-    return make_option(name, value, convert)
+        loss, own = make_loss(LossConfig.model_validate({"name": value} if isinstance(value, str) else value))
+        temperatures.extend(own)
+        return loss
+    return make_option(name, value, temperatures)
 
 
 def _supplied(config: CascadeConfig, allowed: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,17 +180,13 @@ def _supplied(config: CascadeConfig, allowed: Mapping[str, Any]) -> dict[str, An
     return {key: value for key, value in supplied.items() if key in allowed and key not in config.objective.options}
 
 
-def _temperature(temperatures: list[Temperature], name: str, value: Any) -> Any:
-    """Return the value of an option. A temperature with a schedule becomes a tensor, and joins the list."""
-    if name not in TEMPERATURES or not isinstance(value, dict):
-        return value
-    schedule = read_schedule(name, value)
-    temperature = Temperature(torch.tensor(schedule.start), *schedule)
-    temperatures.append(temperature)
-    return temperature.value
-
-
 # --- optimizers -------------------------------------------------------------------------------------------------
+
+
+_SPARSE_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.SparseAdam,
+    "adagrad": torch.optim.Adagrad,
+}
 
 
 class Optimizers:
@@ -221,12 +198,13 @@ class Optimizers:
         dense = [parameter for parameter in cascade.parameters() if id(parameter) not in chosen]
         self.parts: dict[str, torch.optim.Optimizer] = {"dense": make_optimizer(config, dense, objective.parameters())}
         if sparse:
-            if config.name != "adam" or config.weight_decay:
+            if config.name not in _SPARSE_OPTIMIZERS or config.weight_decay:
                 raise ValueError(
                     f"optimizer: found {config.name} with weight_decay {config.weight_decay:g}, but tables with "
-                    "sparse gradients are trained by plain adam"
+                    f"sparse gradients are trained by plain {' or '.join(_SPARSE_OPTIMIZERS)}"
                 )
-            self.parts["sparse"] = torch.optim.SparseAdam(sparse, lr=config.lr)
+            make: Any = _SPARSE_OPTIMIZERS[config.name]
+            self.parts["sparse"] = make(sparse, lr=config.lr)
 
     def zero_grad(self) -> None:
         """Reset all gradients."""
@@ -235,8 +213,9 @@ class Optimizers:
 
     def step(self) -> None:
         """Update all weights."""
-        for part in self.parts.values():
-            part.step()
+        with torch.sparse.check_sparse_tensor_invariants(enable=False):  # torch warns unless this is chosen
+            for part in self.parts.values():
+                part.step()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each optimizer by name."""

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from rankfall import registry
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import OptionError, shown
-from rankfall.training.config.sections import Activation, Count, Share
+from rankfall.training.config.sections import Activation, Count, Init, Share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rankfall.registry import Kind
 
 TEMPERATURES = ("tau", "temperature", "steepness")
-"""Options of objectives and their operators that can follow a schedule."""
+"""Options of losses, objectives and their operators that can follow a schedule."""
 
 ScheduleName = Literal["constant", "linear", "exponential"]
 
@@ -50,12 +50,14 @@ _OPTION_TYPES: dict[str, dict[str, Any]] = {
     "e2e_weight": _NOT_NEGATIVE,
     "gumbel_samples": {"int": Annotated[int, Field(ge=0)]},
     "hidden": _COUNT,
+    "init": {"str": Init},
     "k": _COUNT,
     "label_tau": _POSITIVE,
     "m": _COUNT,
     "min_depth": {"int": int | str},  # a number or the name of a logged stage
     "mix": _FRACTION,
     "network": {"str": Literal["odd_even", "bitonic"]},
+    "norm_momentum": {"float": Annotated[float, Field(gt=0, le=1)]},
     "power": {"int": Literal[1, 2]},
     "quotas": _COUNT,
     "sigma": _POSITIVE,
@@ -85,7 +87,7 @@ class Schedule(NamedTuple):
 
 
 def check_loss(name: str, options: Mapping[str, Any]) -> None:
-    """Check the options of a loss.
+    """Check the options of a loss, of which temperatures can follow a schedule.
 
     Raises:
         OptionError: If an option is unknown, missing or has a wrong value.
@@ -99,7 +101,7 @@ def check_objective(name: str, options: Mapping[str, Any]) -> None:
     Raises:
         OptionError: If an option is unknown, missing or has a wrong value.
     """
-    _check("objective", name, options, schedules=True)
+    _check("objective", name, options)
 
 
 def check_model(config: Mapping[str, Any]) -> None:
@@ -142,7 +144,7 @@ def read_schedule(name: str, value: Mapping[str, Any]) -> Schedule:
 
 
 def has_schedule(options: Mapping[str, Any]) -> bool:
-    """Return whether a temperature of an objective changes over the training run, whose length must then be known."""
+    """Return whether a temperature in the options changes over the training run, whose length must then be known."""
     for name, value in options.items():
         if not isinstance(value, dict):
             continue
@@ -158,26 +160,26 @@ def has_schedule(options: Mapping[str, Any]) -> bool:
 # --- names and values ---------------------------------------------------------------------------------------------
 
 
-def _check(kind: Kind, name: str, options: Mapping[str, Any], *, schedules: bool = False) -> None:
+def _check(kind: Kind, name: str, options: Mapping[str, Any]) -> None:
     try:
         registry.check_options(kind, name, options)
     except ValueError as error:
         example = ", such as {name: ranknet_loss}" if name == "per_stage" and "loss" not in options else ""
         raise OptionError(f"{error}{example}") from None
     for option, value in options.items():
-        _check_value(option, value, _annotations(kind, name)[option], schedules=schedules)
+        _check_value(option, value, _annotations(kind, name)[option])
 
 
-def _check_value(name: str, value: Any, annotation: str, *, schedules: bool) -> None:
+def _check_value(name: str, value: Any, annotation: str) -> None:
     optional = annotation.endswith("| None")
     if value is None and optional:
         return
     match annotation.removesuffix(" | None"):
         case "SoftSort" | "TopK":
-            _check_operator(name, value, schedules=schedules)
+            _check_operator(name, value)
         case "nn.Module":
             check_stage_loss(name, value)
-        case _ if schedules and name in TEMPERATURES and isinstance(value, dict):
+        case _ if name in TEMPERATURES and isinstance(value, dict):
             read_schedule(name, value)
         case _:
             try:
@@ -186,7 +188,7 @@ def _check_value(name: str, value: Any, annotation: str, *, schedules: bool) -> 
                 raise _wrong_value(name, error.errors()) from None
 
 
-def _check_operator(name: str, value: Any, *, schedules: bool) -> None:
+def _check_operator(name: str, value: Any) -> None:
     """Check an operator's name, or a mapping of its name and options."""
     given = {"name": value} if isinstance(value, str) else value
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
@@ -198,8 +200,8 @@ def _check_operator(name: str, value: Any, *, schedules: bool) -> None:
     own = _TOPK_ANNOTATIONS if name == "topk" else {}
     try:
         for key in own.keys() & options.keys():
-            _check_value(key, options.pop(key), own[key], schedules=False)
-        _check("operator", operator, options, schedules=schedules)
+            _check_value(key, options.pop(key), own[key])
+        _check("operator", operator, options)
     except OptionError as error:
         raise error.inside(name) from None
 
