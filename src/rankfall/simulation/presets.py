@@ -101,7 +101,7 @@ _RECFLOW = Preset(
 _NOISY = replace(
     _RECFLOW,
     name="recflow-noisy",
-    production=replace(_RECFLOW.production, early_noise=3.0, early_favour=1.5, rank_favour=-3.0),
+    production=replace(_RECFLOW.production, early_noise=3.2, early_favour=1.5, rank_favour=-3.0),
 )
 _TINY = replace(
     _RECFLOW,
