@@ -100,7 +100,7 @@ class Training:
 
     def _count(self, documents: int) -> int:
         """Return the number of lists with at least so many documents, or of all lists."""
-        totals = list(accumulate(self._lists.lengths.tolist()))
+        totals: list[int] = list(accumulate(self._lists.lengths.tolist()))
         return min(len(totals), 1 + sum(total < documents for total in totals))
 
     @property
@@ -115,7 +115,7 @@ class Training:
     def step(self) -> None:
         """Train on the batch once."""
         self._optimizer.zero_grad()
-        self._loss_of(self._model(self._lists.gather(self._batch.rows))).backward()  # type: ignore[no-untyped-call]
+        self._loss_of(self._model(self._lists.gather(self._batch.rows))).backward()
         self._optimizer.step()
 
     def loss_alone(self) -> Step:
