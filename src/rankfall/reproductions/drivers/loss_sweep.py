@@ -108,7 +108,7 @@ def _report_of_one(
             for point, value in values.items()
         ],
         title=reproduction.heading,
-        subtitle=f"shaded: best {variable} in the paper; band: 95 % confidence interval over queries",
+        subtitle=f"{metric}; shaded: best {variable} in the paper; band: 95 % confidence interval over queries",
         x=reproduction.along,
         y=metric,
         series="data",
