@@ -11,7 +11,7 @@ import torch
 
 from rankfall import losses, ops
 from rankfall.data import RankingData
-from rankfall.reproductions.catalogue import run
+from rankfall.reproductions.catalogue import DIRECTORY, papers, run
 from rankfall.reproductions.drivers.cutoff_transfer import summary_of
 from rankfall.reproductions.drivers.loss_cost import Training
 from rankfall.reproductions.list_data import DataSource
@@ -187,3 +187,25 @@ def test_published_targets_of_another_sort_are_its_soft_permutation_too() -> Non
     expected = -(target * ops.diff_sort(scores).log()).sum()
     found = losses.sort_cross_entropy_loss(scores, labels, sort=ops.diff_sort, variant="published")
     torch.testing.assert_close(found, expected)
+
+
+# --- completeness -----------------------------------------------------------------------------------------------
+
+
+def test_every_table_and_figure_of_the_paper_has_an_entry() -> None:
+    (paper,) = (one for one in papers() if one.name == "ARF")
+    tables, figures = range(1, 10), range(2, 7)  # figure 1 is a drawing of a cascade
+    expected = {f"arf-table{number}" for number in tables} | {f"arf-figure{number}" for number in figures}
+    assert {one.id for one in paper.reproductions} == expected
+
+
+def test_every_equation_is_stated() -> None:
+    (paper,) = (one for one in papers() if one.name == "ARF")
+    places = {one.place for one in paper.statements}
+    assert {f"eq. {number}" for number in range(1, 14)} <= places
+    assert {f"appendix B.{number}" for number in range(1, 5)} <= places
+
+
+def test_nothing_printed_is_called_unknown() -> None:
+    text = (DIRECTORY / "arf.yaml").read_text()
+    assert not [word for word in ("not transcribed", "our notes", "null") if word in text]
