@@ -614,6 +614,18 @@ def test_budget_draws_equally_many_settings(write: Callable[..., Path], tmp_path
         make_plan(load_comparison(write(**changes, budget=4)), tmp_path)
 
 
+def test_a_method_with_given_settings_is_not_tuned(write: Callable[..., Path], tmp_path: Path) -> None:
+    methods = {
+        "given": {"loss": {"name": "softmax_loss"}, "tune": {}},
+        "tuned": {"loss": {"name": "softmax_loss"}},
+    }
+    changes: dict[str, Any] = {"methods": methods, "tune": {"optimizer.lr": [0.1, 0.2, 0.3]}}
+    for budget in ({}, {"budget": 2}):
+        plan = make_plan(load_comparison(write(**changes, **budget)), tmp_path)
+        assert plan.candidates["given"] == [{}]
+        assert len(plan.candidates["tuned"]) == budget.get("budget", 3)
+
+
 # --- baselines ----------------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,14 @@ from rankfall.reproductions.paper_schema.methods import (
     Options,
     StageProtocol,
 )
-from rankfall.reproductions.paper_schema.on_impressions import ObjectiveComparison, ObjectiveSweep, StageLossComparison
+from rankfall.reproductions.paper_schema.on_impressions import (
+    LogStatistics,
+    ObjectiveComparison,
+    ObjectiveRuntime,
+    ObjectiveStream,
+    ObjectiveSweep,
+    StageLossComparison,
+)
 from rankfall.reproductions.paper_schema.on_lists import (
     Cutoffs,
     CutoffTransfer,
@@ -34,7 +41,13 @@ from rankfall.reproductions.paper_schema.on_lists import (
     LossSweep,
     TrainingCurves,
 )
-from rankfall.reproductions.paper_schema.on_operators import GradientSigns, SortRuntime, SortTree, TrainingSteps
+from rankfall.reproductions.paper_schema.on_operators import (
+    GradientSigns,
+    SortRuntime,
+    SortTree,
+    SurvivalBounds,
+    TrainingSteps,
+)
 from rankfall.reproductions.paper_schema.paper_file import DRIVERS, PaperFile, Statement
 from rankfall.reproductions.paper_schema.printed import (
     Cell,
@@ -61,6 +74,7 @@ __all__ = [
     "Kind",
     "LengthTransfer",
     "ListProtocol",
+    "LogStatistics",
     "LossComparison",
     "LossSweep",
     "Marks",
@@ -68,6 +82,8 @@ __all__ = [
     "Method",
     "Number",
     "ObjectiveComparison",
+    "ObjectiveRuntime",
+    "ObjectiveStream",
     "ObjectiveSweep",
     "Options",
     "PaperFile",
@@ -81,6 +97,7 @@ __all__ = [
     "StageLossComparison",
     "StageProtocol",
     "Statement",
+    "SurvivalBounds",
     "TableOfMethods",
     "Time",
     "TrainingCurves",
