@@ -233,7 +233,7 @@ def test_small_data_deviate_and_say_so(tmp_path: Path, small: ListData) -> None:
     assert network.startswith("Network: 128-64 instead of 1024-512-256, since there are 12 training lists")
     assert "10 epochs, that is 10 steps of 16 lists, instead of 100,000 steps" in training
     assert rate == "Learning rate: 0.003, instead of 0.001."
-    assert "tuned on validation lists" in deviations(protocol, full, small)[-1]
+    assert "tuned on validation lists" in deviations(protocol, full, small, tuned=True)[-1]
 
 
 def test_lambdaloss_tunes_the_published_learning_rates(tmp_path: Path, small: ListData) -> None:

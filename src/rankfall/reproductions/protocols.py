@@ -137,7 +137,7 @@ def _duration(protocol: ListProtocol, task: Task, data: ListData) -> dict[str, i
     return {"epochs": epochs, "patience": task.size.patience}
 
 
-def deviations(protocol: ListProtocol, task: Task, data: ListData) -> list[str]:
+def deviations(protocol: ListProtocol, task: Task, data: ListData, *, tuned: bool = False) -> list[str]:
     """Return where training on ranking lists differs from the protocol, as sentences for a report."""
     found = []
     if not _is_large(data):
@@ -154,9 +154,9 @@ def deviations(protocol: ListProtocol, task: Task, data: ListData) -> list[str]:
             f"{protocol.steps:,} steps."
         )
     if _fixes_rate(protocol) and not _is_large(data):
-        ours = "tuned on validation lists, four trials per method" if task.size.tune else f"{LIST_RATE:g}"
+        ours = "tuned on validation lists, four trials per method" if tuned else f"{LIST_RATE:g}"
         found.append(f"Learning rate: {ours}, instead of {protocol.optimizer['lr']:g}.")
-    if protocol.rates and not task.size.tune:
+    if protocol.rates and not tuned:
         found.append(
             f"Learning rate: {_rate(protocol, data):g} for all methods; without --quick each method is tuned over "
             f"those of the paper, {', '.join(f'{rate:g}' for rate in protocol.rates)}."

@@ -68,7 +68,7 @@ def mark(comparison: ComparisonResult, marks: Marks, method: str, metric: str, *
     if verdict is None:
         return UNKNOWN
     if over_seeds:
-        outcome = verdict.outcome
+        outcome: str = verdict.outcome
     elif marks.against == "best":
         outcome = "worse" if _is_worse_over_queries(comparison, method, metric) else "not distinguishable"
     else:

@@ -11,7 +11,7 @@ import torch
 
 from rankfall.data import RankingData
 from rankfall.metrics.named import parse
-from rankfall.reporting.figures import HeatMaps
+from rankfall.reporting.figures import Lines
 from rankfall.reproductions.paper_schema import fill
 from rankfall.reproductions.protocols import deviations, list_config, run_comparison
 from rankfall.reproductions.published_sweep import pick_points
@@ -48,7 +48,7 @@ def run(reproduction: LengthTransfer, task: Task) -> Report:
     patterns = find_patterns(values, gained, lengths) if trained == lengths else []
     return Report(
         sheets=[_sheet(values, gained, metrics, trained, lengths), *_pattern_sheet(patterns)],
-        plots={reproduction.id: _figure(reproduction, data.name, gained, trained)},
+        plots={reproduction.id: _figure(reproduction, data.name, gained, lengths)},
         results={
             "comparison": comparison.to_json(),
             "cells": [
@@ -87,7 +87,7 @@ def gains(values: Values, shortest: int) -> Values:
         base = values.get((metric, shortest, test))
         if base:
             sign = 1 if parse(metric).higher_is_better else -1
-            found[metric, train, test] = round(sign * (value / base - 1), 12)
+            found[metric, train, test] = round(sign * (value / base - 1), 12) + 0.0  # no -0.0
     return found
 
 
@@ -196,16 +196,21 @@ def _sheet(
     return Sheet(title, ["", *(f"tested on {length}" for length in lengths)], rows)
 
 
-def _figure(reproduction: LengthTransfer, data: str, gained: Values, trained: Sequence[int]) -> HeatMaps:
-    cells = [
-        {"panel": metric, "row": _label(train), "column": str(test), "value": 100 * gain}
-        for (metric, train, test), gain in gained.items()
-        if train in trained
+def _figure(reproduction: LengthTransfer, data: str, gained: Values, lengths: Sequence[int]) -> Lines:
+    shown = [metric for metric in reproduction.metrics if metric.startswith("ndcg")] or reproduction.metrics
+    points = [
+        {"panel": metric, "series": _label(train), "x": test, "y": 100 * gain}
+        for metric in shown
+        for (of, train, test), gain in gained.items()
+        if of == metric
     ]
-    return HeatMaps(
-        sorted(cells, key=lambda cell: reproduction.metrics.index(str(cell["panel"]))),
-        title=f"{reproduction.method.name}: gain in percent over training on lists of {reproduction.lengths[0]}",
-        subtitle=f"{data}; framed: the best training for each test",
-        row="training",
-        column="documents in a test list",
+    return Lines(
+        points,
+        title=f"{reproduction.method.name}: gain in percent over training on lists of {lengths[0]}",
+        subtitle=f"{data}; all metrics are in results.json",
+        x="documents in a test list",
+        y="gain in percent",
+        series="training",
+        log_x=True,
+        ticks=lengths,
     )

@@ -26,7 +26,8 @@ def run(reproduction: LossComparison, task: Task) -> Report:
     """Train and test every loss, each tuned with the same number of trials."""
     protocol, metrics = reproduction.protocol, reproduction.published.metrics
     data = task.lists(protocol)
-    sections = method_sections(reproduction.methods, list_rates(protocol), tune=is_tuned(protocol, task, data))
+    tuned = is_tuned(protocol, task, data)
+    sections = method_sections(reproduction.methods, list_rates(protocol), tune=tuned)
     against = reference_of(reproduction.published, reproduction.methods)
     config = list_config(protocol, task, data, sections, metrics=list(metrics), against=against)
     comparison = run_comparison(task, config)
@@ -38,6 +39,7 @@ def run(reproduction: LossComparison, task: Task) -> Report:
         oracle=oracle(data, metrics),
         methods=reproduction.methods,
     )
-    report = table_report(reproduction.id, result, [*deviations(protocol, task, data), *reproduction.notes])
+    notes = [*deviations(protocol, task, data, tuned=tuned), *reproduction.notes]
+    report = table_report(reproduction.id, result, notes)
     marks = marks_sheet(reproduction.published, comparison, reproduction.methods)
     return replace(report, sheets=[*report.sheets, *marks])

@@ -212,6 +212,6 @@ def _notes(alone: Seconds, steps: Seconds, growth: Mapping[str, float]) -> list[
         f"form, which grows like L^{growth[TEXTBOOK]:.2f}, and a training step {whole[TEXTBOOK] / whole[TREE]:.1f} "
         "times. This is what the figure of the paper shows.",
         f"It takes {last[TREE] / last[ONE]:.1f} times as long as our depth 1, which computes its one row from a sort "
-        f"and prefix sums, without the matrix that a tree avoids; a training step {whole[TREE] / whole[ONE]:.2f} "
-        "times.",
+        f"and prefix sums, without the matrix that a tree avoids. In a training step, {whole[TREE] / whole[ONE]:.2f} "
+        "times as long, the network takes most of the time.",
     ]

@@ -66,25 +66,6 @@ class GradientSigns(Reproduction):
     losses: dict[str, Options] = Field(min_length=1)
 
 
-class SurvivalBounds(Reproduction):
-    """Bounds of the survival through two stages, by enumeration of the sets that the first stage can keep.
-
-    Attributes:
-        lengths: Items per list. Every pair of quotas, the first larger, is checked.
-        operators: Name and options of the operators whose inclusions are checked.
-        correlations: Correlations of the scores of both stages.
-        lists: Lists per length and correlation.
-    """
-
-    data: ClassVar[Kind] = "operators"
-
-    driver: Literal["survival_bounds"]
-    lengths: list[Annotated[int, Field(ge=3, le=12)]] = Field(min_length=1)
-    operators: list[Options] = Field(min_length=1)
-    correlations: list[Annotated[Number, Field(ge=-1, le=1)]] = Field(min_length=1)
-    lists: Positive
-
-
 class SortTree(Reproduction):
     """A small tree of soft sorts, as an example.
 
@@ -102,3 +83,22 @@ class SortTree(Reproduction):
     branches: list[Positive] = Field(min_length=1)
     k: Positive
     taus: list[Number] = Field(min_length=1)
+
+
+class SurvivalBounds(Reproduction):
+    """Bounds of the survival through two stages, by enumeration of the sets that the first stage can keep.
+
+    Attributes:
+        lengths: Items per list. Every pair of quotas, the first larger, is checked.
+        operators: Name and options of the operators whose inclusions are checked.
+        correlations: Correlations of the scores of both stages.
+        lists: Lists per length and correlation.
+    """
+
+    data: ClassVar[Kind] = "operators"
+
+    driver: Literal["survival_bounds"]
+    lengths: list[Annotated[int, Field(ge=3, le=12)]] = Field(min_length=1)
+    operators: list[Options] = Field(min_length=1)
+    correlations: list[Annotated[Number, Field(ge=-1, le=1)]] = Field(min_length=1)
+    lists: Positive
