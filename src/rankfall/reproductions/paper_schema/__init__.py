@@ -34,7 +34,13 @@ from rankfall.reproductions.paper_schema.on_lists import (
     LossSweep,
     TrainingCurves,
 )
-from rankfall.reproductions.paper_schema.on_operators import SortRuntime
+from rankfall.reproductions.paper_schema.on_operators import (
+    GradientConflict,
+    SortRuntime,
+    SyntheticLists,
+    TemperatureEffect,
+    TopkRuntime,
+)
 from rankfall.reproductions.paper_schema.paper_file import DRIVERS, PaperFile, Statement
 from rankfall.reproductions.paper_schema.printed import (
     Cell,
@@ -56,6 +62,7 @@ __all__ = [
     "Column",
     "CutoffTransfer",
     "Cutoffs",
+    "GradientConflict",
     "Kind",
     "LengthTransfer",
     "ListProtocol",
@@ -77,8 +84,11 @@ __all__ = [
     "StageLossComparison",
     "StageProtocol",
     "Statement",
+    "SyntheticLists",
     "TableOfMethods",
+    "TemperatureEffect",
     "Time",
+    "TopkRuntime",
     "TrainingCurves",
     "fill",
     "mean_of",
