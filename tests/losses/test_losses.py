@@ -7,6 +7,7 @@ of Python numbers, with loops and no tricks.
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import math
 import subprocess
@@ -205,21 +206,51 @@ def pirank_arp(s: Numbers, y: Numbers, w: Numbers, k: int | None = None, tau: fl
     return total / sum(relevance)
 
 
-def sort_cross_entropy(s: Numbers, y: Numbers, w: Numbers, tau: float = 1.0, label_tau: float | None = None) -> float:
+def tie_orders(y: Numbers) -> list[list[int]]:
+    """All descending orders of the labels."""
+    return [list(one) for one in itertools.permutations(range(len(y))) if [y[i] for i in one] == sorted(y)[::-1]]
+
+
+def sort_cross_entropy(
+    s: Numbers,
+    y: Numbers,
+    w: Numbers,
+    tau: float = 1.0,
+    label_tau: float | None = None,
+    ties: str = "average",
+    scale: str = "mean",
+) -> float:
     n = len(s)
     if label_tau is None:
-        target = [[float(j == item) for j in range(n)] for item in order_of(y)]
+        orders = tie_orders(y) if ties == "average" else [order_of(y)]
+        target = [[sum(one[i] == j for one in orders) / len(orders) for j in range(n)] for i in range(n)]
     else:
         target = neural_rows(y, label_tau)
     rows = neural_rows(s, tau)
-    return -sum(w[j] * target[i][j] * math.log(rows[i][j]) for i in range(n) for j in range(n)) / n
+    total = -sum(w[j] * target[i][j] * math.log(rows[i][j]) for i in range(n) for j in range(n))
+    return total / n if scale == "mean" else total
 
 
-def relax(s: Numbers, y: Numbers, w: Numbers, m: int, k: int, tau: float = 1.0, positive_only: bool = True) -> float:
-    member = best(y, k, positive_only)
+def relax(
+    s: Numbers,
+    y: Numbers,
+    w: Numbers,
+    m: int,
+    k: int,
+    tau: float = 1.0,
+    positive_only: bool = True,
+    label_tau: float | None = None,
+    scale: str = "mean",
+) -> float:
+    if label_tau is None:
+        member = best(y, k, positive_only)
+    else:
+        of_labels = neural_rows(y, label_tau)[:k]
+        member = [sum(row[j] for row in of_labels) * (y[j] > 0 or not positive_only) for j in range(len(y))]
     rows = neural_rows(s, tau)[:m]
     cost = [-math.log(sum(row[j] for row in rows) / m) for j in range(len(s))]
-    return sum(w[j] * member[j] * cost[j] for j in range(len(s))) / sum(member)
+    total = sum(w[j] * member[j] * cost[j] for j in range(len(s)))
+    return total / sum(member) if scale == "mean" else total
 
 
 def binary_cross_entropy(p: Numbers, not_p: Numbers, truth: Numbers, w: Numbers) -> float:
@@ -230,20 +261,30 @@ def binary_cross_entropy(p: Numbers, not_p: Numbers, truth: Numbers, w: Numbers)
     return -sum(w[j] * (truth[j] * log(p[j]) + (1 - truth[j]) * log(not_p[j])) for j in range(n)) / n
 
 
-def topk_bce(s: Numbers, y: Numbers, w: Numbers, k: int, topk: Any = None, positive_only: bool = True) -> float:
-    n = len(s)
-    if k >= n:
+def topk_bce(
+    s: Numbers,
+    y: Numbers,
+    w: Numbers,
+    k: int,
+    topk: Any = None,
+    positive_only: bool = True,
+    m: int | None = None,
+    scale: str = "mean",
+) -> float:
+    n, kept = len(s), k if m is None else m
+    if kept >= n:
         return 0.0  # all are included, whatever their scores
     if topk is None:
         descending = sorted(s, reverse=True)
-        threshold = (descending[k - 1] + descending[k]) / 2
+        threshold = (descending[kept - 1] + descending[kept]) / 2
         included, left_out = ([sigmoid(sign * (x - threshold)) for x in s] for sign in (1, -1))
     else:
         rows = neural_rows(s, 0.5)
         columns = [sum(row[j] for row in rows) for j in range(n)]
-        included = [sum(row[j] for row in rows[:k]) / columns[j] for j in range(n)]
-        left_out = [sum(row[j] for row in rows[k:]) / columns[j] for j in range(n)]
-    return binary_cross_entropy(included, left_out, best(y, k, positive_only), w)
+        included = [sum(row[j] for row in rows[:kept]) / columns[j] for j in range(n)]
+        left_out = [sum(row[j] for row in rows[kept:]) / columns[j] for j in range(n)]
+    mean = binary_cross_entropy(included, left_out, best(y, k, positive_only), w)
+    return mean if scale == "mean" else mean * n
 
 
 # --- the table --------------------------------------------------------------------------------------------------
@@ -289,14 +330,32 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "approx_ndcg_loss": [{"tau": 0.5}, {}],
     "pirank_ndcg_loss": [{"k": 3}, {}, {"tau": 0.5}, {"k": 50, "tau": 2.0}],
     "pirank_arp_loss": [{}, {"k": 3, "tau": 0.5}, {"k": 50}],
-    "sort_cross_entropy_loss": [{}, {"tau": 2.0}, {"label_tau": 0.5}],
-    "relax_loss": [{"m": 3, "k": 2}, {"m": 1, "k": 1, "tau": 2.0}, {"m": 2, "k": 50}, {"m": 50, "k": 2}],
-    "topk_bce_loss": [{"k": 2}, {"k": 3, "topk": ops.topk("neural_sort", tau=0.5)}, {"k": 50}],
+    "sort_cross_entropy_loss": [{}, {"tau": 2.0, "scale": "sum"}, {"label_tau": 0.5}, {"ties": "position"}],
+    "relax_loss": [
+        {"m": 3, "k": 2},
+        {"m": 1, "k": 1, "tau": 2.0, "scale": "sum"},
+        {"m": 2, "k": 50},
+        {"m": 50, "k": 2},
+        {"m": 3, "k": 2, "label_tau": 0.5},
+    ],
+    "topk_bce_loss": [
+        {"k": 2},
+        {"k": 3, "topk": ops.topk("neural_sort", tau=0.5)},
+        {"k": 50},
+        {"k": 2, "m": 3, "scale": "sum"},
+        {"k": 1, "m": 2, "topk": ops.topk("neural_sort", tau=0.5)},
+    ],
 }
 
 NAMES = list(OPTIONS)
 POINTWISE = {"mse_loss", "bce_loss", "grade_softmax_loss"}
-POSITIONAL = {"listmle_loss", "sort_cross_entropy_loss"}  # equal labels are ordered by position
+
+
+def positional(name: str, options: dict[str, Any]) -> bool:
+    """Whether the loss orders equal labels by position."""
+    return name == "listmle_loss" or options.get("ties") == "position"
+
+
 CASES = [(name, options) for name, variants in OPTIONS.items() for options in variants]
 IDS = [f"{name}-{','.join(f'{k}={v}' for k, v in o.items() if k != 'topk')}" for name, o in CASES]
 every_loss = pytest.mark.parametrize("name", NAMES)
@@ -465,7 +524,7 @@ def test_no_list_influences_another(name: str) -> None:
 @every_case
 def test_the_order_of_rows_does_not_matter(name: str, options: dict[str, Any]) -> None:
     scores, labels = random_lists(4, 7, seed=13)
-    if name in POSITIONAL:
+    if positional(name, options):
         labels = torch.arange(7, dtype=torch.float64).expand(4, 7)
     order = torch.randperm(7, generator=torch.Generator().manual_seed(14))
     value, gradient = value_and_gradient(name, scores, labels, reduction="none", **options)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rankfall import metrics
+from rankfall.metrics.named import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -84,9 +85,11 @@ def ndcg_of(y: list[float], k: int | None = None, gain: str = "exp2") -> float |
     return dcg(y) / ideal if ideal else None
 
 
-def opa_of(y: list[float]) -> float | None:
-    pairs = [(first, second) for first, second in itertools.combinations(y, 2) if first != second]
-    return sum(first > second for first, second in pairs) / len(pairs) if pairs else None
+def opa_of(y: list[float], label_ties: str = "skip") -> float | None:
+    pairs = list(itertools.combinations(y, 2))
+    if label_ties == "skip":
+        pairs = [(first, second) for first, second in pairs if first != second]
+    return sum(first >= second for first, second in pairs) / len(pairs) if pairs else None
 
 
 def arp_of(y: list[float]) -> float | None:
@@ -139,6 +142,7 @@ def test_every_metric_has_a_definition() -> None:
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "recall": [{"m": m, "k": k} for m in (1, 3, 9) for k in (1, 2, 9)],
     "ndcg": [{"k": k, "gain": gain} for k in (None, 1, 3, 9) for gain in ("exp2", "linear")],
+    "opa": [{}, {"label_ties": "count"}],
     "precision": [{"k": k} for k in (1, 3, 9)],
     "hit_rate": [{"k": k} for k in (1, 3, 9)],
 }
@@ -170,6 +174,40 @@ def test_opa_counts_pairs(n: int) -> None:
         right = ((above + of_tie * tied.double()) * better).sum((-1, -2)) / better.sum((-1, -2))
         value = measure("opa", scores, labels, mask=mask, ties=ties, empty=NAN)
         torch.testing.assert_close(value, right, equal_nan=True)
+
+
+@pytest.mark.witness("brute force", "opa")
+@pytest.mark.parametrize("n", [1, 2, 33, 65])
+def test_opa_is_the_published_formula_if_all_ties_count(n: int) -> None:
+    """ARF, eq. 2: pairs whose differences of scores and of labels have a product of at least 0, over all pairs."""
+    scores, labels, mask = tied_lists(3, n, dtype=torch.double)
+    scores = scores.clamp(-9, 9)
+    value = measure("opa", scores, labels, mask=mask, ties="correct", label_ties="count", empty=NAN)
+    for s, v, real, found in zip(scores, labels, mask, value, strict=True):
+        pairs = list(itertools.combinations(zip(s[real].tolist(), v[real].tolist(), strict=True), 2))
+        right = sum((a[0] - b[0]) * (a[1] - b[1]) >= 0 for a, b in pairs)
+        expected = torch.tensor(right / len(pairs) if pairs else NAN, dtype=torch.double)
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.witness("hand", "opa")
+def test_opa_with_equal_labels() -> None:
+    scores, labels = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0.0, 0.0, 1.0])
+    assert metrics.opa(scores, labels) == 0
+    torch.testing.assert_close(metrics.opa(scores, labels, label_ties="count"), torch.tensor(1 / 3))
+    torch.testing.assert_close(parse("opa_all")(scores, labels), torch.tensor(1 / 3))
+    with pytest.raises(ValueError, match="label_ties"):
+        metrics.opa(scores, labels, label_ties="average")  # type: ignore[arg-type]
+
+
+@pytest.mark.witness("hand", "ndcg")
+def test_names_say_which_gain() -> None:
+    scores, labels = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 3.0, 2.0])
+    discount = [1 / math.log2(rank + 1) for rank in (1, 2, 3)]
+    for name, gains in {"ndcg@2": (1, 7, 3), "ndcg_linear@2": (1, 3, 2)}.items():
+        ideal = sorted(gains, reverse=True)
+        value = (gains[0] * discount[0] + gains[1] * discount[1]) / (ideal[0] * discount[0] + ideal[1] * discount[1])
+        torch.testing.assert_close(parse(name)(scores, labels), torch.tensor(value))
 
 
 @pytest.mark.witness("hand", "recall")

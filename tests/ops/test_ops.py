@@ -604,6 +604,32 @@ def test_everything_is_kept_when_there_are_places_for_all(name: str, k: int) -> 
         assert (scores.grad == 0).all()
 
 
+@pytest.mark.witness("extremes")
+@pytest.mark.parametrize("more", [0, 1, 2, 40])
+@pytest.mark.parametrize("name", [*SOFT_TOPKS, "hard_topk", "topk/neural_sort/flat", "topk/soft_sort/flat"])
+def test_lists_of_every_length_are_kept_if_k_is_not_less(name: str, more: int) -> None:
+    name, flat, _ = name.partition("/flat")  # a large tau takes another path through the sums of rows
+    for n in range(1, 41):
+        scores = lists(n, 2, n, dtype=torch.float32).requires_grad_()
+        p = apply(name, scores, k=n + more, **({"tau": 50.0} if flat else {}))
+        assert torch.equal(p, torch.ones_like(p)), n
+        if name != "hard_topk":  # its gradient passes straight through
+            (grad,) = torch.autograd.grad(p.sum(), scores)
+            assert torch.equal(grad, torch.zeros_like(grad)), n
+
+
+@pytest.mark.witness("extremes")
+@pytest.mark.parametrize("more", [0, 1, 2, 40])
+@pytest.mark.parametrize("name", SORTS)
+def test_rows_beyond_the_length_of_a_list_are_zero(name: str, more: int) -> None:
+    for n in range(1, 41):
+        scores = lists(n, 2, n, dtype=torch.float32)
+        rows = apply(name, scores, k=n + more)
+        assert rows.shape == (2, n + more, n)
+        torch.testing.assert_close(rows[:, :n].sum(-1), torch.ones(2, n))
+        assert not rows[:, n:].any()
+
+
 @pytest.mark.witness("shapes and types")
 @pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5), (2, 1, 3, 5)], ids=str)
 @pytest.mark.parametrize("name", ALL)

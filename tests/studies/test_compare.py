@@ -35,6 +35,8 @@ from rankfall.studies.results import ComparisonResult
 from rankfall.studies.workers import Failure, run_tasks
 from rankfall.training.config.ranker_config import DataConfig
 from rankfall.training.train_ranker import load_lists
+from support.cascades import content as cascade_content
+from support.cascades import liked_log
 from support.command_line import run as run_command
 from support.fork_tasks import counted
 from support.forks import DEADLINE, is_alive
@@ -269,6 +271,26 @@ def test_runs_are_not_repeated(
     assert changed.methods[0].metrics["mrr"] == first.methods[0].metrics["mrr"]
 
 
+def test_further_stage_metrics_test_again_without_training_again(tmp_path: Path) -> None:
+    content = cascade_content(liked_log(tmp_path / "log"), training={"epochs": 1, "batch": 32})
+    content |= {"methods": {"bce": {"objective": {"name": "bce"}}}}
+    path = tmp_path / "comparison.yaml"
+    path.write_text(yaml.safe_dump(content))
+    before = compare_methods(load_comparison(path), tmp_path / "out")
+    (run,) = (tmp_path / "out" / "runs").iterdir()
+    trained = (run / "checkpoints" / "best.safetensors").stat().st_mtime_ns
+    path.write_text(yaml.safe_dump(content | {"stage_metrics": ["ndcg_linear@3", "arp"]}))
+    after = compare_methods(load_comparison(path), tmp_path / "out")
+    assert (run / "checkpoints" / "best.safetensors").stat().st_mtime_ns == trained
+    further = ["retrieval/ndcg_linear@3", "retrieval/arp", "ranking/ndcg_linear@3", "ranking/arp"]
+    assert set(after.metrics) - set(before.metrics) == set(further)
+    for metric in before.metrics:
+        assert after.methods[0].metrics[metric] == before.methods[0].metrics[metric]
+    path.write_text(yaml.safe_dump(content | {"methods": {"bce": {"stage_metrics": ["opa"]}}}))
+    with pytest.raises(ConfigError, match=r"methods\.bce\.stage_metrics: unknown"):
+        make_plan(load_comparison(path), tmp_path / "other")
+
+
 def test_other_data_are_another_run(write: Callable[..., Path], tmp_path: Path) -> None:
     plan = make_plan(load_comparison(write()), tmp_path)
     names = []
@@ -474,6 +496,19 @@ def test_budget_draws_equally_many_settings(write: Callable[..., Path], tmp_path
     assert len({json.dumps(one) for one in plan.candidates["large"]}) == 3
     with pytest.raises(ConfigError, match=r"methods\.small.tune: its grid has 3 points, the budget is 4"):
         make_plan(load_comparison(write(**changes, budget=4)), tmp_path)
+
+
+@pytest.mark.parametrize("budget", [None, 2])
+def test_a_method_can_have_nothing_to_tune(budget: int | None, write: Callable[..., Path], tmp_path: Path) -> None:
+    methods: dict[str, dict[str, Any]] = {
+        "plain": {"loss": {"name": "softmax_loss"}, "tune": {}},
+        "tuned": {"loss": {"name": "approx_ndcg_loss"}, "tune": {"loss.tau": [0.1, 1.0]}},
+    }
+    plan = make_plan(load_comparison(write(methods=methods, tune={}, budget=budget)), tmp_path)
+    assert [len(plan.candidates[name]) for name in methods] == [1, 2]
+    del methods["plain"]["tune"]  # it may have been forgotten
+    with pytest.raises(ConfigError, match="plain"):
+        make_plan(load_comparison(write(methods=methods, tune={}, budget=budget)), tmp_path)
 
 
 # --- baselines ----------------------------------------------------------------------------------------------------

@@ -93,7 +93,12 @@ def test_mutable_keys_may_change_on_resume(tmp_path: Path) -> None:
     content, run = contents()["cascade"], tmp_path / "run"
     interrupt(content, run, 3)
     shutil.copytree(content["data"]["path"], tmp_path / "moved")
-    for key, value in (("data.path", str(tmp_path / "moved")), ("training.keep", 1), ("training.checkpoint_every", 60)):
+    for key, value in (
+        ("data.path", str(tmp_path / "moved")),
+        ("training.keep", 1),
+        ("training.checkpoint_every", 60),
+        ("stage_metrics", []),
+    ):
         content = set_option(content, key, value)
     train(content, run, resume=True)
     assert str(tmp_path / "moved") in (run / "config.yaml").read_text()

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
+import math
+import shutil
 from functools import wraps
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +21,18 @@ from rankfall._yaml_config import ConfigError
 from rankfall.cli import main
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.registry import names
+from rankfall.simulation.simulate import Simulation, simulate_log
+from rankfall.studies.comparison_plan import ComparisonConfig, make_plan
 from rankfall.studies.evaluate import evaluate_run
+from rankfall.studies.method_config import validated
 from rankfall.training.build_cascade import make_objective
-from rankfall.training.cascade_metrics import ground_truth, measure_funnel
+from rankfall.training.cascade_metrics import (
+    ground_truth,
+    higher_is_better,
+    measure_funnel,
+    measures,
+    published_gains,
+)
 from rankfall.training.config.cascade_config import CascadeConfig, validate_cascade
 from rankfall.training.config.overrides import set_option
 from rankfall.training.learner import clip_gradients
@@ -80,6 +94,83 @@ def test_the_ground_truth_is_relevant(log: Path) -> None:
     best = ground_truth(batch, 1)
     assert torch.equal(best.argmax(-1), batch.grade.argmax(-1))
     assert (best.sum(-1) == 1).all()
+
+
+@pytest.mark.witness("brute force", "ndcg")
+def test_further_metrics_of_a_stage_are_those_of_a_loop(log: Path) -> None:
+    loader = rf.data.ImpressionLoader(log, DAYS[1], batch=16, shuffle=False)
+    further = ["ndcg_linear@3", "ndcg@3", "ndcg_published@3", "opa", "arp"]
+
+    def score(batch: Impressions) -> list[Tensor]:
+        return [torch.sin(batch.item.float() * 3)]
+
+    def ndcg(gains: list[float]) -> float:
+        discounts = [1 / math.log2(rank + 1) for rank in (1, 2, 3)]
+        ideal = sorted(gains, reverse=True)
+        return float(np.dot(gains[:3], discounts) / np.dot(ideal[:3], discounts))
+
+    values, chance = measure_funnel(score, loader, names=["a"], quotas=[6], relevant=2, further=further)
+    assert list(values) == measures(["a"], further)
+    for i, row in enumerate(ImpressionLog.load(log).days[DAYS[1]].table().to_pylist()):
+        items = [
+            dict(zip(("item", "grade", "depth", "relevance"), one, strict=True))
+            for one in zip(row["item"], row["grade"], row["depth"], row["relevance"], strict=True)
+        ]
+        relevant = sorted((one for one in items if one["relevance"] > 0), key=lambda one: one["grade"])
+        assert len(relevant) == 2
+        ranked = sorted(items, key=lambda one: -np.sin(one["item"] * 3))
+        label = {one["item"]: place for place, one in enumerate(relevant, 1)}
+        grades = [label.get(one["item"], 0) for one in ranked]
+        published = {one["item"]: 27 - place for place, one in enumerate(reversed(relevant))}
+        gains = [published.get(one["item"], 5 + one["depth"]) for one in ranked]
+        pairs = [(y, z) for y, z in itertools.combinations(grades, 2) if y != z]
+        assert values["a/ndcg_linear@3"][i] == pytest.approx(ndcg(grades))
+        assert values["a/ndcg@3"][i] == pytest.approx(ndcg([2**y - 1 for y in grades]))
+        assert values["a/ndcg_published@3"][i] == pytest.approx(ndcg(gains))
+        assert values["a/opa"][i] == pytest.approx(np.mean([y > z for y, z in pairs]))
+        assert values["a/arp"][i] == pytest.approx(np.average(range(1, len(grades) + 1), weights=grades))
+        assert chance["a/opa"][i] == 0.5
+
+
+def test_published_gains_of_a_whole_impression_by_hand() -> None:
+    """Four logged stages of ten items, ten of them relevant: 28 minus the labels 1 .. 10, 21, 22 and 23 of LCRON."""
+    depth = torch.arange(4).repeat_interleave(10)[None]
+    batch: Any = SimpleNamespace(
+        grade=torch.arange(40)[None],
+        depth=depth,
+        relevance=(depth == 3).float(),
+        mask=torch.ones(1, 40, dtype=torch.bool),
+    )
+    gains = published_gains(batch, ground_truth(batch, 10))
+    assert gains[0].tolist() == [5.0] * 10 + [6.0] * 10 + [7.0] * 10 + list(range(18, 28))
+    chance = rf.metrics.ndcg(torch.zeros(1, 40), gains, k=10, gain="linear")
+    assert chance.item() == pytest.approx(0.4291, abs=1e-4)
+
+
+def test_further_metrics_are_evaluated_and_validated(log: Path, tmp_path: Path) -> None:
+    config = config_for(log, stage_metrics=["ndcg_linear@3"], training={"metric": "ranking/ndcg_linear@3", "epochs": 1})
+    train(config, tmp_path / "run")
+    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert {"retrieval/ndcg_linear@3", "ranking/ndcg_linear@3"} < set(json.loads(line)["validation"])
+    summary = evaluate_run(tmp_path / "run").summary()
+    assert list(summary.metrics) == config.metrics
+    assert higher_is_better("a/ndcg_linear@3")
+    assert not higher_is_better("a/arp")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stage_metrics": ["ndgc@3"]}, "stage_metrics.0: found 'ndgc@3', did you mean ndcg@k"),
+        ({"stage_metrics": ["ndcg"]}, "stage_metrics.0: found 'ndcg', .* expected ndcg_linear or ndcg@k"),
+        ({"training": {"metric": "ranking/opa"}}, r"'ranking/opa', expected .* stage_metrics \(which is empty\)"),
+        ({"training": {"metric": "ranking/lost"}}, "found 'ranking/lost', expected joint_recall"),
+        ({"stage_metrics": ["arp"], "training": {"metric": "ranking/arp"}}, "found 'ranking/arp', expected joint"),
+    ],
+)
+def test_wrong_stage_metrics_are_explained(log: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_for(log, **changes)
 
 
 # --- training ---------------------------------------------------------------------------------------------------
@@ -318,6 +409,85 @@ def test_days_without_relevant_items_cannot_validate(log: Path, tmp_path: Path) 
     write_log(tmp_path / "log", days, items=item_columns())
     with pytest.raises(TrainingError, match=f"data.valid: no impression of {DAYS[1]} has a relevant item"):
         train(config_for(tmp_path / "log"), tmp_path / "run")
+
+
+# --- labels -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def funnel_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log with two stages before the relevant one, which `liked_log` does not have."""
+    path: Path = tmp_path_factory.mktemp("funnel") / "log"
+    simulate_log(Simulation(preset="tiny", days=3, requests_per_day=60, seed=3), path)
+    return path
+
+
+def funnel_content(log: Path, labels: str | None, **changes: Any) -> dict[str, Any]:
+    days = {"train": "2024-01-13", "valid": "2024-01-14", "test": "2024-01-15"}
+    return {
+        "data": {"path": str(log), **days} | ({"labels": labels} if labels else {}),
+        "stages": [
+            {"name": "retrieval", "quota": 30, "model": {"kind": "two_tower", "hidden": [8]}},
+            {"name": "ranking", "quota": 20, "model": {"kind": "mlp", "hidden": [8]}},
+        ],
+        "objective": {"name": "fs_ranknet"},
+        "training": {"batch": 32},
+    } | changes
+
+
+def test_labels_change_what_is_trained_and_not_what_is_measured(funnel_log: Path, tmp_path: Path) -> None:
+    for name, labels in (("none", None), ("full", "full"), ("published", "published")):
+        train(validate_cascade(funnel_content(funnel_log, labels)), tmp_path / name)
+    weights = {
+        name: (tmp_path / name / "checkpoints" / "last.safetensors").read_bytes()
+        for name in ("none", "full", "published")
+    }
+    assert weights["none"] == weights["full"] != weights["published"]
+    log, cascade = ImpressionLog.load(funnel_log), load_run(tmp_path / "published")[1]
+    full, published = (
+        measure(cascade, make_loader(log, config, "test"), config)[0]
+        for config in (validate_cascade(funnel_content(funnel_log, labels)) for labels in ("full", "published"))
+    )
+    assert all(full[name].equal(published[name]) for name in full)
+
+
+def test_objectives_that_use_relevance_alone_do_not_depend_on_labels(funnel_log: Path, tmp_path: Path) -> None:
+    for labels in ("full", "published"):
+        config = validate_cascade(funnel_content(funnel_log, labels, objective={"name": "lcron"}))
+        train(config, tmp_path / labels)
+    full, published = (
+        (tmp_path / labels / "checkpoints" / "last.safetensors").read_bytes() for labels in ("full", "published")
+    )
+    assert full == published
+
+
+def test_published_labels_need_a_relevant_stage(funnel_log: Path, tmp_path: Path) -> None:
+    shutil.copytree(funnel_log, tmp_path / "log")
+    manifest = json.loads((tmp_path / "log" / "manifest.json").read_text())
+    manifest["spec"]["relevant"] = {"column": "long_view"}
+    (tmp_path / "log" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match="labels: found 'published', which orders the items of the relevant stage"):
+        train(validate_cascade(funnel_content(tmp_path / "log", "published")), tmp_path / "run")
+
+
+def test_methods_of_a_comparison_have_their_own_labels(funnel_log: Path, tmp_path: Path) -> None:
+    told = funnel_content(funnel_log, None)
+    told["methods"] = {"full": {}, "published": {"data": {"labels": "published"}}}
+    plan = make_plan(validated(ComparisonConfig, told, "comparison"), tmp_path)
+    full, published = (runs[0] for runs in plan.trials().values())
+    assert [run.config.data.labels for run in (full, published)] == ["full", "published"]
+    assert full.directory != published.directory
+
+
+def test_runs_with_full_labels_keep_their_names(funnel_log: Path, tmp_path: Path) -> None:
+    told = funnel_content(funnel_log, None) | {"methods": {"one": {}}}
+    plan = make_plan(validated(ComparisonConfig, told, "comparison"), tmp_path)
+    [[run]] = plan.trials().values()
+    content = run.config.model_dump(
+        mode="json", exclude={"data": {"path", "labels"}, "training": {"checkpoint_every", "keep", "track", "mlflow"}}
+    )
+    text = json.dumps([content, plan.data_checksum], sort_keys=True)
+    assert run.directory.name == f"fs_ranknet-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 # --- comparisons ------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -227,9 +227,17 @@ class ARFLoss(_AdaptiveLoss):
         tau: Positive temperature of `sort` in both losses: a number, a scalar tensor, or one value per list ``(...,
             1)``. Default: the default of `sort`.
         sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
-        label_tau: None for the hard permutation of the labels, equal labels by position. Otherwise the positive
-            temperature at which `sort` is applied to the labels: a number or a tensor ``(..., 1)``.
+        label_tau: None for the hard permutation of the labels. Otherwise the positive temperature at which `sort` is
+            applied to the labels: a number or a tensor ``(..., 1)``.
+            Default of the published variant: `tau`.
+        ties: Hard permutation of equal labels: the ``"average"`` over all their orders, or by ``"position"``.
         positive_only: Whether only labels above 0 can be among the k best. Items tied at the k-th place share it.
+        variant: ``"published"`` is eq. 11 to 13 as printed: the soft permutation of the labels is the target of both
+            losses, not only of the order, and both are sums.
+        scale: ``"mean"`` of both losses, ``"sum"`` of both (the default of the published variant), or ``"mixed"``: the
+            sum for the recall and the mean for the order, as in the code of LCRON's baseline. The trained weight
+            balances the two losses from its start at 1. With 10 relevant of 40 items and equal scores the recall
+            counts 1, 1/4 and 10 times as much as the order.
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
     Examples:
@@ -248,14 +256,35 @@ class ARFLoss(_AdaptiveLoss):
         tau: float | Tensor | None = None,
         sort: SoftSort = neural_sort,
         label_tau: float | Tensor | None = None,
+        ties: Literal["average", "position"] = "average",
         positive_only: bool = True,
+        variant: Literal["sound", "published"] = "sound",
+        scale: Literal["mean", "sum", "mixed"] | None = None,
         reduction: Reduction = "mean",
     ) -> None:
-        super().__init__(
-            RelaxLoss(m=m, k=k, tau=tau, sort=sort, positive_only=positive_only, reduction="none"),
-            SortCrossEntropyLoss(tau=tau, sort=sort, label_tau=label_tau, reduction="none"),
-            reduction,
+        published = check_choice("variant", variant, ("sound", "published")) == "published"
+        label_tau = tau if published and label_tau is None else label_tau
+        of_recall, of_order = adaptive_scales(scale or ("sum" if published else "mean"))
+        relaxed = RelaxLoss(
+            m=m,
+            k=k,
+            tau=tau,
+            sort=sort,
+            positive_only=positive_only,
+            label_tau=label_tau if published else None,
+            scale=of_recall,
+            reduction="none",
         )
+        order = SortCrossEntropyLoss(
+            tau=tau, sort=sort, label_tau=label_tau, ties=ties, scale=of_order, reduction="none"
+        )
+        super().__init__(relaxed, order, reduction)
+
+
+def adaptive_scales(scale: str) -> tuple[str, str]:
+    """Return the scales of the losses of the recall and of the order that a scale of both stands for."""
+    check_choice("scale", scale, ("mean", "sum", "mixed"))
+    return ("sum", "mean") if scale == "mixed" else (scale, scale)
 
 
 class ARFv2Loss(_AdaptiveLoss):
@@ -266,15 +295,19 @@ class ARFv2Loss(_AdaptiveLoss):
     The weight :math:`\alpha` starts at 1 and is a parameter, as in :class:`ARFLoss`. Use it as a baseline for LCRON.
 
     Args:
-        k: Number of items that the scores keep, and of relevant items, at least 1.
+        k: Number of relevant items, at least 1: the k best labels.
+        m: Number of items that the scores keep, at least 1. Default: `k`. LCRON's baseline takes the stage's quota.
         topk: A soft top-k from :func:`rankfall.ops.topk`; in configurations, the name of any operator or a mapping of
             its name and options. Default: NeuralSort at `tau`, as published.
         tau: Positive temperature of `sort`, and of the default of `topk`: a number, a scalar tensor, or one value per
             list ``(..., 1)``. Default: the default of `sort`.
         sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
-        label_tau: None for the hard permutation of the labels, equal labels by position. Otherwise the positive
-            temperature at which `sort` is applied to the labels: a number or a tensor ``(..., 1)``.
+        label_tau: None for the hard permutation of the labels. Otherwise the positive temperature at which `sort` is
+            applied to the labels: a number or a tensor ``(..., 1)``.
+        ties: Hard permutation of equal labels: the ``"average"`` over all their orders, or by ``"position"``.
         positive_only: Whether only labels above 0 can be among the k best. Items tied at the k-th place share it.
+        scale: ``"mean"`` of both losses, ``"sum"`` of both, or ``"mixed"``: the sum for the inclusion and the mean for
+            the order.
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
     Examples:
@@ -289,17 +322,21 @@ class ARFv2Loss(_AdaptiveLoss):
         self,
         *,
         k: int,
+        m: int | None = None,
         topk: TopK | None = None,
         tau: float | Tensor | None = None,
         sort: SoftSort = neural_sort,
         label_tau: float | Tensor | None = None,
+        ties: Literal["average", "position"] = "average",
         positive_only: bool = True,
+        scale: Literal["mean", "sum", "mixed"] = "mean",
         reduction: Reduction = "mean",
     ) -> None:
         if topk is None:
             topk = make_topk("neural_sort") if tau is None else make_topk("neural_sort", tau=tau)
+        of_recall, of_order = adaptive_scales(scale)
         super().__init__(
-            TopKBCELoss(k=k, topk=topk, positive_only=positive_only, reduction="none"),
-            SortCrossEntropyLoss(tau=tau, sort=sort, label_tau=label_tau, reduction="none"),
+            TopKBCELoss(k=k, m=m, topk=topk, positive_only=positive_only, scale=of_recall, reduction="none"),
+            SortCrossEntropyLoss(tau=tau, sort=sort, label_tau=label_tau, ties=ties, scale=of_order, reduction="none"),
             reduction,
         )

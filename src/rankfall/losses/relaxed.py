@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from rankfall._lists import (
     Reduction,
+    check_choice,
     check_count,
     check_lists,
     discounts,
@@ -136,15 +137,18 @@ def sort_cross_entropy_loss(
     tau: float | Tensor | None = None,
     sort: SoftSort = neural_sort,
     label_tau: float | Tensor | None = None,
+    ties: Literal["average", "position"] = "average",
+    scale: Literal["mean", "sum"] = "mean",
     reduction: Reduction = "mean",
 ) -> Tensor:
     r"""Cross entropy of the labels' permutation and the scores' soft permutation (ARF, eq. 12, L_Global).
 
     .. math:: -\frac{1}{n} \sum_{i, j} Q_{ij} \log \hat P_{ij}
 
-    where :math:`Q` is the permutation of the labels. The equation in ARF has a second minus sign; this is the positive
-    cross entropy. It needs all n rows. Item weights multiply the columns. Use it if the whole order of the labels
-    matters.
+    where :math:`Q` is the permutation of the labels, averaged over the orders of equal labels, so that the loss does
+    not depend on the order in which items are given. The equation in ARF has a second minus sign and no factor 1/n;
+    this is the positive cross entropy. It needs all n rows. Item weights multiply the columns. Use it if the whole
+    order of the labels matters.
 
     Args:
         scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
@@ -154,8 +158,11 @@ def sort_cross_entropy_loss(
         tau: Positive temperature of `sort`: a number, a scalar tensor, or one value per list ``(..., 1)``. Default: the
             default of `sort`.
         sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
-        label_tau: None for the hard permutation of the labels, equal labels by position. Otherwise the positive
-            temperature at which `sort` is applied to the labels: a number or a tensor ``(..., 1)``.
+        label_tau: None for the hard permutation of the labels. Otherwise the positive temperature at which `sort` is
+            applied to the labels: a number or a tensor ``(..., 1)``.
+        ties: Hard permutation of equal labels. ``"average"`` is the mean over all their orders. ``"position"`` puts the
+            item that is given first before the others, so that the loss depends on the order of the items.
+        scale: ``"mean"`` over the rows of a list, or their ``"sum"`` as in ARF, eq. 12.
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
     Returns:
@@ -173,12 +180,15 @@ def sort_cross_entropy_loss(
     cost = -_floored(log_rows(sort, scores, k=n, mask=mask, tau=tau))
     cost = cost if of_items is None else cost * of_items[..., None, :]
     order = rank_order(labels, mask)
-    if label_tau is None:
-        by_rank = cost.gather(-1, order[..., None]).squeeze(-1)
-    else:
+    real = mask.gather(-1, order)  # real items come first in the order, so these are also the ranks of the list
+    if label_tau is not None:
         by_rank = (cost * _rows(labels, sort, k=n, tau=label_tau, mask=mask)).sum(-1)
-    # Real items come first in the order, so the mask in that order marks the ranks that the list has.
-    per_list = list_mean(by_rank, mask.gather(-1, order)).masked_fill(~has_positive(labels, mask), 0.0)
+    elif check_choice("ties", ties, ("average", "position")) == "average":
+        by_item = cost.gather(-1, order.unsqueeze(-2).expand_as(cost))
+        by_rank = (by_item * _tie_shares(labels.gather(-1, order), real)).sum(-1)
+    else:
+        by_rank = cost.gather(-1, order[..., None]).squeeze(-1)
+    per_list = _scaled(by_rank, real, scale).masked_fill(~has_positive(labels, mask), 0.0)
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
@@ -193,15 +203,17 @@ def relax_loss(
     tau: float | Tensor | None = None,
     sort: SoftSort = neural_sort,
     positive_only: bool = True,
+    label_tau: float | Tensor | None = None,
+    scale: Literal["mean", "sum"] = "mean",
     reduction: Reduction = "mean",
 ) -> Tensor:
     r"""Recall@m@k relaxed through a soft sort (ARF, eq. 11, L_Relax).
 
     .. math:: -\frac{1}{|a|} \sum_j a_j \log \Big(\frac{1}{m} \sum_{i \le m} \hat P_{ij}\Big)
 
-    where :math:`a` is the membership in the k best labels. The factor 1/m is in the paper: the loss of a perfect list
-    is about log m, not 0. A list of at most m items cannot miss any item, but has this loss too; only
-    :func:`topk_bce_loss` leaves such lists out. Use it for a stage that selects m items.
+    where :math:`a` is the membership in the k best labels. The paper has the factor 1/m, so that the loss of a perfect
+    list is about log m, not 0, but not the factor 1/\|a\|. A list of at most m items cannot miss any item, but has this
+    loss too; only :func:`topk_bce_loss` leaves such lists out. Use it for a stage that selects m items.
 
     Args:
         scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
@@ -214,6 +226,10 @@ def relax_loss(
             default of `sort`.
         sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
         positive_only: Whether only labels above 0 can be among the k best. Items tied at the k-th place share it.
+        label_tau: None for the hard membership in the k best labels. Otherwise the positive temperature at which `sort`
+            is applied to the labels, whose first k rows are added up, as in ARF, eq. 11: a number or a tensor ``(...,
+            1)``.
+        scale: ``"mean"`` over the relevant items of a list, or their ``"sum"`` as in ARF, eq. 11.
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
     Returns:
@@ -227,12 +243,17 @@ def relax_loss(
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     of_items = item_weight(weight, scores, mask)
-    truth = top_labels(labels, k, mask, positive_only=positive_only)
+    if label_tau is None:
+        truth = top_labels(labels, k, mask, positive_only=positive_only)
+    else:
+        truth = _rows(labels, sort, k=check_count("k", k), tau=label_tau, mask=mask).sum(-2)
+        truth = truth * (labels > 0) if positive_only else truth
     # The sum is computed in log space, so that an item far below the cutoff still has a gradient.
     rows = log_rows(sort, scores, k=check_count("m", m), mask=mask, tau=tau)
     log_kept = _floored(rows.logsumexp(-2)) - math.log(m)
     cost = -truth * log_kept if of_items is None else -truth * log_kept * of_items
-    per_list = safe_divide(cost.sum(-1), truth.sum(-1))
+    total = cost.sum(-1)
+    per_list = total if _check_scale(scale) == "sum" else safe_divide(total, truth.sum(-1))
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
@@ -243,15 +264,17 @@ def topk_bce_loss(
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
     k: int,
+    m: int | None = None,
     topk: TopK | None = None,
     positive_only: bool = True,
+    scale: Literal["mean", "sum"] = "mean",
     reduction: Reduction = "mean",
 ) -> Tensor:
     r"""Binary cross entropy of the inclusion of each item in the top k (DFT, L_TopK; LCR, eq. 12, L_single).
 
     .. math:: -\frac{1}{n} \sum_j a_j \log p_j + (1 - a_j) \log(1 - p_j)
 
-    where :math:`a` is the membership in the k best labels. A list with at most k items has loss 0, since all of its
+    where :math:`a` is the membership in the k best labels. A list with at most m items has loss 0, since all of its
     items are included whatever their scores. L_single of LCRON is this loss with ``topk("neural_sort", tau=...)``. Use
     it for a stage that must select the k relevant items.
 
@@ -260,10 +283,13 @@ def topk_bce_loss(
         labels: Tensor ``(..., n)`` of relevance labels. Higher is better.
         mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
         weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
-        k: Number of items that the scores keep, and of relevant items, at least 1.
+        k: Number of relevant items, at least 1: the k best labels.
+        m: Number of items that the scores keep, at least 1. Default: `k`. If it is larger than `k`, the loss cannot
+            reach 0: the probabilities add up to about m, but only k items have the target 1.
         topk: A soft top-k from :func:`rankfall.ops.topk`; in configurations, the name of any operator or a mapping of
             its name and options. Default: ``topk("dftopk")``.
         positive_only: Whether only labels above 0 can be among the k best. Items tied at the k-th place share it.
+        scale: ``"mean"`` over the items of a list, or their ``"sum"`` as in LCR, eq. 12.
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
     Returns:
@@ -278,11 +304,28 @@ def topk_bce_loss(
     scores, labels, mask = check_lists(scores, labels, mask)
     of_items = item_weight(weight, scores, mask)
     truth = top_labels(labels, k, mask, positive_only=positive_only)
-    log_in, log_out = log_inclusion(make_topk("dftopk") if topk is None else topk, scores, k, mask=mask)
+    kept = k if m is None else check_count("m", m)
+    log_in, log_out = log_inclusion(make_topk("dftopk") if topk is None else topk, scores, kept, mask=mask)
     cost = -(truth * log_in + (1 - truth) * log_out)
-    per_list = list_mean(cost if of_items is None else cost * of_items, mask)
-    per_list = per_list.masked_fill(~has_recall_signal(truth, mask, k), 0.0)
+    per_list = _scaled(cost if of_items is None else cost * of_items, mask, scale)
+    per_list = per_list.masked_fill(~has_recall_signal(truth, mask, kept), 0.0)
     return reduce_lists(per_list, weight=weight, reduction=reduction)
+
+
+def _tie_shares(labels: Tensor, real: Tensor) -> Float[Tensor, "*batch n n"]:
+    """Return the mean of the permutations of sorted labels over the orders of equal ones: blocks of equal shares."""
+    values = labels.masked_fill(~real, torch.nan)  # equal to nothing
+    equal = (values.unsqueeze(-1) == values.unsqueeze(-2)).to(labels.dtype)
+    return equal / equal.sum(-1, keepdim=True).clamp(min=1)
+
+
+def _scaled(values: Tensor, mask: Tensor, scale: str) -> Tensor:
+    """Return the mean or the sum over the real items or ranks of each list."""
+    return list_mean(values, mask) if _check_scale(scale) == "mean" else values.masked_fill(~mask, 0.0).sum(-1)
+
+
+def _check_scale(scale: str) -> str:
+    return check_choice("scale", scale, ("mean", "sum"))
 
 
 def _softly_sorted(

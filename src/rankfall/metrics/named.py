@@ -1,11 +1,16 @@
-"""Metrics by the names that configurations and tables use: ``ndcg@10``, ``recall@20@10``, ``mrr``."""
+"""Metrics by the names that configurations and tables use: ``ndcg@10``, ``recall@20@10``, ``mrr``.
+
+``ndcg`` has the gain 2^y - 1 and ``ndcg_linear`` the gain y. ``opa_all`` divides by the number of all pairs and counts
+those with equal labels as right, as ARF, eq. 2; pairs with equal scores count one half, so that the value of a constant
+scorer is the chance level.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankfall.metrics.ranking import arp, average_precision, hit_rate, mrr, ndcg, opa, precision, recall
 
@@ -24,13 +29,13 @@ class NamedMetric:
     Attributes:
         name: Name with cutoffs, such as ``"recall@20@10"``.
         function: Function of :mod:`rankfall.metrics`.
-        options: Cutoffs by the names of the function's parameters.
+        options: Cutoffs and other arguments by the names of the function's parameters.
         higher_is_better: False for metrics that should be small.
     """
 
     name: str
     function: Callable[..., Tensor]
-    options: dict[str, int]
+    options: dict[str, Any]
     higher_is_better: bool = True
 
     def __call__(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -42,8 +47,9 @@ def parse(name: str) -> NamedMetric:
     """Return the metric with a name; cutoffs follow after ``@``.
 
     Args:
-        name: ``"ndcg"``, ``"ndcg@k"``, ``"recall@m@k"``, ``"opa"``, ``"mrr"``, ``"map"``, ``"precision@k"``,
-            ``"hit_rate@k"`` or ``"arp"``, with numbers instead of m and k.
+        name: ``"ndcg"``, ``"ndcg@k"``, ``"ndcg_linear"``, ``"ndcg_linear@k"``, ``"recall@m@k"``, ``"opa"``,
+            ``"opa_all"``, ``"mrr"``, ``"map"``, ``"precision@k"``, ``"hit_rate@k"`` or ``"arp"``, with numbers
+            instead of m and k.
 
     Raises:
         ValueError: If no metric has the name, or the cutoffs do not fit.
@@ -56,28 +62,44 @@ def parse(name: str) -> NamedMetric:
     word, *cutoffs = name.split("@")
     if word not in _METRICS:
         close = get_close_matches(word, _METRICS, n=1)
-        hint = f", did you mean {_METRICS[close[0]][1][-1]}" if close else ""
-        raise ValueError(f"found {name!r}{hint}; allowed are {', '.join(_forms())}")
-    function, forms = _METRICS[word]
-    for form in forms:
+        hint = f", did you mean {_METRICS[close[0]].forms[-1]}" if close else ""
+        raise ValueError(f"found {name!r}{hint}; allowed are {', '.join(forms())}")
+    metric = _METRICS[word]
+    for form in metric.forms:
         options = form.split("@")[1:]
         if len(options) == len(cutoffs) and all(re.fullmatch("[1-9][0-9]*", cutoff) for cutoff in cutoffs):
             numbers = dict(zip(options, map(int, cutoffs), strict=True))
-            return NamedMetric(name, function, numbers, higher_is_better=word != "arp")
-    raise ValueError(f"found {name!r}; expected {' or '.join(forms)}, where cutoffs are whole numbers above 0")
+            return NamedMetric(name, metric.function, numbers | metric.options, higher_is_better=word != "arp")
+    raise ValueError(f"found {name!r}; expected {' or '.join(metric.forms)}, where cutoffs are whole numbers above 0")
 
 
-def _forms() -> list[str]:
-    return [form for _, forms in _METRICS.values() for form in forms]
+def forms(function: Callable[..., Tensor] | None = None) -> list[str]:
+    """Return the forms of all names, or of those of one function.
+
+    >>> forms(ndcg)
+    ['ndcg', 'ndcg@k', 'ndcg_linear', 'ndcg_linear@k']
+    """
+    return [form for metric in _METRICS.values() if function in (None, metric.function) for form in metric.forms]
 
 
-_METRICS: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
-    "ndcg": (ndcg, ("ndcg", "ndcg@k")),
-    "recall": (recall, ("recall@m@k",)),
-    "opa": (opa, ("opa",)),
-    "mrr": (mrr, ("mrr",)),
-    "map": (average_precision, ("map",)),
-    "precision": (precision, ("precision@k",)),
-    "hit_rate": (hit_rate, ("hit_rate@k",)),
-    "arp": (arp, ("arp",)),
+@dataclass(frozen=True, slots=True)
+class _Metric:
+    """A function, the forms of its name with cutoffs, and its other arguments."""
+
+    function: Callable[..., Tensor]
+    forms: tuple[str, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+_METRICS: dict[str, _Metric] = {
+    "ndcg": _Metric(ndcg, ("ndcg", "ndcg@k")),
+    "ndcg_linear": _Metric(ndcg, ("ndcg_linear", "ndcg_linear@k"), {"gain": "linear"}),
+    "recall": _Metric(recall, ("recall@m@k",)),
+    "opa": _Metric(opa, ("opa",)),
+    "opa_all": _Metric(opa, ("opa_all",), {"label_ties": "count"}),
+    "mrr": _Metric(mrr, ("mrr",)),
+    "map": _Metric(average_precision, ("map",)),
+    "precision": _Metric(precision, ("precision@k",)),
+    "hit_rate": _Metric(hit_rate, ("hit_rate@k",)),
+    "arp": _Metric(arp, ("arp",)),
 }

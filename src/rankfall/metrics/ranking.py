@@ -146,11 +146,16 @@ def opa(
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     ties: Ties | Literal["correct"] = "average",
+    label_ties: Literal["skip", "count"] = "skip",
     empty: float = 0.0,
 ) -> Float[Tensor, "*batch"]:
     r"""Ordered pair accuracy: the share of pairs with different labels that are in the right order (ARF, eq. 2).
 
     .. math:: \frac{|\{(i, j): y_i > y_j, s_i > s_j\}|}{|\{(i, j): y_i > y_j\}|}
+
+    The formula of the paper is ``ties="correct", label_ties="count"``: it divides by the number of all pairs, and every
+    pair with equal labels or equal scores counts as right. Then a list with many equal labels has a high value whatever
+    the scores are, so the default leaves such pairs out.
 
     Pairs are counted by merging sorted blocks: :math:`O(n \log^2 n)` time, memory linear in n. Use it if the whole
     order matters, whatever the ranks.
@@ -163,7 +168,8 @@ def opa(
         ties: Value of a pair with equal scores: ``"average"`` counts one half, ``"correct"`` counts one, as the
             :math:`s_i - s_j \ge 0` of the paper, which gives a constant scorer a perfect value. ``"position"`` ranks
             the earlier item first.
-        empty: Value of lists without a pair of different labels.
+        label_ties: ``"skip"`` leaves out pairs with equal labels, ``"count"`` counts them as in the right order.
+        empty: Value of lists without a pair to compare.
 
     Returns:
         One value per list ``(...)``, in the dtype of `scores` (at least float32), without gradient.
@@ -173,8 +179,15 @@ def opa(
 
         >>> opa(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 2.0]))
         tensor(0.3333)
+
+        Both pairs with different labels are in the wrong order; the third pair has equal labels:
+
+        >>> scores, labels = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0.0, 0.0, 1.0])
+        >>> opa(scores, labels), opa(scores, labels, label_ties="count")
+        (tensor(0.), tensor(0.3333))
     """
     check_choice("ties", ties, ("average", "position", "correct"))
+    check_choice("label_ties", label_ties, ("skip", "count"))
     scores, labels, mask = check_ranking(scores, labels, mask)
     ranking = _rank(scores, labels, mask, "position" if ties == "position" else "average")
     real = mask.gather(-1, ranking.order)
@@ -189,7 +202,12 @@ def opa(
     tied = tied - ((same_both - position) * real).sum(-1)
     ordered = pairs - tied - _inversions(rank)
     share = 1.0 if ties == "correct" else 0.5
-    return _finish((ordered + share * tied.double()) / pairs, pairs > 0, empty, scores)
+    correct = ordered + share * tied.double()
+    if label_ties == "count":
+        items = real.sum(-1)
+        every = items * (items - 1) // 2
+        correct, pairs = correct + (every - pairs), every
+    return _finish(correct / pairs, pairs > 0, empty, scores)
 
 
 def arp(

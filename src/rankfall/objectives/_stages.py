@@ -142,6 +142,13 @@ def per_stage(name: str, value: int | Sequence[int], stages: int) -> list[int]:
     return numbers
 
 
+def count_stages(quotas: int | Sequence[int] | None, stages: int | None) -> int:
+    """Return the number of stages: the one that is given, or that of the quotas, or 2."""
+    if stages is not None:
+        return stages
+    return 2 if quotas is None or isinstance(quotas, int) else len(quotas)
+
+
 def check_quotas(quotas: int | Sequence[int], stages: int) -> list[int]:
     """Return the numbers of items that the stages keep. Raises ValueError if they grow from stage to stage."""
     numbers = [check_count("quotas", quota) for quota in per_stage("quotas", quotas, stages)]

@@ -29,7 +29,10 @@ class ICC(Objective):
         quotas: Number of items that each stage keeps; must not grow from stage to stage. The length is the number of
             stages.
         temperature: Positive temperature of the soft cutoffs. The smaller it is, the harder they are.
-        loss: Ranking loss of the fused scores: ``"lambdarank"`` as in the paper, or ``"ranknet"``.
+        loss: Ranking loss of the fused scores: ``"lambdarank"`` as in the paper (the default of the sound variant), or
+            ``"ranknet"`` (the default of the published variant).
+        variant: ``"published"`` is the baseline of LCRON's code, which uses RankNet. That code also trains pairs of
+            equal labels, in a direction that depends on the order of the items; here such pairs do not count.
 
     Examples:
         The cutoff is sharp, so the first item has the score 2 in either stage, and the second item the score of stage
@@ -46,13 +49,16 @@ class ICC(Objective):
         relevant: int,
         quotas: Sequence[int],
         temperature: float = 1.0,
-        loss: Literal["lambdarank", "ranknet"] = "lambdarank",
+        loss: Literal["lambdarank", "ranknet"] | None = None,
+        variant: Literal["sound", "published"] = "sound",
     ) -> None:
         super().__init__(len(quotas))
         self.relevant = check_count("relevant", relevant)
         self.quotas = check_quotas(quotas, self.stages)
         self.temperature = check_positive("temperature", temperature)
-        self.loss = check_choice("loss", loss, ("lambdarank", "ranknet"))
+        self.variant = check_choice("variant", variant, ("sound", "published"))
+        default = "lambdarank" if variant == "sound" else "ranknet"
+        self.loss = check_choice("loss", loss or default, ("lambdarank", "ranknet"))
 
     def fuse(self, batch: Impression) -> Tensor:
         """Return the fused scores ``(..., n)``."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import check_count, has_recall_signal, list_mean, mean_over_lists
-from rankfall.objectives._stages import Impression, Objective, check_quotas
+from rankfall._lists import check_choice, check_count, has_recall_signal, list_mean, mean_over_lists
+from rankfall.objectives._stages import Impression, Objective, check_quotas, count_stages
 from rankfall.ops import log_inclusion
 from rankfall.ops import topk as make_topk
 
@@ -43,6 +43,13 @@ class LCRON(Objective):
             term (LCR, table 3).
         single_weight: Weight of every :math:`L_t`: ``"learned"`` as in the formula, or a number of at least 0 (LCR,
             table 4); 0 drops the terms (LCR, table 3).
+        variant: Gradient of :math:`1 - \prod_t p^t` in :math:`L_{e2e}`; values do not change. ``"sound"`` adds up the
+            stages that can drop an item, :math:`\sum_t (\prod_{u < t} p^u) (1 - p^t)`. ``"published"`` is the gradient
+            of LCRON's code, which computes :math:`1 - \prod_t (1 - d^t)` from :math:`d^t = 1 - p^t` alone. The two
+            differ only where :math:`p` and :math:`1 - p` have separate gradients, that is for a soft sort with
+            ``gradient="rows"``, the default of `topk`.
+        scale: ``"mean"`` over the items of a list, or their ``"sum"`` as in LCR, eq. 11 and 12. The learned weights
+            settle at the square root of their loss, so with sums each :math:`L_t` has a much smaller share.
 
     Examples:
         Two stages with equal scores keep each item with probability 1/4: log 4 for the relevant item, log 4/3 for the
@@ -63,14 +70,17 @@ class LCRON(Objective):
         stages: int | None = None,
         e2e_weight: Literal["fixed", "learned"] | float = "fixed",
         single_weight: Literal["learned"] | float = "learned",
+        variant: Literal["sound", "published"] = "sound",
+        scale: Literal["mean", "sum"] = "mean",
     ) -> None:
-        count = stages if stages is not None else 2 if quotas is None or isinstance(quotas, int) else len(quotas)
-        super().__init__(count)
+        super().__init__(count_stages(quotas, stages))
         self.relevant = check_count("relevant", relevant)
         self.quotas = check_quotas(relevant if quotas is None else quotas, self.stages)
         self.topk: TopK = make_topk("neural_sort", tau=50.0) if topk is None else topk
         self.e2e_weight = _check_weight("e2e_weight", 1.0 if e2e_weight == "fixed" else e2e_weight)
         self.single_weight = _check_weight("single_weight", single_weight)
+        self.variant = check_choice("variant", variant, ("sound", "published"))
+        self.scale = check_choice("scale", scale, ("mean", "sum"))
         if self.e2e_weight == self.single_weight == 0:
             raise ValueError("e2e_weight and single_weight are both 0, so nothing would be trained")
         self.kept = [min(self.quotas)] * (self.e2e_weight != 0) + [relevant] * (self.single_weight != 0)
@@ -88,7 +98,8 @@ class LCRON(Objective):
                 for scores, quota in zip(batch.scores, self.quotas, strict=True)
             ]
             counts = has_recall_signal(truth, batch.mask, min(self.quotas))
-            e2e = _cross_entropy(truth, *survival(at_quota), batch.mask, counts)
+            passed = survival(at_quota) if self.variant == "sound" else published_survival(at_quota)
+            e2e = self._cross_entropy(truth, *passed, batch.mask, counts)
             terms["e2e"] = self._weighted(e2e, self.e2e_weight, -1, counts)
         if self.single_weight == 0:
             return terms
@@ -98,9 +109,15 @@ class LCRON(Objective):
                 inclusion = at_quota[t]
             else:
                 inclusion = log_inclusion(self.topk, scores, self.relevant, mask=batch.mask)
-            single = _cross_entropy(truth, *inclusion, batch.mask, counts)
+            single = self._cross_entropy(truth, *inclusion, batch.mask, counts)
             terms[f"stage{t + 1}/single"] = self._weighted(single, self.single_weight, t, counts)
         return terms
+
+    def _cross_entropy(self, truth: Tensor, log_p: Tensor, log_not_p: Tensor, mask: Tensor, counts: Tensor) -> Tensor:
+        """Return the mean over lists of the mean or sum over items; lists where `counts` is False have loss 0."""
+        costs = -(truth * log_p + (1 - truth) * log_not_p)
+        per_list = list_mean(costs, mask) if self.scale == "mean" else costs.masked_fill(~mask, 0.0).sum(-1)
+        return mean_over_lists(per_list.masked_fill(~counts, 0.0))
 
     def _weighted(self, value: Tensor, fixed: float | None, which: int, counts: Tensor) -> Tensor:
         if fixed is not None:
@@ -138,7 +155,22 @@ def survival(inclusions: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tenso
     return log_passed, torch.stack(dropped).logsumexp(0)
 
 
-def _cross_entropy(truth: Tensor, log_p: Tensor, log_not_p: Tensor, mask: Tensor, counts: Tensor) -> Tensor:
-    """Return the mean over lists of the mean over items; lists where `counts` is False have loss 0."""
-    per_list = list_mean(-(truth * log_p + (1 - truth) * log_not_p), mask)
-    return mean_over_lists(per_list.masked_fill(~counts, 0.0))
+def published_survival(inclusions: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    r"""Return the values of :func:`survival`, with the gradient that LCRON's code has.
+
+    It is the gradient of :math:`\log(1 - \prod_t (1 - d^t))` with respect to :math:`d^t = 1 - p^t`,
+
+    .. math:: \frac{d^t \prod_{u \ne t} p^u}{1 - \prod_u p^u} \, \partial \log d^t
+
+    The factor is the share of the items dropped that only stage t drops, at most 1.
+
+    Args:
+        inclusions: Logarithms of p and of 1 - p for each stage, tensors ``(..., n)``.
+    """
+    log_passed, log_dropped = survival(inclusions)
+    passed, dropped = log_passed.detach(), log_dropped.detach()
+    slopes = [
+        torch.exp(log_not_p.detach() + passed - log_p.detach() - dropped) * (log_not_p - log_not_p.detach())
+        for log_p, log_not_p in inclusions
+    ]
+    return log_passed, dropped + torch.stack(slopes).sum(0)

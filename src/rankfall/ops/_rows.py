@@ -88,7 +88,7 @@ class SoftRows:
     def sum_rest(self, start: int) -> Tensor:
         """Return the sum of all rows from `start` on, ``(..., n)``, computed in chunks and without gradient."""
         with torch.no_grad():
-            if self.rest is not None:
+            if self.rest is not None and start < self.shape[-1]:
                 return self.rest(start)
             total = self._filled(0.0)
             for first, last in self.chunks(start, CHUNK):

@@ -56,6 +56,7 @@ class ComparisonConfig(Section):
     )
     share: list[str] = Field(default=[], description="Cascades only: embeddings that stages share.")
     objective: dict[str, Any] = Field(default={}, description="Cascades only.")
+    stage_metrics: list[str] = Field(default=[], description="Cascades only: further metrics of each stage.")
     optimizer: dict[str, Any] = Field(default={})
     training: dict[str, Any] = Field(default={})
     metrics: list[str] = Field(default=[], description="Metrics to evaluate, the same for all methods.")
@@ -96,6 +97,7 @@ class _Kind:
         metrics: Returns the metrics of the evaluation.
         validate: Validates the configuration of a run; also receives those metrics and a prefix of messages.
         baselines: Kinds of methods that may take part besides.
+        common: Sections that are the same for all methods.
     """
 
     name: str
@@ -105,12 +107,13 @@ class _Kind:
     metrics: Callable[[ComparisonConfig], list[str]]
     validate: Callable[[dict[str, Any], list[str], str], TrainConfig]
     baselines: tuple[str, ...] = ()
+    common: tuple[str, ...] = ()
 
 
 _RANKERS = _Kind(
     "ranker",
     ("data", "model", "loss", "optimizer", "training"),
-    ("relevant", "share", "objective"),
+    ("relevant", "share", "objective", "stage_metrics"),
     TrainingConfig,
     metrics=lambda config: list(dict.fromkeys(config.metrics)) or DEFAULT_METRICS,
     validate=lambda content, metrics, where: validate(content | {"metrics": metrics}, where=where),
@@ -121,8 +124,9 @@ _CASCADES = _Kind(
     ("data", "relevant", "stages", "share", "objective", "optimizer", "training"),
     ("model", "loss", "metrics"),
     CascadeTrainingConfig,
-    metrics=lambda config: measures([stage.get("name", "") for stage in config.stages]),
+    metrics=lambda config: measures([stage.get("name", "") for stage in config.stages], config.stage_metrics),
     validate=lambda content, metrics, where: validate_cascade(content, where=where),
+    common=("stage_metrics",),
 )
 
 
@@ -200,7 +204,7 @@ class Plan:
         data = merge({"data": self.config.data}, {"data": self.folds[fold]})["data"]
         if kind == own.name:
             check_keys(changes, [*own.sections, *_OWN], where)
-            sections = {name: getattr(self.config, name) for name in own.sections}
+            sections = {name: getattr(self.config, name) for name in (*own.sections, *own.common)}
             given = {name: value for name, value in sections.items() if value is not None} | {"data": data}
             content = merge(given, changes)
             for key, value in {**settings, "training.seed": seed}.items():
@@ -269,7 +273,11 @@ def _check_run(run: Run, metric: str) -> None:
 def _candidates(config: ComparisonConfig) -> dict[str, list[Settings]]:
     """Return the settings to try for each method: equally many for all methods with something to tune."""
     grids = {name: _grid(config, name) for name in config.methods}
-    sizes = {name: len(grid) for name, grid in grids.items() if not _tunes_itself(config, name)}
+    sizes = {
+        name: len(grid)
+        for name, grid in grids.items()
+        if not (_tunes_itself(config, name) or _has_nothing_to_tune(config, name))
+    }
     budget = config.budget
     if budget is None:
         if len(set(sizes.values())) > 1:
@@ -304,11 +312,23 @@ def _tunes_itself(config: ComparisonConfig, method: str) -> bool:
     return kind in BASELINES and BASELINES[kind].tunes_itself
 
 
+def _has_nothing_to_tune(config: ComparisonConfig, method: str) -> bool:
+    """Whether the method says so by ``tune: {}``; a method without `tune` may have been forgotten."""
+    return not config.tune and (config.methods[method] or {}).get("tune") == {}
+
+
 def _run_name(config: RunConfig, data_checksum: str) -> str:
     """Return the name of a run: the same for the same training on the same data, wherever they are stored."""
     content = config.model_dump(
         mode="json",
-        exclude={"metrics": True, "data": {"path"}, "training": {"checkpoint_every", "keep", "track", "mlflow"}},
+        exclude={
+            "metrics": True,
+            "stage_metrics": True,
+            "data": {"path"},
+            "training": {"checkpoint_every", "keep", "track", "mlflow"},
+        },
     )
+    if content["data"].get("labels") == "full":  # names from before this option existed stay the same
+        del content["data"]["labels"]
     text = json.dumps([content, data_checksum], sort_keys=True)
     return f"{method_of(config).title}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -14,7 +14,7 @@ from rankfall.studies.comparison_summary import higher_is_better
 from rankfall.studies.optuna_journal import load_optuna, open_journal
 from rankfall.studies.results import SearchResult, TrialResult
 from rankfall.training.config.overrides import dump_absolute
-from rankfall.training.run_directory import CHECKPOINTS, RESUME_MUTABLE_KEYS
+from rankfall.training.run_directory import CHECKPOINTS, DEFAULTS_OF_NEW_KEYS, RESUME_MUTABLE_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -74,6 +74,9 @@ class Study:
         return self._study.user_attrs.get("begun")
 
     def _check_same(self, before: dict[str, Any], now: dict[str, Any]) -> None:
+        before = {
+            f"config.{key}": value for key, value in DEFAULTS_OF_NEW_KEYS.items() if f"config.{key}" in now
+        } | before
         ignored = {f"config.{key}" for key in (*RESUME_MUTABLE_KEYS, *self.search.space)}
         differences = [
             f"{key.removeprefix('config.')} was {shown(before.get(key))} and is {shown(now.get(key))}"

@@ -1,4 +1,8 @@
-"""Metrics of a cascade on impressions: recall, NDCG and lost items per stage."""
+"""Metrics of a cascade on impressions: recall, NDCG and lost items per stage, and metrics of lists for each stage.
+
+The ground truth of an impression is the best `relevant` of its relevant items. No metric depends on how a
+configuration labels items for training: metrics use the order of the relevant items and the logged stages only.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,14 @@ import torch
 
 from rankfall._lists import top_labels
 from rankfall.metrics import funnel
-from rankfall.training.config.cascade_metric_names import JOINT, higher_is_better, measures
+from rankfall.metrics.named import parse
+from rankfall.training.config.cascade_metric_names import (
+    JOINT,
+    PUBLISHED_NDCG,
+    higher_is_better,
+    list_metric,
+    measures,
+)
 from rankfall.training.distributed.group import ALONE
 
 if TYPE_CHECKING:
@@ -23,11 +34,43 @@ if TYPE_CHECKING:
 __all__ = ["JOINT", "ground_truth", "higher_is_better", "measure_funnel", "measures"]
 
 SEED = 0  # seed of the order of items with equal scores
+BEST_PUBLISHED, WORST_PUBLISHED = 27.0, 5.0  # gains of the best item and of items of the first logged stage
 
 
 def ground_truth(batch: Impressions, relevant: int) -> Tensor:
     """Return membership ``(B, N)`` in the ground truth: the items with the best grades among the relevant ones."""
     return top_labels((batch.grade.float() + 1) * (batch.relevance > 0), relevant, batch.mask)
+
+
+def graded_truth(batch: Impressions, truth: Tensor) -> Tensor:
+    """Return labels ``(B, N)``: the order of the ground truth, from 1 for its worst item on; 0 for all other items.
+
+    Args:
+        batch: The impressions.
+        truth: Membership in the ground truth, see :func:`ground_truth`.
+    """
+    return _count_of_worse(batch, truth) + (truth > 0)
+
+
+def published_gains(batch: Impressions, truth: Tensor) -> Tensor:
+    """Return the gains ``(B, N)`` of the published code of LCRON: 28 minus the label of table 1 in the paper.
+
+    Relevant items have 27, 26, ... in their order. All other items have a gain too: 5 for the first logged stage, 6 for
+    the second and so on. Therefore a random scorer gets about .43 on lists of 4 x 10 items.
+
+    Args:
+        batch: The impressions.
+        truth: Membership in the ground truth, see :func:`ground_truth`.
+    """
+    order = _count_of_worse(batch, truth)
+    of_relevant = BEST_PUBLISHED - (order.amax(-1, keepdim=True) - order)
+    return torch.where(truth > 0, of_relevant, WORST_PUBLISHED + batch.depth).masked_fill(~batch.mask, 0.0)
+
+
+def _count_of_worse(batch: Impressions, truth: Tensor) -> Tensor:
+    """Return for each item of the ground truth how many others of it have a lower grade; 0 for all other items."""
+    grade = batch.grade.float().masked_fill(truth == 0, torch.inf)
+    return torch.searchsorted(grade.sort(-1).values, grade).masked_fill(truth == 0, 0).float()
 
 
 def measure_funnel(
@@ -37,13 +80,16 @@ def measure_funnel(
     names: Sequence[str],
     quotas: Sequence[int],
     relevant: int,
+    further: Sequence[str] = (),
     on_batch: Callable[[int], None] = lambda count: None,
     group: Group = ALONE,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Measure a cascade on all impressions of a loader.
 
     Metrics are ``joint_recall`` and, for each stage, ``NAME/recall`` and ``NAME/ndcg`` over the whole list and
-    ``NAME/lost``, the share of the relevant items that the stage drops.
+    ``NAME/lost``, the share of the relevant items that the stage drops. `further` metrics ``NAME/METRIC`` are those of
+    lists, over the whole list, with the labels of :func:`graded_truth`; ``ndcg_published`` has the gains of
+    :func:`published_gains`.
 
     Args:
         score: Returns the scores ``(B, N)`` of each stage for a batch.
@@ -51,6 +97,7 @@ def measure_funnel(
         names: Names of the stages.
         quotas: Number of items that each stage keeps.
         relevant: Number of relevant items per impression.
+        further: Names of further metrics of each stage.
         on_batch: Called with the size of each batch.
         group: Processes that share the batches. Each batch is measured as a whole by one process, so that the values
             do not depend on the number of processes.
@@ -66,15 +113,22 @@ def measure_funnel(
             if number % group.world == group.rank:
                 generator = torch.Generator().manual_seed(SEED + number)
                 truth = ground_truth(batch, relevant)
-                values.append(_values(score(batch), truth, batch.mask, names, quotas, generator))
-                flat = [torch.zeros_like(truth)] * len(names)
-                chances.append(_chance(flat, truth, batch.mask, names, quotas, generator))
+                scores, flat = score(batch), [torch.zeros_like(truth)] * len(names)
+                values.append(
+                    _values(scores, truth, batch.mask, names, quotas, generator)
+                    | _further_values(scores, batch, truth, names, further)
+                )
+                chances.append(
+                    _chance(flat, truth, batch.mask, names, quotas, generator)
+                    | _further_values(flat, batch, truth, names, further)
+                )
             else:
-                zeros = dict.fromkeys(measures(names), torch.zeros(len(batch)))
+                zeros = dict.fromkeys(measures(names, further), torch.zeros(len(batch)))
                 values.append(zeros)
                 chances.append(zeros)
             on_batch(len(batch))
-    return _joined(values, group), _joined(chances, group)
+    wanted = measures(names, further)
+    return _joined(values, wanted, group), _joined(chances, wanted, group)
 
 
 def _values(
@@ -116,5 +170,19 @@ def _chance(
     return values
 
 
-def _joined(parts: list[dict[str, Tensor]], group: Group) -> dict[str, Tensor]:
-    return {name: group.total(torch.cat([part[name] for part in parts])) for name in parts[0]}
+def _further_values(
+    scores: Sequence[Tensor], batch: Impressions, truth: Tensor, names: Sequence[str], further: Sequence[str]
+) -> dict[str, Tensor]:
+    """Return the metrics of lists for each stage, NaN for impressions without a relevant item."""
+    undefined = truth.sum(-1) == 0
+    values = {}
+    for metric in further:
+        measured = parse(list_metric(metric))
+        labels = (published_gains if metric.startswith(PUBLISHED_NDCG) else graded_truth)(batch, truth)
+        for name, stage in zip(names, scores, strict=True):
+            values[f"{name}/{metric}"] = measured(stage.float(), labels, batch.mask).masked_fill(undefined, torch.nan)
+    return values
+
+
+def _joined(parts: list[dict[str, Tensor]], names: Sequence[str], group: Group) -> dict[str, Tensor]:
+    return {name: group.total(torch.cat([part[name] for part in parts])) for name in names}

@@ -267,7 +267,7 @@ def training_loader(
     group: Group = ALONE,
     first_days: ItemFirstSeen | None = None,
 ) -> ImpressionLoader:
-    """Return a loader that shuffles days by the seed of the configuration and adds its negatives."""
+    """Return a loader that shuffles days by the seed of the configuration, with its negatives and labels."""
     settings, data = config.training, config.data
     return ImpressionLoader(
         log,
@@ -278,6 +278,7 @@ def training_loader(
         negatives=data.negatives,
         negatives_from=data.negatives_from,
         first_days=first_days,
+        labels=data.labels,
         rank=group.rank,
         world=group.world,
     )
@@ -286,7 +287,10 @@ def training_loader(
 def measuring_loader(
     log: ImpressionLog, config: CascadeConfig, days: Sequence[str], first_days: ItemFirstSeen | None = None
 ) -> ImpressionLoader:
-    """Return a loader of days in the order of time, with lists of the length that is measured."""
+    """Return a loader of days in the order of time, with lists of the length that is measured.
+
+    Its grades are always the full-stage grades of the log, so that runs with different `data.labels` are comparable.
+    """
     settings = config.training
     return ImpressionLoader(
         log,
@@ -321,6 +325,7 @@ def measure(
             names=cascade.names,
             quotas=[stage.quota for stage in config.stages],
             relevant=config.relevant,
+            further=config.stage_metrics,
             on_batch=on_batch,
             group=group,
         )

@@ -24,7 +24,9 @@ from rankfall._yaml_config import ConfigError
 from rankfall.reporting.stream_table import markdown_tables, terminal_stream
 from rankfall.simulation.simulate import Simulation, append_days, simulate_log
 from rankfall.studies.evaluate import evaluate_run
+from rankfall.studies.method_config import validated
 from rankfall.studies.results import DayResult, StreamResult
+from rankfall.studies.stream.stream_config import StreamConfig, make_runs
 from rankfall.training.config.overrides import merge
 from rankfall.training.run_directory import EnvironmentFailure, Stopped
 from reporting.test_report import Page, check_pictures
@@ -94,6 +96,13 @@ def test_a_schedule_spans_all_days(log: Path, tmp_path: Path) -> None:
         streamed(content, tmp_path / "stream", resume=True)
     content["data"]["days"] = WEEK[:3]
     assert not streamed(content, tmp_path / "stream", resume=True).failed
+
+
+def test_further_metrics_of_stages_are_measured_every_day(log: Path, tmp_path: Path) -> None:
+    content = one_method(log, data={"days": WEEK[:2]}) | {"stage_metrics": ["ndcg_linear@3"]}
+    result = streamed(content, tmp_path / "stream")
+    (method,) = result.days[-1].methods
+    assert {"retrieval/ndcg_linear@3", "ranking/ndcg_linear@3"} < set(method.metrics)
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -549,6 +558,13 @@ def test_it_follows_a_log_that_another_process_writes(forks: Forks, log: Path, t
     assert weights[WEEK[1]] == (tmp_path / "run/checkpoints/last.safetensors").read_bytes()
 
 
+def test_methods_have_their_own_labels(log: Path, tmp_path: Path) -> None:
+    content = stream_content(log)
+    content["methods"] = {"full": {}, "published": {"data": {"labels": "published"}}}
+    runs = make_runs(validated(StreamConfig, content, "stream"), tmp_path)
+    assert [run.config.data.labels for run in runs] == ["full", "published"]
+
+
 # --- what it refuses ------------------------------------------------------------------------------------------------
 
 
@@ -564,6 +580,7 @@ def test_it_follows_a_log_that_another_process_writes(forks: Forks, log: Path, t
         ({"training": {"epochs": 2}}, [], "a stream trains on each day once"),
         ({"training": {"bach": 2}}, [], "methods.LCRON: training: unknown key 'bach', did you mean"),
         ({"methods": {"LCRON": {"tune": {}}}}, [], "methods.LCRON.tune: unknown; allowed are relevant, stages"),
+        ({"methods": {"LCRON": {"data": {"length": 9}}}}, [], "methods.LCRON.data.length: unknown; allowed are labels"),
         ({"methods": {"lcron": {}}}, [], "methods: 'LCRON' and 'lcron' would have the same directory, lcron"),
         ({"seeds": [1, 1]}, [], "seeds [1, 1] contain a seed twice"),
         ({"data": {"days": f"..{WEEK[2]}"}}, ["--follow", "LOG"], "expected FIRST.. or .."),

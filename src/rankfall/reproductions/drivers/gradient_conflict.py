@@ -1,8 +1,8 @@
 """Gradient conflict by operator: which items a loss pushes to the wrong side, and why.
 
 A gradient step lowers the score of an item whose gradient is positive. A loss that raises the inclusion probability of
-every relevant item can nevertheless lower the scores of some of them. These shares are measured on synthetic lists, with
-the k-th and the (k+1)-th best item of a list as its boundary:
+every relevant item can nevertheless lower the scores of some of them. These shares are measured on synthetic lists; the
+boundary of a list is its k-th and its (k+1)-th best item:
 
 - relevant items that -log p lowers, summed over the relevant items of a list;
 - items on the wrong side of L_TopK, the binary cross entropy of p: relevant ones that it lowers, others that it raises.

@@ -25,7 +25,13 @@ from rankfall.reproductions.paper_schema.methods import (
     Options,
     StageProtocol,
 )
-from rankfall.reproductions.paper_schema.on_impressions import ObjectiveComparison, ObjectiveSweep, StageLossComparison
+from rankfall.reproductions.paper_schema.on_impressions import (
+    ObjectiveComparison,
+    ObjectiveRuntime,
+    ObjectiveStream,
+    ObjectiveSweep,
+    StageLossComparison,
+)
 from rankfall.reproductions.paper_schema.on_lists import (
     Cutoffs,
     CutoffTransfer,
@@ -37,6 +43,7 @@ from rankfall.reproductions.paper_schema.on_lists import (
 from rankfall.reproductions.paper_schema.on_operators import (
     GradientConflict,
     SortRuntime,
+    SurvivalBounds,
     SyntheticLists,
     TemperatureEffect,
     TopkRuntime,
@@ -72,6 +79,8 @@ __all__ = [
     "Method",
     "Number",
     "ObjectiveComparison",
+    "ObjectiveRuntime",
+    "ObjectiveStream",
     "ObjectiveSweep",
     "Options",
     "PaperFile",
@@ -84,6 +93,7 @@ __all__ = [
     "StageLossComparison",
     "StageProtocol",
     "Statement",
+    "SurvivalBounds",
     "SyntheticLists",
     "TableOfMethods",
     "TemperatureEffect",

@@ -41,18 +41,21 @@ RUNS = "runs"
 ALL = ".."  # range of all days
 _USES = ("train", "valid", "test")
 _SECTIONS = ("relevant", "stages", "share", "objective", "optimizer", "training")  # sections that a method may change
+_COMMON = ("stage_metrics",)  # sections that are the same for all methods
+_OF_DATA = ("labels",)  # keys of `data` that a method may change
 
 
 class StreamConfig(Section):
     """A training configuration of a cascade over days, and the methods that change it."""
 
-    data: dict[str, Any] = Field(description="path, days, negatives, negatives_from, length.")
+    data: dict[str, Any] = Field(description="path, days, negatives, negatives_from, length, labels.")
     relevant: int | None = None
     stages: list[dict[str, Any]] = Field(min_length=1)
     share: list[str] = Field(default=[])
     objective: dict[str, Any] = Field(default={})
     optimizer: dict[str, Any] = Field(default={})
     training: dict[str, Any] = Field(default={})
+    stage_metrics: list[str] = Field(default=[], description="Further metrics of each stage.")
     methods: Methods = Field(
         default={}, description="Changes of each method, by its name in tables; by default there is one method."
     )
@@ -125,10 +128,13 @@ def scheduled(run: StreamRun) -> bool:
 
 def _resolve(config: StreamConfig, method: str, changes: dict[str, Any], seed: int) -> CascadeConfig:
     where = f"methods.{method}" if config.methods else "config"
-    check_keys(changes, _SECTIONS, where)
+    check_keys(changes, [*_SECTIONS, "data"], where)
+    changes = dict(changes)
+    own_data = changes.pop("data", None) or {}
+    check_keys(own_data, _OF_DATA, f"{where}.data")
     days = {"train": config.days, "valid": config.days}  # every day is measured and trained on
-    data = {key: value for key, value in config.data.items() if key != "days"} | days
-    given = {name: value for name in _SECTIONS if (value := getattr(config, name)) is not None}
+    data = {key: value for key, value in config.data.items() if key != "days"} | own_data | days
+    given = {name: value for name in (*_SECTIONS, *_COMMON) if (value := getattr(config, name)) is not None}
     content = set_option(merge(given, changes), "training.seed", seed)
     resolved = validate_cascade({"data": data, **content}, where=where)
     if resolved.training.epochs != 1 or resolved.training.patience is not None:

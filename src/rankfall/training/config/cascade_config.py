@@ -20,7 +20,13 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_v
 
 from rankfall import registry
 from rankfall._yaml_config import ConfigError, OptionError, Section, explain
-from rankfall.training.config.cascade_metric_names import measures
+from rankfall.training.config.cascade_metric_names import (
+    JOINT,
+    PUBLISHED_NDCG,
+    higher_is_better,
+    list_metric,
+    measures,
+)
 from rankfall.training.config.component_checks import check_model, check_objective
 from rankfall.training.config.sections import (
     Count,
@@ -59,6 +65,11 @@ class LogConfig(Section):
     )
     length: Count | None = Field(
         default=None, description="Length of validation and test lists, filled up with random items."
+    )
+    labels: Literal["full", "published"] = Field(
+        default="full",
+        description="Grades that objectives are trained with: the full-stage grades of the log, or those of LCRON's "
+        "table 1, which order only the items of the relevant stage. Metrics do not depend on this option.",
     )
 
     def days(self, role: Role) -> list[str]:
@@ -109,9 +120,25 @@ class ObjectiveConfig(Section):
 
 
 def _is_cascade_metric(name: str) -> str:
-    if name != "joint_recall" and not name.endswith(("/recall", "/ndcg")):
+    if name != JOINT and ("/" not in name or not higher_is_better(name)):
         raise ValueError(f"found {name!r}, expected joint_recall, STAGE/recall or STAGE/ndcg")
     return name
+
+
+def _is_stage_metric(name: str) -> str:
+    from rankfall.metrics.named import parse
+
+    if name == "ndcg":
+        raise ValueError("found 'ndcg', which is always measured, with gain 1 or 0; expected ndcg_linear or ndcg@k")
+    try:
+        parse(list_metric(name))
+    except ValueError as error:
+        own = f", {PUBLISHED_NDCG}@k" if "allowed are" in str(error) else ""
+        raise ValueError(f"{error}{own}") from None
+    return name
+
+
+StageMetric = Annotated[str, AfterValidator(_is_stage_metric)]
 
 
 class CascadeOptimizerConfig(OptimizerConfig):
@@ -148,6 +175,9 @@ class CascadeConfig(Section):
     objective: ObjectiveConfig
     optimizer: CascadeOptimizerConfig = CascadeOptimizerConfig()
     training: CascadeTrainingConfig = CascadeTrainingConfig()
+    stage_metrics: list[StageMetric] = Field(
+        default=[], description="Further metrics of each stage alone over the whole list, such as ndcg_linear@10."
+    )
 
     @model_validator(mode="after")
     def _check_stages(self) -> Self:
@@ -161,14 +191,19 @@ class CascadeConfig(Section):
             if names.count(name) > 1:
                 raise ValueError(f"stages: two stages have the name {name!r}")
         metric = self.training.metric
-        if metric != "joint_recall" and metric.rpartition("/")[0] not in names:
+        if metric != JOINT and metric.rpartition("/")[0] not in names:
             raise ValueError(f"training.metric: found {metric!r}, the stages are {', '.join(names)}")
+        if metric not in self.metrics:
+            raise ValueError(
+                f"training.metric: found {metric!r}, expected joint_recall, STAGE/recall, STAGE/ndcg or one of "
+                f"stage_metrics ({', '.join(self.stage_metrics) or 'which is empty'})"
+            )
         return self
 
     @property
     def metrics(self) -> list[str]:
         """The metrics of the evaluation."""
-        return measures([stage.name for stage in self.stages])
+        return measures([stage.name for stage in self.stages], self.stage_metrics)
 
 
 def validate_cascade(content: Mapping[str, Any], *, where: str = "config") -> CascadeConfig:

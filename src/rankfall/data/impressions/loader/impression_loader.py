@@ -19,6 +19,7 @@ import torch
 from rankfall._suggestions import did_you_mean
 from rankfall.data.impressions.loader.batch import Impressions
 from rankfall.data.impressions.loader.item_first_seen import ItemFirstSeen
+from rankfall.data.impressions.loader.label_schemes import Labels, first_ordered_depth, published_grades
 from rankfall.data.impressions.loader.negatives import KnownItems, TargetLists, append, close_up, draw, pool_of_batch
 from rankfall.data.impressions.loader.order import RandomStream, block_shuffled, generator, in_file_order
 from rankfall.data.impressions.loader.prefetch import Prefetcher
@@ -69,6 +70,9 @@ class ImpressionLoader:
         negatives_from: ``"items"`` draws negatives from the item table, ``"batch"`` from the items of the batch.
         length: Instead of `negatives`: append items until each list has this length.
         first_days: The first days of items, which negatives need; loaders that share it read each day once.
+        labels: ``"full"`` gives every item the full-stage grade of the log. ``"published"`` is the scheme of LCRON's
+            table 1: only the items of the relevant stage are ordered among themselves, and every other stage has one
+            grade.
         rank: The index of this process among `world` processes. It receives its share of every batch; together the
             shares are the batch of a single process, including negatives. All processes have the same number of
             batches; if a batch has fewer impressions than there are ranks, some shares are empty.
@@ -93,6 +97,7 @@ class ImpressionLoader:
         negatives_from: Source = "items",
         length: int | None = None,
         first_days: ItemFirstSeen | None = None,
+        labels: Labels = "full",
         rank: int = 0,
         world: int = 1,
         drop_last: bool = False,
@@ -117,12 +122,17 @@ class ImpressionLoader:
         if negatives_from not in get_args(Source):
             hint = did_you_mean(negatives_from, get_args(Source))
             raise ValueError(f"negatives_from: found {negatives_from!r}{hint}; allowed are 'items' and 'batch'")
+        if labels not in get_args(Labels):
+            hint = did_you_mean(labels, get_args(Labels))
+            raise ValueError(f"labels: found {labels!r}{hint}; allowed are 'full' and 'published'")
         if negatives and length is not None:
             raise ValueError("length: extends lists as negatives does, give one of them")
         self.log = log if isinstance(log, ImpressionLog) else ImpressionLog.load(log)
         self.batch, self.shuffle, self.seed, self.drop_last = batch, shuffle, seed, drop_last
         self.negatives, self.negatives_from, self.length = negatives, negatives_from, length
         self.rank, self.world, self.prefetch = rank, world, prefetch
+        self.labels = labels
+        self._ordered_from = first_ordered_depth(self.log.spec) if labels == "published" else None
         self.window = window
         self._days = _choose(self.log, days)
         longest, shortest = _measure(self.log, self._days)
@@ -211,7 +221,7 @@ class ImpressionLoader:
         """
         try:
             epoch, day, batch = state["epoch"], state["day"], state["batch"]
-            settings = dict(state["settings"])
+            settings = {"labels": "full"} | dict(state["settings"])  # states of earlier versions have no labels
         except (KeyError, TypeError, ValueError):
             raise ValueError("state: expected the result of state_dict()") from None
         for name, value in self._settings().items():
@@ -225,7 +235,7 @@ class ImpressionLoader:
         self._next = self._received = Position(self.days.index(day), batch)
 
     def _settings(self) -> dict[str, Any]:
-        names = ("batch", "shuffle", "seed", "window", "negatives", "negatives_from", "length", "drop_last")
+        names = ("batch", "shuffle", "seed", "window", "negatives", "negatives_from", "length", "drop_last", "labels")
         days = {day.name: day.manifest["sha256"] for day in self._days}
         return {"days": days, **{name: getattr(self, name) for name in names}}
 
@@ -313,6 +323,9 @@ class ImpressionLoader:
         mine = rank_share(len(rows), self.rank, self.world)
         if not self._takes_shares:
             arrays = {name: array[mine] for name, array in arrays.items()}
+        if self._ordered_from is not None:
+            graded, depth, mask = arrays["grade"], arrays["depth"], arrays["mask"]
+            arrays = arrays | {"grade": published_grades(graded, depth, mask, ordered_from=self._ordered_from)}
         return self._tensors(day, arrays | {"rows": rows[mine]})
 
     def _tensors(self, day: str, arrays: Arrays) -> Impressions:
