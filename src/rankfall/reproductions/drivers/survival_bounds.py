@@ -155,9 +155,7 @@ def run(reproduction: SurvivalBounds, task: Task) -> Report:
             "correlations": reproduction.correlations,
             "lists_per_setting": lists,
             "checks": {
-                name: [
-                    {"claim": one.claim, "items": one.items, "failures": one.failures, "worst": one.worst} for one in of
-                ]
+                name: [{"claim": one.claim, "items": one.items, "failures": one.failures, "worst": one.worst} for one in of]
                 for name, of in checks.items()
             },
         },
