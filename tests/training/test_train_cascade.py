@@ -479,12 +479,30 @@ def test_methods_of_a_comparison_have_their_own_labels(funnel_log: Path, tmp_pat
     assert full.directory != published.directory
 
 
+def test_test_lists_are_filled_up_from_the_batch_or_from_all_items(funnel_log: Path) -> None:
+    log = ImpressionLog.load(funnel_log)
+    for pool in ("items", "batch"):
+        told = funnel_content(funnel_log, None, training={"batch": 5})
+        told["data"] |= {"length": 60, "length_from": pool}
+        strangers = 0
+        for batch in make_loader(log, validate_cascade(told), "test"):
+            own = set(batch.item[:, :40].flatten().tolist())  # lists of 40 items, followed by those that fill them up
+            assert bool(batch.mask.all())
+            strangers += sum(item not in own for item in batch.item[:, 40:].flatten().tolist())
+        assert (strangers > 0) == (pool == "items")
+
+
 def test_runs_with_full_labels_keep_their_names(funnel_log: Path, tmp_path: Path) -> None:
     told = funnel_content(funnel_log, None) | {"methods": {"one": {}}}
     plan = make_plan(validated(ComparisonConfig, told, "comparison"), tmp_path)
     [[run]] = plan.trials().values()
     content = run.config.model_dump(
-        mode="json", exclude={"data": {"path", "labels"}, "training": {"checkpoint_every", "keep", "track", "mlflow"}}
+        mode="json",
+        exclude={
+            "stage_metrics": True,
+            "data": {"path", "labels", "length_from"},
+            "training": {"checkpoint_every", "keep", "track", "mlflow"},
+        },
     )
     text = json.dumps([content, plan.data_checksum], sort_keys=True)
     assert run.directory.name == f"fs_ranknet-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

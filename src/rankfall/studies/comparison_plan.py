@@ -26,6 +26,7 @@ from rankfall.training.config.load_config import TrainConfig
 from rankfall.training.config.overrides import apply_overrides, merge, set_option
 from rankfall.training.config.ranker_config import DEFAULT_METRICS, TrainingConfig, validate
 from rankfall.training.config.sections import Count, Names
+from rankfall.training.run_directory import DEFAULTS_OF_NEW_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -328,7 +329,9 @@ def _run_name(config: RunConfig, data_checksum: str) -> str:
             "training": {"checkpoint_every", "keep", "track", "mlflow"},
         },
     )
-    if content["data"].get("labels") == "full":  # names from before this option existed stay the same
-        del content["data"]["labels"]
+    for key, value in DEFAULTS_OF_NEW_KEYS.items():  # names from before these keys existed stay the same
+        section, name = key.split(".")
+        if content[section].get(name) == value:
+            del content[section][name]
     text = json.dumps([content, data_checksum], sort_keys=True)
     return f"{method_of(config).title}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -38,7 +38,10 @@ CONFIG, METRICS, RESULT, CHECKPOINTS = "config.yaml", "metrics.jsonl", "result.j
 LOG, DATA, REPORT, DAYS = "log.json", "data.json", "report.html", "days"
 TENSORBOARD, MLFLOW = "tensorboard", "mlflow"  # directories of trackers
 _REPLACE = f".replace{TEMPORARY}"  # marks a run that is to be replaced, until it is
-DEFAULTS_OF_NEW_KEYS = {"data.labels": "full"}  # of keys that configurations of earlier versions do not have
+DEFAULTS_OF_NEW_KEYS = {  # of keys that configurations of earlier versions do not have
+    "data.labels": "full",
+    "data.length_from": "items",
+}
 RESUME_MUTABLE_KEYS = (
     "data.path",
     "metrics",
