@@ -55,6 +55,7 @@ bench: .venv/.installed
 
 docs: .venv/.dev
 	$(BIN)/pytest --collect-only --quiet --correctness=docs/reference/correctness.md
+	$(BIN)/python -m rankfall.reproductions.coverage docs/reference/coverage.md
 
 # Hours, not minutes, on small machines. Needs RANKFALL_DATA, a directory with mq2007, mslr_sample and clueweb09.
 experiments: .venv/.dev

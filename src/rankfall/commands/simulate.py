@@ -33,6 +33,7 @@ class Name(StrEnum):
     RECFLOW_3 = "recflow-like-3"
     EASY = "industry-easy"
     HARD = "industry-hard"
+    CASCADE = "industry-cascade"
 
 
 class Layout(StrEnum):
@@ -48,8 +49,8 @@ def simulate(
         Name,
         typer.Option(
             help="The platform: tiny takes seconds; recflow-like has the stages and features of RecFlow for a "
-            "cascade of two stages, recflow-like-3 for one of three; industry-easy and industry-hard have short lists "
-            "of ads with statistics as features."
+            "cascade of two stages, recflow-like-3 for one of three, industry-cascade for one of two with lists of 20; "
+            "industry-easy and industry-hard have short lists of ads with statistics as features."
         ),
     ] = Name.TINY,
     days: Annotated[

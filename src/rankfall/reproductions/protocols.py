@@ -155,9 +155,7 @@ def cascade_config(
     return ComparisonConfig.model_validate(content)
 
 
-def stream_config(
-    protocol: CascadeProtocol, data: LogData, methods: Sections, *, seeds: Sequence[int]
-) -> StreamConfig:
+def stream_config(protocol: CascadeProtocol, data: LogData, methods: Sections, *, seeds: Sequence[int]) -> StreamConfig:
     """Return a stream over all days of the data, tested on every day but the first.
 
     Args:

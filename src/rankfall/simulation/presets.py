@@ -139,6 +139,7 @@ PRESETS = {
             sample=(6, 10, 4),
             production=replace(_INDUSTRY.production, rank_keeps=40, rank_noise=0.7),
         ),
+        replace(_RECFLOW, name="industry-cascade", sample=(5, 5, 8, 2)),  # LCRON, appendix B
     )
 }
 

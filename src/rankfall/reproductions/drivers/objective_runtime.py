@@ -106,13 +106,9 @@ def _measured(reproduction: ObjectiveRuntime, data: LogData, costs: Mapping[str,
         ]
         for name, cost in costs.items()
     ]
-    relative = f"/ {reproduction.baseline}"
-    columns = ["method", "s per 1,000 impressions", relative, "spread", "MiB that a step adds", f"{relative} "]
-    return Sheet(
-        f"{reproduction.title} here: CPU seconds of one thread, steps of {batch} impressions ({data.name})",
-        columns,
-        rows,
-    )
+    title = f"{reproduction.title} here: CPU seconds of one thread, steps of {batch} impressions ({data.name})"
+    own, other = f"time / {reproduction.baseline}", f"memory / {reproduction.baseline}"
+    return Sheet(title, ["method", "s per 1,000 impressions", own, "spread", "MiB added by a step", other], rows)
 
 
 def _published(reproduction: ObjectiveRuntime) -> Sheet:
@@ -122,9 +118,9 @@ def _published(reproduction: ObjectiveRuntime) -> Sheet:
         [name, *(text for column, value in row.items() for text in (f"{value:g}", f"{value / baseline[column]:.2f}"))]
         for name, row in figures.items()
     ]
-    relative = f"/ {reproduction.baseline}"
-    time, memory = reproduction.published.metrics
-    return Sheet(f"published: {reproduction.title}", ["method", time, relative, memory, f"{relative} "], rows)
+    (time, memory), other = reproduction.published.metrics, reproduction.baseline
+    columns = ["method", time, f"time / {other}", memory, f"memory / {other}"]
+    return Sheet(f"published: {reproduction.title}", columns, rows)
 
 
 def _figure(reproduction: ObjectiveRuntime, data: LogData, costs: Mapping[str, Cost], batch: int) -> Dots:
@@ -139,4 +135,4 @@ def _figure(reproduction: ObjectiveRuntime, data: LogData, costs: Mapping[str, C
         ratios = [value / printed[column] for column, value in row.items()]
         for key, value in zip(("time", "memory"), ratios, strict=True):
             rows.append({"method": name, "source": "published", "metric": key, "value": value})
-    return Dots(rows, title=f"{reproduction.title}: cost of training relative to {reproduction.baseline}")
+    return Dots(rows, title=f"{reproduction.title}: cost of training relative to {reproduction.baseline}", costs=True)

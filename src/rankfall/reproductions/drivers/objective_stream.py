@@ -119,9 +119,7 @@ def _phases(reproduction: ObjectiveStream, curves: Curves, early: int) -> Sheet:
 
 def _days(reproduction: ObjectiveStream, result: StreamResult, curves: Curves) -> Sheet:
     days = [day.day for day in result.days if day.methods]
-    rows = [
-        [day, *(format_value(curve[number], 4) for curve in curves.values())] for number, day in enumerate(days)
-    ]
+    rows = [[day, *(format_value(curve[number], 4) for curve in curves.values())] for number, day in enumerate(days)]
     return Sheet(f"{reproduction.title}: {result.metric} by day", ["day", *curves], rows)
 
 

@@ -2,14 +2,14 @@
 
 The paper models the first stage as a draw of q1 items, a set pi with a probability proportional to the product of its
 items' P_M1 (eq. 6), and defines the survival P_CS as an expectation over these sets (eq. 7). It then states that
-E[pi] = P_M1, that P_M1 * P_M2 is a lower bound of P_CS (eq. 8), and that the gap is at most Delta' (eq. 14). Short lists
-have few sets, so that every expectation here is exact.
+E(pi) = P_M1, that P_M1 * P_M2 is a lower bound of P_CS (eq. 8), and that the gap is at most Delta' (eq. 14). Short
+lists have few sets, so that every expectation here is exact.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,7 +36,7 @@ class Survival:
     Attributes:
         first: P_M1, the inclusion of the first stage.
         last: P_M2, the inclusion of the last stage.
-        drawn: E[pi], the probability that an item is in the set that the first stage keeps (eq. 6).
+        drawn: E(pi), the probability that an item is in the set that the first stage keeps (eq. 6).
         survives: P_CS (eq. 7).
     """
 
@@ -76,8 +76,8 @@ def survival_of(first: Tensor, last: Tensor, quota: int) -> Survival:
 # --- claims -------------------------------------------------------------------------------------------------------
 
 CLAIMS: dict[str, Callable[[Survival], Tensor]] = {  # by how much an item violates the claim; negative: it holds
-    "E[pi] = P_M1 (section 4.3)": lambda one: (one.drawn - one.first).abs(),
-    "P_CS >= E[pi] P_M2 (eq. 8, line 2)": lambda one: one.drawn * one.last - one.survives,
+    "E(pi) = P_M1 (section 4.3)": lambda one: (one.drawn - one.first).abs(),
+    "P_CS >= E(pi) P_M2 (eq. 8, line 2)": lambda one: one.drawn * one.last - one.survives,
     "P_CS >= P_M1 P_M2 (eq. 8)": lambda one: one.product - one.survives,
     "P_CS - P_M1 P_M2 <= Delta' (eq. 14)": lambda one: one.survives - one.product - one.gap_bound,
     "P_CS <= 1": lambda one: one.survives - 1,
@@ -154,10 +154,7 @@ def run(reproduction: SurvivalBounds, task: Task) -> Report:
             "lengths": reproduction.lengths,
             "correlations": reproduction.correlations,
             "lists_per_setting": lists,
-            "checks": {
-                name: [{"claim": one.claim, "items": one.items, "failures": one.failures, "worst": one.worst} for one in of]
-                for name, of in checks.items()
-            },
+            "checks": {name: [asdict(one) for one in of] for name, of in checks.items()},
         },
         notes=reproduction.notes,
     )

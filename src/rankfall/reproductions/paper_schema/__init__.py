@@ -26,6 +26,7 @@ from rankfall.reproductions.paper_schema.methods import (
     StageProtocol,
 )
 from rankfall.reproductions.paper_schema.on_impressions import (
+    LogStatistics,
     ObjectiveComparison,
     ObjectiveRuntime,
     ObjectiveStream,
@@ -73,6 +74,7 @@ __all__ = [
     "Kind",
     "LengthTransfer",
     "ListProtocol",
+    "LogStatistics",
     "LossComparison",
     "LossSweep",
     "Measured",

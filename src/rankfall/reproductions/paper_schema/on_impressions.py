@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,7 +14,7 @@ from rankfall.reproductions.paper_schema.methods import (
     check_names,
     check_variables,
 )
-from rankfall.reproductions.paper_schema.printed import Positive, PublishedSweep
+from rankfall.reproductions.paper_schema.printed import Positive, PublishedSweep, PublishedTable
 from rankfall.reproductions.paper_schema.reproduction import Kind, Reproduction, TableOfMethods
 from rankfall.reproductions.paper_schema.variables import variables_in
 
@@ -117,7 +117,7 @@ class ObjectiveStream(Reproduction):
     metric: Literal["joint_recall"] = "joint_recall"
     seeds: Positive | None = None
     leader: str
-    phases: tuple[Positive, Positive]
+    phases: Annotated[list[Positive], Field(min_length=2, max_length=2)]
 
     @model_validator(mode="after")
     def _methods_are_known(self) -> Self:
@@ -146,3 +146,17 @@ class ObjectiveRuntime(TableOfMethods):
         if len(self.published.columns) != 2 or len(self.published.values) != 1:
             raise ValueError("published: expected one data set with two columns, time and memory")
         return self
+
+
+class LogStatistics(Reproduction):
+    """Users, impressions and labels of each stage of a log, beside a published table of them.
+
+    Attributes:
+        platform: The preset that is simulated if the user names no log.
+    """
+
+    data: ClassVar[Kind] = "impressions"
+
+    driver: Literal["log_statistics"]
+    platform: str
+    published: PublishedTable
