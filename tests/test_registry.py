@@ -51,6 +51,8 @@ def test_options_are_parameters_that_a_configuration_can_give() -> None:
         "tau": None,
         "sort": ops.neural_sort,
         "positive_only": True,
+        "label_tau": None,
+        "scale": "mean",
     }
     assert list(options("operator", "hard_topk")) == []
     assert [one.name for one in options("objective", "arf").values() if one.required] == []  # the stages have quotas

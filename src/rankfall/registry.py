@@ -8,9 +8,9 @@ the component they are asked for.
 ('two_tower', 'din', 'mlp')
 >>> list(options("operator", "sparse_topk"))
 ['tau', 'p']
->>> check_options("loss", "relax_loss", ["m", "k", "tua"])
+>>> check_options("loss", "lambda_recall_loss", ["m", "k", "sigm"])
 Traceback (most recent call last):
-ValueError: relax_loss has no option 'tua', did you mean 'tau'; its options are m, k, tau, sort, positive_only
+ValueError: lambda_recall_loss has no option 'sigm', did you mean 'sigma'; its options are m, k, positive_only, sigma
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from torch.func import functional_call
 import rankfall as rf
 from rankfall.models import DIN, KINDS, EmbeddingMLP, Scorer, TwoTower, attention, from_config
 from rankfall.models.attention import AttentionPooling, attention_weights
-from rankfall.models.layers import ACTIVATIONS, Layers, RowNorm
+from rankfall.models.layers import ACTIVATIONS, Layers, PReLU, RowNorm
+from rankfall.training.config.cascade_config import StageConfig
 from support.batches import FEATURES, RECFLOW, Impressions, blank, map_events, map_items, random_batch, spread, take
 
 if TYPE_CHECKING:
@@ -108,8 +109,8 @@ class Naive:
             hidden = F.linear(
                 torch.cat([event, *values]), self.weights[f"{unit}.hidden.weight"], self.weights[f"{unit}.hidden.bias"]
             )
-            activation = ACTIVATIONS[self.model.config()["attention_activation"]]()
-            logits.append(self.weights[f"{unit}.out.weight"][0] @ activation(hidden))
+            activated = self.activate(f"{unit}.activation", self.model.config()["attention_activation"], hidden)
+            logits.append(self.weights[f"{unit}.out.weight"][0] @ activated)
         weights = torch.stack(logits).exp() / torch.stack(logits).exp().sum()
         return (weights.unsqueeze(-1) * torch.stack(events)).sum(0)
 
@@ -118,15 +119,27 @@ class Naive:
             layer = f"{name}.layers.{number}.linear"
             if f"{layer}.weight" not in self.weights:
                 return F.linear(row, self.weights[f"{name}.out.weight"], self.weights[f"{name}.out.bias"])
-            row = F.relu(F.linear(row, self.weights[f"{layer}.weight"], self.weights[f"{layer}.bias"]))
+            hidden = F.linear(row, self.weights[f"{layer}.weight"], self.weights[f"{layer}.bias"])
+            activation = f"{name}.layers.{number}.activation"
+            row = self.activate(activation, self.model.config()["activation"], hidden)
         raise AssertionError
+
+    def activate(self, module: str, activation: str, row: Tensor) -> Tensor:
+        if activation != "prelu":
+            return ACTIVATIONS[activation]()(row)  # type: ignore[no-any-return]
+        slopes = self.weights[f"{module}.weight"]
+        assert slopes.shape == row.shape
+        return torch.stack([x if x > 0 else slope * x for x, slope in zip(row, slopes, strict=True)])
 
 
 @every_kind
+@pytest.mark.parametrize("activation", ["relu", "prelu"])
 @pytest.mark.parametrize("blocks", [attention._BLOCK_ON_CPU, 200])
-def test_scores_and_gradients_are_those_of_the_formula(kind: str, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_and_gradients_are_those_of_the_formula(
+    kind: str, activation: str, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attention, "_BLOCK_ON_CPU", blocks)
-    model = make(kind).double()
+    model = make(kind, activation=activation).double()
     batch = random_batch(dtype=torch.float64)
     weight = torch.randn(batch.mask.shape, dtype=torch.float64) * batch.mask
     expected, found = Naive(model)(batch), model(batch)
@@ -501,6 +514,56 @@ def test_published_shapes() -> None:
     assert {len(model.embedding.tables) for model in (tower, din)} == {13}
 
 
+@pytest.mark.parametrize(
+    ("preset", "kind", "expected"),
+    [
+        ("lcron_industrial", "two_tower", [(1024, 832), (256, 1024), (256, 256), (64, 256)]),
+        ("lcron_industrial", "mlp", [(1024, 1344), (512, 1024), (512, 512), (1, 512)]),
+        ("dftopk_industrial", "two_tower", [(1024, 1248), (768, 1024), (768, 768), (96, 768)]),
+        ("dftopk_industrial", "mlp", [(1024, 2016), (768, 1024), (768, 768), (1, 768)]),
+        ("arf_industrial", "mlp", [(1024, 168), (256, 1024), (256, 256), (256, 256), (1, 256)]),
+    ],
+)
+def test_published_shapes_of_industrial_networks(preset: str, kind: str, expected: list[tuple[int, int]]) -> None:
+    stage = StageConfig.model_validate(
+        {"name": "a", "quota": 1, "model": {"kind": kind, "preset": preset, "std": 0.01, "sparse": True}}
+    )
+    assert "preset" not in stage.model
+    model = from_config(stage.model, RECFLOW)
+    tower = model.user_tower if isinstance(model, TwoTower) else model.head
+    assert isinstance(tower, nn.Module)
+    assert [shape for shape in shapes(tower) if len(shape) == 2] == expected
+    layers = [part for part in tower.modules() if type(part).__name__ == "_Layer"]
+    assert len(layers) == len(expected) - 1
+    prelu = preset != "arf_industrial"
+    for layer in layers:
+        assert isinstance(layer.norm, RowNorm)
+        assert layer.norm.momentum == 0.001
+        assert isinstance(layer.activation, PReLU if prelu else nn.SELU)
+        assert isinstance(layer.linear, nn.Linear)
+        same = layer.linear.in_features == layer.linear.out_features
+        assert layer.residual == (same and not prelu)
+        if prelu:
+            deviation = layer.linear.weight.std().item()
+            assert deviation == pytest.approx((2 / layer.linear.in_features) ** 0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("kind", ["two_tower", "mlp", "din"])
+def test_later_options_leave_weights_and_descriptions_as_they_were(kind: str) -> None:
+    torch.manual_seed(3)
+    model = KINDS[kind](FEATURES)  # type: ignore[call-arg]
+    assert not {"init", "norm_momentum"} & set(model.config())
+    linears = [part for part in model.modules() if isinstance(part, nn.Linear)]
+    torch.manual_seed(3)
+    for table in model.embedding.tables.values():
+        nn.Embedding(*table.weight.shape, padding_idx=0)
+    for linear in linears:  # modules in the order of their construction
+        again = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None)
+        assert torch.equal(again.weight, linear.weight)
+    other = KINDS[kind](FEATURES, init="he", norm_momentum=0.5)  # type: ignore[call-arg]
+    assert {"init": "he", "norm_momentum": 0.5}.items() <= other.config().items()
+
+
 def test_scores_are_products_of_the_vectors() -> None:
     model, batch = TwoTower(FEATURES), random_batch()
     users, items = model.user_vectors(batch), model.item_vectors(batch.items)
@@ -595,7 +658,8 @@ class ItemTower(nn.Module):
 @pytest.mark.parametrize("tower", ["user", "item"])
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_towers_are_exported(tower: str, batch_norm: bool) -> None:
-    model, batch = TwoTower(FEATURES, batch_norm=batch_norm).eval(), random_batch()
+    model = TwoTower(FEATURES, batch_norm=batch_norm, activation="prelu" if batch_norm else "relu").eval()
+    batch = random_batch()
     any_size = torch.export.Dim("B")
     if tower == "user":
         module: nn.Module = UserTower(model)

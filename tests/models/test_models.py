@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from rankfall.models import ACTIVATIONS, MLP, FeatureScaling, Linear
+from rankfall.models.layers import PReLU
 
 
 def rows(count: int = 6, features: int = 3) -> torch.Tensor:
@@ -45,6 +46,32 @@ def test_mlp_is_its_formula() -> None:
     hidden = rows() + torch.tanh(rows() @ w1.T + b1)  # 3 -> 3: residual
     hidden = torch.tanh(hidden @ w2.T + b2)  # 3 -> 2: not
     torch.testing.assert_close(model(rows()), (hidden @ w3.T + b3).squeeze(-1))
+
+
+def test_prelu_has_a_slope_per_unit() -> None:
+    model = PReLU(3)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([0.1, 0.2, 0.3]))
+    inputs = torch.tensor([[[1.0, -1.0, -1.0], [-2.0, 0.0, 3.0]]])
+    torch.testing.assert_close(model(inputs), torch.tensor([[[1.0, -0.2, -0.3], [-0.2, 0.0, 3.0]]]))
+    assert PReLU(2).weight.tolist() == [0.25, 0.25]
+    torch_model = nn.PReLU(3)
+    torch_model.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model(inputs), torch_model(inputs.mT).mT)
+
+
+def test_he_initialisation_keeps_the_scale_of_signals() -> None:
+    torch.manual_seed(0)
+    model = MLP(1000, [1000] * 5, init="he", batch_norm=False)
+    for part in model.modules():
+        if isinstance(part, nn.Linear):
+            assert part.weight.std().item() == pytest.approx((2 / 1000) ** 0.5, rel=0.1)
+            assert not part.bias.any()
+    inputs = torch.randn(50, 1000)
+    assert model.layers(inputs).square().mean().item() == pytest.approx(1, abs=0.3)
+    assert MLP(1000, [1000] * 5, batch_norm=False).layers(inputs).square().mean().item() < 0.01
+    with pytest.raises(ValueError, match="init must be one of default, he, got 'hee', did you mean 'he'"):
+        MLP(3, [2], init="hee")
 
 
 def test_batch_norm_has_its_momentum() -> None:

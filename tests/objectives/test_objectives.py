@@ -50,8 +50,10 @@ def objectives(stages: int = 2, relevant: int = 2) -> dict[str, Objective]:
         "SortCE": SortCE(tau=2.0, stages=stages),
         "ARF": ARF(relevant=relevant, quotas=quotas, tau=2.0),
         "ARFv2": ARFv2(relevant=relevant, tau=2.0, stages=stages),
+        "ARFv2 published": ARFv2(relevant=relevant, quotas=quotas, tau=2.0, variant="published"),
         "PerStage": PerStage(loss=rf.losses.ARFLoss(m=3, k=relevant, tau=2.0), stages=stages),
         "LCRON": LCRON(relevant=relevant, stages=stages),
+        "LCRON published": LCRON(relevant=relevant, quotas=quotas, variant="published", scale="sum"),
         "LCRON learned": LCRON(relevant=relevant, quotas=quotas, e2e_weight="learned"),
         "LCRON alone": LCRON(relevant=relevant, topk=make_topk("dftopk"), stages=stages, single_weight=0),
         "LCRON apart": LCRON(relevant=relevant, topk=make_topk("dftopk"), stages=stages, e2e_weight=0),
@@ -64,6 +66,8 @@ NAMES = list(objectives())
 STOPPED = {
     "ARFv2",
     "LCRON",
+    "ARFv2 published",
+    "LCRON published",
     "LCRON learned",
     *(f"LCRON {name}" for name in ("neural_sort", "soft_sort", "pirank_sort")),
 }

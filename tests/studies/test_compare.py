@@ -498,17 +498,16 @@ def test_budget_draws_equally_many_settings(write: Callable[..., Path], tmp_path
         make_plan(load_comparison(write(**changes, budget=4)), tmp_path)
 
 
-@pytest.mark.parametrize("budget", [None, 2])
-def test_a_method_can_have_nothing_to_tune(budget: int | None, write: Callable[..., Path], tmp_path: Path) -> None:
-    methods: dict[str, dict[str, Any]] = {
-        "plain": {"loss": {"name": "softmax_loss"}, "tune": {}},
-        "tuned": {"loss": {"name": "approx_ndcg_loss"}, "tune": {"loss.tau": [0.1, 1.0]}},
+def test_a_method_with_given_settings_is_not_tuned(write: Callable[..., Path], tmp_path: Path) -> None:
+    methods = {
+        "given": {"loss": {"name": "softmax_loss"}, "tune": {}},
+        "tuned": {"loss": {"name": "softmax_loss"}},
     }
-    plan = make_plan(load_comparison(write(methods=methods, tune={}, budget=budget)), tmp_path)
-    assert [len(plan.candidates[name]) for name in methods] == [1, 2]
-    del methods["plain"]["tune"]  # it may have been forgotten
-    with pytest.raises(ConfigError, match="plain"):
-        make_plan(load_comparison(write(methods=methods, tune={}, budget=budget)), tmp_path)
+    changes: dict[str, Any] = {"methods": methods, "tune": {"optimizer.lr": [0.1, 0.2, 0.3]}}
+    for budget in ({}, {"budget": 2}):
+        plan = make_plan(load_comparison(write(**changes, **budget)), tmp_path)
+        assert plan.candidates["given"] == [{}]
+        assert len(plan.candidates["tuned"]) == budget.get("budget", 3)
 
 
 # --- baselines ----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from rankfall.models.layers import make_activation
+from rankfall.models.layers import initialise, make_activation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,13 +37,15 @@ class AttentionPooling(nn.Module):
         width: Width of events and candidates.
         hidden: Width of the hidden layer of the unit.
         activation: Activation of the hidden layer, a key of `ACTIVATIONS`.
+        init: Initial weights, one of `INITS`.
     """
 
-    def __init__(self, width: int, hidden: int = 80, *, activation: str = "relu") -> None:
+    def __init__(self, width: int, hidden: int = 80, *, activation: str = "relu", init: str = "default") -> None:
         super().__init__()
         self.hidden = nn.Linear(2 * width, hidden)
-        self.activation = make_activation(activation, where="attention_activation")
+        self.activation = make_activation(activation, hidden, where="attention_activation")
         self.out = nn.Linear(hidden, 1, bias=False)
+        initialise(self, init)
 
     def forward(
         self,

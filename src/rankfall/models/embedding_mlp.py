@@ -32,11 +32,15 @@ class EmbeddingMLP(Scorer):
         std: Standard deviation of the normal distribution of the initial embedding rows. With a large value, rows that
             training rarely meets keep their random values; with a small value, all rows need many steps.
         hidden: Widths of the hidden layers. Without any, the model is linear.
-        activation: Activation of the hidden layers: ``relu``, ``leaky_relu``, ``elu``, ``selu``, ``gelu``, ``silu``,
-            ``tanh`` or ``sigmoid``.
+        activation: Activation of the hidden layers: ``relu``, ``prelu``, ``leaky_relu``, ``elu``, ``selu``, ``gelu``,
+            ``silu``, ``tanh`` or ``sigmoid``.
         batch_norm: Whether to normalise every hidden layer over the real items of a batch.
+        norm_momentum: Weight of a batch in the running mean and variance of batch norm, from 0 to 1. TensorFlow's
+            momentum 0.999 is 0.001 here.
         dropout: Share of the hidden units that dropout sets to 0, from 0 to less than 1.
         residual: Whether to add a layer's input to its output where their widths are equal.
+        init: Initial weights of linear maps: ``"default"`` for those of torch, ``"he"`` for a normal distribution with
+            variance 2 / inputs and biases of 0 (He et al. 2015).
         only: Names of the features that the model uses, such as ``user.age``, ``context.hour``, ``item.author`` and
             ``sequence.history``. Default: all features.
         tables: Embedding tables ``(rows, dim)`` by name that are used instead of new ones, such as those of another
@@ -56,8 +60,10 @@ class EmbeddingMLP(Scorer):
         hidden: Sequence[int] = (128, 64, 32),
         activation: str = "relu",
         batch_norm: bool = False,
+        norm_momentum: float = 0.1,
         dropout: float = 0.0,
         residual: bool = False,
+        init: str = "default",
         only: Iterable[str] | None = None,
         tables: Mapping[str, nn.Embedding] | None = None,
         sparse: bool | int = False,
@@ -65,8 +71,10 @@ class EmbeddingMLP(Scorer):
         layers: LayerOptions = {
             "activation": activation,
             "batch_norm": batch_norm,
+            "norm_momentum": norm_momentum,
             "dropout": dropout,
             "residual": residual,
+            "init": init,
         }
         super().__init__(
             features, dim=dim, std=std, only=only, tables=tables, sparse=sparse, hidden=list(hidden), **layers

@@ -13,8 +13,28 @@ from rankfall._suggestions import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+
+class PReLU(nn.Module):
+    """ReLU with a trained slope of negative inputs (He et al. 2015), one slope per unit of the last dimension.
+
+    :class:`torch.nn.PReLU` has one slope per entry of the second dimension instead.
+
+    Args:
+        width: Number of units; 1 for one slope of all units.
+        slope: Initial slope.
+    """
+
+    def __init__(self, width: int = 1, slope: float = 0.25) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((width,), slope))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.where(input > 0, input, self.weight * input)
+
+
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
+    "prelu": PReLU,
     "leaky_relu": nn.LeakyReLU,
     "elu": nn.ELU,
     "selu": nn.SELU,
@@ -25,13 +45,30 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-def make_activation(name: str, *, where: str = "activation") -> nn.Module:
-    """Create an activation by its name. `where` is the name of the argument, for messages."""
+INITS = ("default", "he")
+"""Initial weights of linear maps: torch's, or normal with variance 2 / inputs and biases of 0 (He et al. 2015)."""
+
+
+def make_activation(name: str, width: int, *, where: str = "activation") -> nn.Module:
+    """Create an activation of `width` units by its name. `where` is the name of the argument, for messages."""
     if name not in ACTIVATIONS:
         raise ValueError(
             f"{where} must be one of {', '.join(ACTIVATIONS)}, got {name!r}{did_you_mean(name, ACTIVATIONS)}"
         )
-    return ACTIVATIONS[name]()
+    return PReLU(width) if name == "prelu" else ACTIVATIONS[name]()
+
+
+def initialise(module: nn.Module, init: str) -> None:
+    """Initialise the linear maps of a module anew, unless `init` is ``"default"``: then they keep torch's weights."""
+    if init not in INITS:
+        raise ValueError(f"init must be one of {', '.join(INITS)}, got {init!r}{did_you_mean(init, INITS)}")
+    if init == "default":
+        return
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
 
 
 class LayerOptions(TypedDict, total=False):
@@ -42,6 +79,7 @@ class LayerOptions(TypedDict, total=False):
     norm_momentum: float
     dropout: float | Sequence[float]
     residual: bool
+    init: str
 
 
 class Layers(nn.ModuleList):
@@ -61,6 +99,7 @@ class Layers(nn.ModuleList):
         norm_momentum: Weight of a batch in the running mean and variance, from 0 to 1.
         dropout: Share of units that dropout sets to 0: one number for all layers, or one per layer.
         residual: Whether to add a layer's input to its output where their widths are equal.
+        init: Initial weights, one of `INITS`.
 
     Examples:
         >>> users, items = torch.randn(2, 1, 3), torch.randn(2, 5, 4)
@@ -80,6 +119,7 @@ class Layers(nn.ModuleList):
         norm_momentum: float = 0.1,
         dropout: float | Sequence[float] = 0.0,
         residual: bool = False,
+        init: str = "default",
     ) -> None:
         shares = [dropout] * len(hidden) if isinstance(dropout, int | float) else list(dropout)
         if len(shares) != len(hidden):
@@ -89,13 +129,14 @@ class Layers(nn.ModuleList):
             _Layer(
                 width_in,
                 width_out,
-                activation=make_activation(activation),
+                activation=make_activation(activation, width_out),
                 norm=RowNorm(width_out, momentum=norm_momentum) if batch_norm else None,
                 dropout=share,
                 residual=residual and width_in == width_out,
             )
             for width_in, width_out, share in zip(widths, hidden, shares, strict=False)
         )
+        initialise(self, init)
 
     def forward(self, *parts: Tensor, mask: Tensor | None = None) -> Tensor:
         for layer in self:
@@ -110,6 +151,7 @@ class Network(nn.Module):
         super().__init__()
         self.layers = Layers(width, hidden, **options)
         self.out = nn.Linear([width, *hidden][-1], width_out)
+        initialise(self.out, options.get("init", "default"))
 
     def forward(self, *parts: Tensor, mask: Tensor | None = None) -> Tensor:
         if len(self.layers):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from rankfall.models.layers import Layers
+from rankfall.models.layers import Layers, initialise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,13 +62,16 @@ class MLP(nn.Module):
     Args:
         features: Number of features per row.
         hidden: Widths of the hidden layers.
-        activation: Activation of the hidden layers: ``relu``, ``leaky_relu``, ``elu``, ``selu``, ``gelu``, ``silu``,
-            ``tanh`` or ``sigmoid``.
+        activation: Activation of the hidden layers: ``relu``, ``prelu``, ``leaky_relu``, ``elu``, ``selu``, ``gelu``,
+            ``silu``, ``tanh`` or ``sigmoid``.
         batch_norm: Whether to normalise every hidden layer over the rows, none of which may be padding.
-        norm_momentum: Weight of a batch in the running mean and variance, from 0 to 1.
+        norm_momentum: Weight of a batch in the running mean and variance of batch norm, from 0 to 1. TensorFlow's
+            momentum 0.999 is 0.001 here.
         dropout: Share of the hidden units that dropout sets to 0, from 0 to less than 1: one number for all hidden
             layers, or one per layer.
         residual: Whether to add a layer's input to its output where their widths are equal.
+        init: Initial weights of linear maps: ``"default"`` for those of torch, ``"he"`` for a normal distribution with
+            variance 2 / inputs and biases of 0 (He et al. 2015).
         grades: Number of label grades, at least 2, for logits ``(rows, grades)`` instead of scores. Default: scores
             ``(rows,)``.
 
@@ -88,6 +91,7 @@ class MLP(nn.Module):
         norm_momentum: float = 0.1,
         dropout: float | Sequence[float] = 0.0,
         residual: bool = False,
+        init: str = "default",
         grades: int | None = None,
     ) -> None:
         super().__init__()
@@ -99,8 +103,10 @@ class MLP(nn.Module):
             norm_momentum=norm_momentum,
             dropout=dropout,
             residual=residual,
+            init=init,
         )
         self.head = _Head(([features, *hidden])[-1], grades)
+        initialise(self.head, init)
 
     def forward(self, features: Float[Tensor, "rows features"]) -> Tensor:
         """Return scores ``(rows,)``, or logits ``(rows, grades)``."""

@@ -50,6 +50,9 @@ class Production:
     rank_keeps: int  # items passed to mix-ranking
     logged: int  # logged items among those that each model drops; all items of mix-ranking are logged
     stale_noise: float = 0.8  # in the vectors of users and items that pre-ranking uses, whose own length is 1
+    early_noise: float = 0.0  # deviation of independent noise in pre-ranking and in coarse ranking
+    early_favour: float = 0.0  # what pre-ranking and coarse ranking add for one deviation of an item's quality
+    rank_favour: float = 0.0  # the same of ranking, which is negative where ranking corrects the stages before it
     coarse_cross: float = 0.3  # the share of the cross part that coarse ranking knows
     rank_cross: float = 0.9
     rank_history: float = 0.9

@@ -272,13 +272,9 @@ def _check_run(run: Run, metric: str) -> None:
 
 
 def _candidates(config: ComparisonConfig) -> dict[str, list[Settings]]:
-    """Return the settings to try for each method: equally many for all methods with something to tune."""
+    """Return the settings to try for each method: equally many for all methods, except those that are not tuned."""
     grids = {name: _grid(config, name) for name in config.methods}
-    sizes = {
-        name: len(grid)
-        for name, grid in grids.items()
-        if not (_tunes_itself(config, name) or _has_nothing_to_tune(config, name))
-    }
+    sizes = {name: len(grid) for name, grid in grids.items() if not _is_settled(config, name)}
     budget = config.budget
     if budget is None:
         if len(set(sizes.values())) > 1:
@@ -303,19 +299,18 @@ def _grid(config: ComparisonConfig, method: str) -> list[Settings]:
     own = changes.get("tune", {})
     if not isinstance(own, dict) or not all(isinstance(values, list) and values for values in own.values()):
         raise ConfigError(f"methods.{method}.tune: found {own!r}, expected keys with lists of values")
+    if own == {} and "tune" in changes:
+        return [{}]
     name = _kind_of(config).name
     values = {**config.tune, **own} if changes.get("kind", name) == name else own
     return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
 
 
-def _tunes_itself(config: ComparisonConfig, method: str) -> bool:
-    kind = (config.methods[method] or {}).get("kind")
-    return kind in BASELINES and BASELINES[kind].tunes_itself
-
-
-def _has_nothing_to_tune(config: ComparisonConfig, method: str) -> bool:
-    """Whether the method says so by ``tune: {}``; a method without `tune` may have been forgotten."""
-    return not config.tune and (config.methods[method] or {}).get("tune") == {}
+def _is_settled(config: ComparisonConfig, method: str) -> bool:
+    """Return whether a method tunes itself, or has ``tune: {}``: its settings are given, for instance by a paper."""
+    changes = config.methods[method] or {}
+    kind = changes.get("kind")
+    return changes.get("tune") == {} or (kind in BASELINES and BASELINES[kind].tunes_itself)
 
 
 def _run_name(config: RunConfig, data_checksum: str) -> str:

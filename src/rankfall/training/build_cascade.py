@@ -212,6 +212,12 @@ def _temperature(temperatures: list[Temperature], name: str, value: Any) -> Any:
 # --- optimizers -------------------------------------------------------------------------------------------------
 
 
+_SPARSE_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.SparseAdam,
+    "adagrad": torch.optim.Adagrad,
+}
+
+
 class Optimizers:
     """An optimizer for tables with sparse gradients and one for all other weights, with the interface of one."""
 
@@ -221,12 +227,13 @@ class Optimizers:
         dense = [parameter for parameter in cascade.parameters() if id(parameter) not in chosen]
         self.parts: dict[str, torch.optim.Optimizer] = {"dense": make_optimizer(config, dense, objective.parameters())}
         if sparse:
-            if config.name != "adam" or config.weight_decay:
+            if config.name not in _SPARSE_OPTIMIZERS or config.weight_decay:
                 raise ValueError(
                     f"optimizer: found {config.name} with weight_decay {config.weight_decay:g}, but tables with "
-                    "sparse gradients are trained by plain adam"
+                    f"sparse gradients are trained by plain {' or '.join(_SPARSE_OPTIMIZERS)}"
                 )
-            self.parts["sparse"] = torch.optim.SparseAdam(sparse, lr=config.lr)
+            make: Any = _SPARSE_OPTIMIZERS[config.name]
+            self.parts["sparse"] = make(sparse, lr=config.lr)
 
     def zero_grad(self) -> None:
         """Reset all gradients."""
@@ -235,8 +242,9 @@ class Optimizers:
 
     def step(self) -> None:
         """Update all weights."""
-        for part in self.parts.values():
-            part.step()
+        with torch.sparse.check_sparse_tensor_invariants(enable=False):  # torch warns unless this is chosen
+            for part in self.parts.values():
+                part.step()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each optimizer by name."""

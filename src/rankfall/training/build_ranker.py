@@ -58,6 +58,7 @@ def make_ranker(config: MLPConfig | LinearConfig, scaling: FeatureScaling, grade
         norm_momentum=config.norm_momentum,
         dropout=config.dropout[0] if len(config.dropout) == 1 else config.dropout,
         residual=config.residual,
+        init=config.init,
         grades=grades,
     )
     return Ranker(scaling, network, grades)

@@ -24,6 +24,7 @@ from rankfall._files import LockedError, locked, sync, write_file
 from rankfall._tensor_file import read_checkpoint
 from rankfall.models.layers import RowNorm
 from rankfall.training.checkpoint import Checkpoints, DamagedError, stored_checksum
+from rankfall.training.config.load_config import validate_any
 from rankfall.training.distributed.group import ALONE, Group, LostError
 from rankfall.training.learner import BatchT, Position
 from rankfall.training.run_directory import (
@@ -276,7 +277,8 @@ class Loop(Generic[BatchT]):
         return True
 
     def _go_to(self, state: State, on_notice: OnNotice) -> None:
-        check_same(self.out, state["config"], self._config)
+        before = validate_any(state["config"], where=str(self.out))  # fills in options that are newer than the run
+        check_same(self.out, before.model_dump(mode="json"), self._config)
         self._check_data(state)
         self._note_changed_versions(state["made_by"], on_notice)
         try:

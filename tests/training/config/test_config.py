@@ -11,10 +11,11 @@ import yaml
 from rankfall import losses
 from rankfall._yaml_config import ConfigError, dump
 from rankfall.models import ACTIVATIONS
+from rankfall.models.layers import INITS
 from rankfall.training.config.load_config import load_config
 from rankfall.training.config.overrides import apply_overrides, merge
 from rankfall.training.config.ranker_config import LinearConfig, LossName, MLPConfig, validate
-from rankfall.training.config.sections import Activation
+from rankfall.training.config.sections import Activation, Init
 from support.command_line import run
 
 if TYPE_CHECKING:
@@ -45,6 +46,22 @@ def test_every_loss_and_activation_can_be_named() -> None:
     functions = {name for name in losses.__all__ if name.endswith("_loss")}
     assert set(get_args(LossName)) == functions | {"arf", "arf_v2"}
     assert set(get_args(Activation)) == set(ACTIVATIONS)
+    assert get_args(Init) == INITS
+
+
+def test_a_preset_is_replaced_by_its_options() -> None:
+    model = validate({**SMALLEST, "model": {"preset": "arf_industrial", "dropout": 0.5}}).model
+    assert model == MLPConfig(
+        hidden=[1024, 256, 256, 256],
+        activation="selu",
+        residual=True,
+        batch_norm=True,
+        norm_momentum=0.001,
+        dropout=[0.5],
+    )
+    wider = validate({**SMALLEST, "model": {"preset": "lcron_industrial", "hidden": [8, 8]}}).model
+    assert isinstance(wider, MLPConfig)
+    assert (wider.hidden, wider.activation, wider.init) == ([8, 8], "prelu", "he")
 
 
 @pytest.mark.parametrize(
@@ -63,6 +80,12 @@ def test_every_loss_and_activation_can_be_named() -> None:
         ("model.kind=tree", "model.kind: found 'tree'; allowed are mlp, linear"),
         ("model={kind: linear, hidden: [3]}", "model: unknown key 'hidden'; allowed are kind"),
         ("model.activation=rleu", "model.activation: found 'rleu', did you mean 'relu'"),
+        (
+            "model.preset=arf_industral",
+            "model.preset: found 'arf_industral', did you mean 'arf_industrial'; allowed are",
+        ),
+        ("model={kind: linear, preset: arf_industrial}", "model.preset: found 'arf_industrial', which has mlp, not"),
+        ("model.init=xavier", "model.init: found 'xavier'; allowed are default, he"),
         ("training.epochs=true", "training.epochs: found True, expected a valid integer"),
         ("training.epochs=2.5", "training.epochs: found 2.5, expected a valid integer"),
         ("training.metric=ndgc@5", "training.metric: found 'ndgc@5', did you mean ndcg@k; allowed are ndcg, ndcg@k"),

@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from rankfall import models
+from rankfall._yaml_config import ConfigError
 from rankfall.data import ImpressionLog
 from rankfall.registry import names, options
 from rankfall.training.build_cascade import make_cascade, make_objective
@@ -53,6 +54,21 @@ def test_an_objective_with_its_defaults_written_out_is_the_same(name: str, log: 
     depth = torch.tensor([-1, -1, 0, 0, 1, 1, 2]).expand(4, 7)
     values = [make_objective(config)[0](scores, grades, depth=depth) for config in (short, long)]
     assert torch.equal(*values)
+
+
+@pytest.mark.parametrize("name", ["lcron", "fs_lambda_loss", "icc", "arf", "arf_v2", "sort_ce"])
+def test_a_published_variant_with_its_defaults_written_out_is_the_same(name: str, log: Path) -> None:
+    short = validate_cascade(content(log, objective={"name": name, "variant": "published"}))
+    shown = method_of(short).with_defaults()
+    assert shown["objective"]["variant"] == "published"
+    scores = [torch.randn(4, 7, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)]
+    grades = torch.tensor([3.0, 2.0, 2.0, 1.0, 1.0, 1.0, 0.0]).expand(4, 7)
+    values = [make_objective(config)[0](scores, grades) for config in (short, validate_cascade(shown))]
+    assert torch.equal(*values)
+    if name == "arf_v2":  # the stages supply its quotas
+        assert make_objective(short)[0].kept == [stage.quota for stage in short.stages]
+    with pytest.raises(ConfigError, match="found 'publisht', did you mean 'published'"):
+        validate_cascade(content(log, objective={"name": name, "variant": "publisht"}))
 
 
 @pytest.mark.parametrize("kind", models.KINDS)

@@ -6,12 +6,13 @@ optimizer. All objectives get the same batch and take turns in one process.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankfall.benchmarks.measure import cpu_seconds, cpu_spread, peak_bytes, time_in_turns
 from rankfall.reporting.figures import Dots
-from rankfall.reproductions.costs import Case, costs_of
 from rankfall.reproductions.protocols import CASCADE_RATES, cascade_config, method_sections
 from rankfall.reproductions.task import Report, Sheet
 from rankfall.studies.comparison_plan import make_plan
@@ -26,26 +27,35 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rankfall.benchmarks.measure import Step
-    from rankfall.reproductions.costs import Cost
     from rankfall.reproductions.log_data import LogData
     from rankfall.reproductions.paper_schema import ObjectiveRuntime
     from rankfall.reproductions.task import Task
 
 SECONDS, QUICK_SECONDS = 3.0, 0.2  # for each objective
-BATCH, QUICK_BATCH = 512, 64  # impressions per step, at most; the paper's number of them needs minutes per objective
+BATCH, QUICK_BATCH = 1024, 256  # impressions per step, at most
 SMALL = 4  # impressions of the step that loads libraries
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Cost of a training step.
+
+    Attributes:
+        seconds: Median CPU time on one thread.
+        spread: Half the interquartile range as a share of the median, None for fewer than two turns.
+        peak: Peak memory that the step adds in a fresh process, in bytes.
+    """
+
+    seconds: float
+    spread: float | None
+    peak: int
 
 
 def run(reproduction: ObjectiveRuntime, task: Task) -> Report:
     """Measure a training step with every objective."""
     data = task.log(reproduction.protocol.platform)
     batch = min(reproduction.protocol.batch, BATCH if task.size.tune else QUICK_BATCH, data.train_impressions)
-    cases = {
-        name: Case(full=(config, batch), small=(config, min(SMALL, batch)))
-        for name, config in _configs(reproduction, task, data).items()
-    }
-    task.progress(f"steps of {batch} impressions", 0, 1)
-    costs = costs_of(training_step, cases, seconds=SECONDS if task.size.tune else QUICK_SECONDS)
+    costs = _costs(_configs(reproduction, task, data), batch, task)
     return Report(
         sheets=[_measured(reproduction, data, costs, batch), _published(reproduction)],
         plots={reproduction.id: _figure(reproduction, data, costs, batch)},
@@ -72,6 +82,19 @@ def _configs(reproduction: ObjectiveRuntime, task: Task, data: LogData) -> dict[
     comparison = cascade_config(reproduction.protocol, data, sections, seeds=[task.seed])
     plan = make_plan(comparison, task.out)
     return {method: run.config.model_dump_json() for (method, _), (run,) in plan.trials().items()}
+
+
+def _costs(configs: Mapping[str, str], batch: int, task: Task) -> dict[str, Cost]:
+    """Measure the times in turns, so that other load of the machine affects all objectives, then the memory."""
+    task.progress(f"steps of {batch} impressions", 0, len(configs) + 1)
+    steps = {name: training_step(config, batch) for name, config in configs.items()}
+    clocks = time_in_turns(steps, seconds=SECONDS if task.size.tune else QUICK_SECONDS)
+    costs = {}
+    for number, (name, config) in enumerate(configs.items(), 1):
+        task.progress(f"memory of {name}", number, len(configs) + 1)
+        peak = peak_bytes(training_step, small=(config, min(SMALL, batch)), full=(config, batch))
+        costs[name] = Cost(cpu_seconds(clocks[name]), cpu_spread(clocks[name]), peak)
+    return costs
 
 
 def training_step(config: str, batch: int) -> Step:

@@ -45,9 +45,17 @@ def run(reproduction: ObjectiveStream, task: Task) -> Report:
             "comparison": result.to_json(),
             "phases": {"days": [early, len(days) - early], "published_days": reproduction.phases},
             "ahead": ahead(curves, reproduction.leader),
-            "data": data.summary(),
+            "data": {**data.summary(), "about": _description(data)},
         },
         notes=reproduction.notes,
+    )
+
+
+def _description(data: LogData) -> str:
+    days, daily = len(data.train) + 2, data.train_impressions / len(data.train)
+    return (
+        f"{data.name}: {days} days of about {daily:,.0f} impressions, lists of {data.items:.4g} items. Every day but "
+        "the first is tested with models that were trained on the days before."
     )
 
 

@@ -38,12 +38,14 @@ class Survival:
         last: P_M2, the inclusion of the last stage.
         drawn: E(pi), the probability that an item is in the set that the first stage keeps (eq. 6).
         survives: P_CS (eq. 7).
+        quota: Number of items that the first stage keeps.
     """
 
     first: Tensor
     last: Tensor
     drawn: Tensor
     survives: Tensor
+    quota: int
 
     @property
     def product(self) -> Tensor:
@@ -53,8 +55,13 @@ class Survival:
     @property
     def gap_bound(self) -> Tensor:
         """The upper bound Delta' of the gap, eq. 14."""
-        total, shared = self.last.sum(-1, keepdim=True), self.product.sum(-1, keepdim=True)
-        return self.last * (total / shared - 1)
+        return self.last * (self.last.sum(-1, keepdim=True) / self.product.sum(-1, keepdim=True) - 1)
+
+    @property
+    def least_gap_bound(self) -> Tensor:
+        """Delta' if the first stage keeps exactly the best items of the last, eq. 15."""
+        kept = self.last.topk(self.quota).values.sum(-1, keepdim=True)
+        return self.last * (self.last.sum(-1, keepdim=True) / kept - 1)
 
 
 def survival_of(first: Tensor, last: Tensor, quota: int) -> Survival:
@@ -70,7 +77,7 @@ def survival_of(first: Tensor, last: Tensor, quota: int) -> Survival:
     sets = first.new_tensor(rows)  # (sets, n)
     probability = (first.log() @ sets.T).softmax(-1)  # (lists, sets)
     kept = (last @ sets.T) / last.sum(-1, keepdim=True)  # the share of the last stage's inclusion in each set
-    return Survival(first, last, probability @ sets, last * ((probability / kept) @ sets))
+    return Survival(first, last, probability @ sets, last * ((probability / kept) @ sets), quota)
 
 
 # --- claims -------------------------------------------------------------------------------------------------------
@@ -80,6 +87,7 @@ CLAIMS: dict[str, Callable[[Survival], Tensor]] = {  # by how much an item viola
     "P_CS >= E(pi) P_M2 (eq. 8, line 2)": lambda one: one.drawn * one.last - one.survives,
     "P_CS >= P_M1 P_M2 (eq. 8)": lambda one: one.product - one.survives,
     "P_CS - P_M1 P_M2 <= Delta' (eq. 14)": lambda one: one.survives - one.product - one.gap_bound,
+    "Delta' = 0 if both keep the same items (eq. 15)": lambda one: one.least_gap_bound,
     "P_CS <= 1": lambda one: one.survives - 1,
 }
 

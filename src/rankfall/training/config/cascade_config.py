@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rankfall import registry
 from rankfall._yaml_config import ConfigError, OptionError, Section, explain
@@ -28,6 +28,7 @@ from rankfall.training.config.cascade_metric_names import (
     measures,
 )
 from rankfall.training.config.component_checks import check_model, check_objective
+from rankfall.training.config.presets import with_preset
 from rankfall.training.config.sections import (
     Count,
     Kept,
@@ -87,7 +88,9 @@ class StageConfig(Section):
 
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     quota: Count
-    model: dict[str, Any] = Field(description="kind (two_tower, din or mlp) and the options of the model.")
+    model: dict[str, Any] = Field(
+        description="kind (two_tower, din or mlp) and the options of the model, or preset and the options that differ."
+    )
     min_depth: int | str | None = Field(
         default=None,
         description="Items that the objective bce trains this stage on: those that reached the logged stage of this "
@@ -101,6 +104,11 @@ class StageConfig(Section):
         except OptionError as error:
             raise error.inside("model") from None
         return self
+
+    @field_validator("model")
+    @classmethod
+    def _replace_preset(cls, model: dict[str, Any]) -> dict[str, Any]:
+        return with_preset(model, embedded=True)
 
 
 class ObjectiveConfig(Section):

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from rankfall import registry
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import OptionError, shown
-from rankfall.training.config.sections import Activation, Count, Share
+from rankfall.training.config.sections import Activation, Count, Init, Share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,12 +50,14 @@ _OPTION_TYPES: dict[str, dict[str, Any]] = {
     "e2e_weight": _NOT_NEGATIVE,
     "gumbel_samples": {"int": Annotated[int, Field(ge=0)]},
     "hidden": _COUNT,
+    "init": {"str": Init},
     "k": _COUNT,
     "label_tau": _POSITIVE,
     "m": _COUNT,
     "min_depth": {"int": int | str},  # a number or the name of a logged stage
     "mix": _FRACTION,
     "network": {"str": Literal["odd_even", "bitonic"]},
+    "norm_momentum": {"float": Annotated[float, Field(gt=0, le=1)]},
     "power": {"int": Literal[1, 2]},
     "quotas": _COUNT,
     "sigma": _POSITIVE,

@@ -21,9 +21,11 @@ from pydantic import (
 from rankfall import registry
 from rankfall._yaml_config import KIND, ConfigError, Section, explain
 from rankfall.training.config.component_checks import check_loss
+from rankfall.training.config.presets import PRESETS, with_preset
 from rankfall.training.config.sections import (
     Activation,
     Count,
+    Init,
     Kept,
     MLflowConfig,
     Names,
@@ -80,8 +82,14 @@ class LinearConfig(Section):
     kind: Literal["linear"] = "linear"
 
 
+def _describe_preset(schema: dict[str, Any]) -> None:
+    schema["properties"]["preset"] = {"enum": list(PRESETS), "description": "Network of a paper, as the other options."}
+
+
 class MLPConfig(Section):
     """Multilayer perceptron on the features of one document."""
+
+    model_config = ConfigDict(json_schema_extra=_describe_preset)  # no field: it is replaced before validation
 
     kind: Literal["mlp"] = "mlp"
     hidden: list[Count] = Field(default=[256, 128], min_length=1, description="Widths of the hidden layers.")
@@ -97,6 +105,7 @@ class MLPConfig(Section):
         default=[0.0], description="Dropout rate of all hidden layers, or a list with one rate per layer."
     )
     residual: bool = Field(default=False, description="Add a layer's input to its output where widths match.")
+    init: Init = Field(default="default", description="Initial weights: torch's, or those of He et al. (2015).")
 
     @model_validator(mode="after")
     def _check_dropout(self) -> Self:
@@ -108,13 +117,19 @@ class MLPConfig(Section):
         return self
 
 
+def _replace_preset(value: object) -> object:
+    return with_preset(value, embedded=False) if isinstance(value, dict) else value
+
+
 def _model_kind(value: object) -> str:
     kind = value.get("kind", "mlp") if isinstance(value, dict) else getattr(value, "kind", "mlp")
     return f"{KIND}{kind}"
 
 
 ModelConfig = Annotated[
-    Annotated[MLPConfig, Tag(KIND + "mlp")] | Annotated[LinearConfig, Tag(KIND + "linear")], Discriminator(_model_kind)
+    Annotated[MLPConfig, Tag(KIND + "mlp")] | Annotated[LinearConfig, Tag(KIND + "linear")],
+    Discriminator(_model_kind),
+    BeforeValidator(_replace_preset),
 ]
 
 

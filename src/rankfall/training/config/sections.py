@@ -10,7 +10,8 @@ from rankfall._yaml_config import Section
 
 Role = Literal["train", "valid", "test"]
 TrackerName = Literal["tensorboard", "mlflow"]
-Activation = Literal["relu", "leaky_relu", "elu", "selu", "gelu", "silu", "tanh", "sigmoid"]
+Activation = Literal["relu", "prelu", "leaky_relu", "elu", "selu", "gelu", "silu", "tanh", "sigmoid"]
+Init = Literal["default", "he"]
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
