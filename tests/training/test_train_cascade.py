@@ -510,7 +510,7 @@ def test_runs_with_full_labels_keep_their_names(funnel_log: Path, tmp_path: Path
     told = funnel_content(funnel_log, None) | {"methods": {"one": {}}}
     plan = make_plan(validated(ComparisonConfig, told, "comparison"), tmp_path)
     [[run]] = plan.trials().values()
-    later = {"data": {"path", "labels", "length_from"}, "stage_metrics": True}  # keys that did not exist when names were fixed
+    later = {"data": {"path", "labels", "length_from"}, "stage_metrics": True}  # keys of later versions
     content = run.config.model_dump(
         mode="json", exclude={**later, "training": {"checkpoint_every", "keep", "track", "mlflow"}}
     )
