@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.xdist_group("reproductions")
 TINY = Size(tune=False, points=2, days=4, requests=24, cascade_seeds=1)
-GRIDS = {  # appendix C.1
+GRIDS: dict[str, dict[str, list[int | float]]] = {  # appendix C.1
     "ICC": {"objective.temperature": [0.05, 0.1, 0.5, 1.0]},
     "RankFlow": {"objective.alpha": [0.0, 0.25, 0.5, 0.75, 1.0]},
     "FS-LambdaLoss": {"objective.k": [10, 20, 30, 40], "objective.mix": [0.0, 0.25, 0.5, 0.75, 1.0]},
@@ -257,8 +257,16 @@ def test_the_stream_is_run_and_continued(tmp_path: Path, log: DataSource) -> Non
 
 @pytest.mark.slow
 def test_costs_are_measured_side_by_side(tmp_path: Path, log: DataSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankfall.reproductions.drivers.objective_runtime.QUICK_SECONDS", 0.001)
-    monkeypatch.setattr("rankfall.reproductions.drivers.objective_runtime.QUICK_BATCH", 8)
+    asked = []
+
+    def peak_bytes(prepare: object, *, small: tuple[str, int], full: tuple[str, int]) -> int:
+        asked.append((prepare, small[0] == full[0], small[1], full[1]))
+        return 1000 * len(asked)
+
+    driver = "rankfall.reproductions.drivers.objective_runtime"
+    monkeypatch.setattr(f"{driver}.peak_bytes", peak_bytes)  # which starts a process for each method
+    monkeypatch.setattr(f"{driver}.QUICK_SECONDS", 0.001)
+    monkeypatch.setattr(f"{driver}.QUICK_BATCH", 8)
     table = load(ObjectiveRuntime, "lcron-appendixD")
     small = table.model_copy(update={"methods": [table.methods[0], table.methods[7]]})
     report = run(small, Task(out=tmp_path, source=log, size=TINY, jobs=1))
@@ -266,7 +274,9 @@ def test_costs_are_measured_side_by_side(tmp_path: Path, log: DataSource, monkey
     check_figures(report, tmp_path)
     costs = report.results["costs"]
     assert list(costs) == ["BCE", "LCRON, NeuralSort"]
-    assert all(one["seconds_per_1000_impressions"] > 0 and one["peak_bytes"] >= 0 for one in costs.values())
+    assert all(one["seconds_per_1000_impressions"] > 0 for one in costs.values())
+    assert [one["peak_bytes"] for one in costs.values()] == [1000, 2000]
+    assert asked == [(training_step, True, 4, 8)] * 2
     ours, published = report.sheets
     assert ours.rows[0][2] == published.rows[0][2] == "1.00"
     assert published.rows[-1] == ["LCRON, NeuralSort", "5418", "1.01", "38.2", "1.01"]

@@ -52,10 +52,11 @@ def run(reproduction: ObjectiveStream, task: Task) -> Report:
 
 
 def _description(data: LogData) -> str:
-    days, daily = len(data.train) + 2, data.train_impressions / len(data.train)
+    days = len(data.train) + 2
+    impressions = round(days * data.train_impressions / len(data.train))
     return (
-        f"{data.name}: {days} days of about {daily:,.0f} impressions, lists of {data.items:.4g} items. Every day but "
-        "the first is tested with models that were trained on the days before."
+        f"{data.name}: about {impressions:,} impressions of {days} days, lists of {data.items:.4g} items. Every day "
+        "but the first is tested with models that were trained on the days before."
     )
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rankfall.reproductions.task import Task
 
 SLACK = 1e-9  # differences below this are rounding
-QUICK_LISTS = 50  # drawn per setting in a run that does not use all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +129,12 @@ class _Case:
     survival: Survival
 
 
-def _cases(reproduction: SurvivalBounds, operator: dict[str, Any], lists: int, seed: int) -> Iterator[_Case]:
+def _cases(reproduction: SurvivalBounds, operator: dict[str, Any], seed: int) -> Iterator[_Case]:
     """Draw scores for every length, quotas and correlation of the two stages."""
     generator = torch.Generator().manual_seed(seed)
     select = topk(**operator)
     for n, correlation in itertools.product(reproduction.lengths, reproduction.correlations):
-        noise = torch.randn(2, lists, n, generator=generator, dtype=torch.double)
+        noise = torch.randn(2, reproduction.lists, n, generator=generator, dtype=torch.double)
         scores = noise[0], correlation * noise[0] + (1 - correlation**2) ** 0.5 * noise[1]
         for first, last in itertools.combinations(range(n - 1, 0, -1), 2):  # the first stage keeps more
             inclusions = (select(scores[0], first), select(scores[1], last))
@@ -148,11 +147,10 @@ def _name(operator: dict[str, Any]) -> str:
 
 def run(reproduction: SurvivalBounds, task: Task) -> Report:
     """Check the claims for every operator."""
-    lists = reproduction.lists if task.size.tune else min(reproduction.lists, QUICK_LISTS)
     cases = []
     for number, operator in enumerate(reproduction.operators):
         task.progress(_name(operator), number, len(reproduction.operators))
-        cases += list(_cases(reproduction, operator, lists, task.seed))
+        cases += list(_cases(reproduction, operator, task.seed))
     names = [_name(operator) for operator in reproduction.operators]
     checks = {name: check_claims(one.survival for one in cases if one.operator == name) for name in names}
     return Report(
@@ -161,7 +159,7 @@ def run(reproduction: SurvivalBounds, task: Task) -> Report:
         results={
             "lengths": reproduction.lengths,
             "correlations": reproduction.correlations,
-            "lists_per_setting": lists,
+            "lists_per_setting": reproduction.lists,
             "checks": {name: [asdict(one) for one in of] for name, of in checks.items()},
         },
         notes=reproduction.notes,
