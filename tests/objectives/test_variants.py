@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
 import rankfall as rf
-from rankfall.objectives import ARF, ICC, LCRON, ARFv2, FSLambdaLoss, Objective, SortCE
+from rankfall.objectives import ARF, ICC, LCRON, ARFv2, FSLambdaLoss, Objective, RankFlow, SortCE
 
 QUOTAS = [30, 20]
+SCHEDULES: tuple[Literal["joint"], Literal["alternate"]] = ("joint", "alternate")
 
 
 def long_lists(lists: int = 3, seed: int = 0) -> dict[str, Any]:
@@ -49,7 +50,8 @@ def moved(batch: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("options", [{}, {"label_tau": 2.0}])
 @pytest.mark.parametrize("name", ["ARF", "ARFv2", "SortCE"])
 def test_the_order_of_items_with_equal_grades_does_not_matter(name: str, options: dict[str, Any]) -> None:
-    needed = {"ARF": {"relevant": 10, "quotas": QUOTAS}, "ARFv2": {"relevant": 10}, "SortCE": {}}[name]
+    relevant: dict[str, Any] = {} if name == "SortCE" else {"relevant": 10}
+    needed = relevant | ({"quotas": QUOTAS} if name == "ARF" else {})
     make = getattr(rf.objectives, name)
     batch = long_lists()
     sound = make(tau=5.0, **needed, **options)
@@ -124,6 +126,38 @@ def test_arf_v2_has_as_many_stages_as_quotas() -> None:
         ARFv2(relevant=1, variant="published")
     with pytest.raises(ValueError, match="one for each of 3 stages, got 2"):
         ARFv2(relevant=1, quotas=[3, 2], stages=3)
+
+
+# --- schedules --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.witness("derivation", "RankFlow")
+def test_rankflow_trains_one_stage_per_step_if_it_alternates() -> None:
+    """The gradient of the stage in turn is that of the joint step, the other stage has none; values are the same."""
+    batch = long_lists()
+    scores = [stage.requires_grad_() for stage in batch["scores"]]
+    joint, alternate = (RankFlow(relevant=10, quotas=QUOTAS, schedule=one) for one in SCHEDULES)
+    expected = torch.autograd.grad(value(joint, batch), scores)
+    with torch.no_grad():
+        value(alternate, batch)  # no step
+    for turn in (0, 1, 0):
+        found = value(alternate, batch)
+        torch.testing.assert_close(found, value(joint, batch))
+        gradients = torch.autograd.grad(found, scores, allow_unused=True)
+        torch.testing.assert_close(gradients[turn], expected[turn])
+        assert gradients[1 - turn] is None
+    again = RankFlow(relevant=10, quotas=QUOTAS, schedule="alternate")
+    again.load_state_dict(alternate.state_dict())
+    assert torch.autograd.grad(value(again, batch), scores, allow_unused=True)[0] is None
+    assert not joint.state_dict()  # checkpoints of joint runs have no counter
+
+
+def test_several_processes_cannot_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = RankFlow(relevant=1, quotas=[2, 1], schedule="alternate")
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    with pytest.raises(ValueError, match="schedule: found 'alternate', expected 'joint' in training by several"):
+        objective([torch.zeros(3)] * 2, torch.arange(3.0))
 
 
 # --- defaults of the variants -----------------------------------------------------------------------------------

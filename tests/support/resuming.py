@@ -72,7 +72,11 @@ def contents() -> dict[str, Content]:
     return {
         "cascade": cascade_content(place / "log"),
         "ranker": ranker_content(data),
-        "adamw": ranker_content(data, optimizer={"name": "adamw", "weight_decay": 0.01, "clip": 0.5}),
+        "adamw": ranker_content(
+            data,
+            optimizer={"name": "adamw", "weight_decay": 0.01, "clip": 0.5},
+            loss={"tau": {"start": 10, "end": 1}},
+        ),
         "sgd": ranker_content(data, optimizer={"name": "sgd"}, loss={"name": "grade_softmax_loss"}),
     }
 

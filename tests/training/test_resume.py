@@ -65,6 +65,14 @@ def test_interrupted_after_every_batch(kind: str, tmp_path: Path) -> None:
     assert outcome(run) == outcome(whole_runs()[kind])
 
 
+def test_an_objective_that_alternates_continues_with_the_right_stage(tmp_path: Path) -> None:
+    content = set_option(contents()["cascade"], "objective", {"name": "rankflow", "schedule": "alternate"})
+    train(content, tmp_path / "whole")
+    interrupt(content, tmp_path / "run", 4)  # of which three are kept: the second stage is next
+    train(content, tmp_path / "run", resume=True)
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("kind", ["cascade", "ranker"])
 def test_each_epoch_writes_a_checkpoint(kind: str, tmp_path: Path) -> None:
     content, run = set_option(contents()[kind], "training.checkpoint_every", 1e9), tmp_path / "run"

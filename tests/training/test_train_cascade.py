@@ -239,6 +239,13 @@ def test_sparse_and_shared_tables_train(log: Path, tmp_path: Path) -> None:
     assert models[0].embedding.tables["video"].sparse
 
 
+def test_temperatures_of_a_stage_loss_follow_their_schedule(log: Path) -> None:
+    loss = {"name": "relax_loss", "m": 3, "k": 2, "tau": {"start": 10, "end": 1}}
+    _, (temperature,) = make_objective(config_for(log, objective={"name": "per_stage", "loss": loss}))
+    temperature.set(0.5)
+    assert temperature.value.item() == pytest.approx(10**0.5)
+
+
 def test_temperatures_follow_their_schedule(log: Path) -> None:
     for schedule, middle in (("linear", 5.5), ("exponential", 10**0.5)):
         topk = {"name": "dftopk", "tau": {"start": 10, "end": 1, "schedule": schedule}}

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankfall import losses
+from rankfall import losses, registry
 from rankfall._files import write_file
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
 from rankfall._yaml_config import ConfigError, dump
@@ -20,7 +20,7 @@ from rankfall.data import RankingData
 from rankfall.data.lists import list_loader as batches_module
 from rankfall.data.lists.list_loader import Lists
 from rankfall.studies.evaluate import evaluate_run
-from rankfall.training.build_components import make_loss, make_optimizer
+from rankfall.training.build_components import check_loss, make_loss, make_optimizer
 from rankfall.training.build_ranker import Ranker, make_ranker
 from rankfall.training.config.ranker_config import LossConfig, LossName, validate
 from rankfall.training.config.sections import OptimizerConfig
@@ -172,10 +172,65 @@ def test_the_balance_of_arf_is_trained_and_kept(data: Path, tmp_path: Path) -> N
 
 
 def test_the_balance_of_arf_does_not_decay() -> None:
-    loss = make_loss(LossConfig.model_validate({"name": "arf", "m": 5, "k": 3}))
+    loss, _ = make_loss(LossConfig.model_validate({"name": "arf", "m": 5, "k": 3}))
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = make_optimizer(OptimizerConfig(name="sgd", weight_decay=0.5), [weight], loss.parameters())
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "exponential"])
+@pytest.mark.parametrize("place", ["loss", "operator"])
+def test_temperatures_follow_their_schedule(
+    place: str, schedule: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tau = {"start": 8.0, "end": 2.0, "schedule": schedule}
+    options = {"tau": tau} if place == "loss" else {"sort": {"name": "soft_sort", "tau": tau}}
+    config = validate(
+        config_for(data, loss={"name": "pirank_ndcg_loss", **options}, training={"epochs": 3, "batch": 30})
+    )
+    built = make_loss(config.loss)
+    monkeypatch.setattr("rankfall.training.train_ranker.make_loss", lambda config: built)
+    (temperature,) = built[1]
+    seen: list[float] = []
+    train(config, tmp_path / "run", progress=lambda step: seen.append(temperature.value.item()))
+    batches = len(seen)
+    assert batches == 3 * math.ceil(80 / 30)
+    shares = [number / (batches - 1) for number in range(batches)]
+    expected = [8 - 6 * share if schedule == "linear" else 8 * 0.25**share for share in shares]
+    assert seen == pytest.approx(expected)
+    last = {"tau": 2.0} if place == "loss" else {"sort": {"name": "soft_sort", "tau": 2.0}}
+    fixed, _ = make_loss(LossConfig.model_validate({"name": "pirank_ndcg_loss", **last}))
+    scores, labels = torch.tensor([[0.3, -0.2, 1.0]]), torch.tensor([[2.0, 1.0, 0.0]])
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    torch.testing.assert_close(built[0](scores, labels, mask=mask), fixed(scores, labels, mask=mask))
+
+
+def test_a_constant_schedule_trains_as_a_number(data: Path, tmp_path: Path) -> None:
+    for name, tau in {"number": 4.0, "schedule": {"start": 4.0, "schedule": "constant"}}.items():
+        loss = {"name": "pirank_ndcg_loss", "tau": tau}
+        train(validate(config_for(data, loss=loss, training={"epochs": 2})), tmp_path / name)
+    assert weights(tmp_path / "schedule") == weights(tmp_path / "number")
+
+
+SCHEDULE = {"start": 10, "end": 1}
+
+
+@pytest.mark.parametrize("name", get_args(LossName))
+def test_every_temperature_of_a_loss_can_follow_a_schedule(name: str) -> None:
+    required: dict[str, Any] = {"m": 2, "k": 2, "topk": "dftopk"}
+    options = registry.options("loss", name)
+    given = {one.name: required[one.name] for one in options.values() if one.required}
+    variants = [{"tau": SCHEDULE}] if "tau" in options else []
+    for operator, place in ((one, "topk" if "topk" in options else "sort") for one in registry.names("operator")):
+        own = [one for one in registry.options("operator", operator) if one in ("tau", "steepness")]
+        if place in options and own and (place == "topk" or operator in registry.SORTS):
+            variants.append({place: {"name": operator, own[0]: SCHEDULE}})
+    assert variants or not {"tau", "sort", "topk"} & set(options)
+    for variant in variants:
+        config = LossConfig.model_validate({"name": name, **given, **variant})
+        module, temperatures = make_loss(config)
+        assert len(temperatures) == 1
+        check_loss(module, config)
 
 
 def test_clipping_bounds_the_first_step(data: Path, tmp_path: Path) -> None:
@@ -372,9 +427,9 @@ def test_a_loss_that_explodes_stops_with_advice(data: Path, tmp_path: Path) -> N
 
 
 def replace_loss(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Tensor]) -> None:
-    module = make_loss(LossConfig(name="softmax_loss"))
+    module, _ = make_loss(LossConfig(name="softmax_loss"))
     monkeypatch.setattr(module, "function", function)
-    monkeypatch.setattr("rankfall.training.train_ranker.make_loss", lambda config: module)
+    monkeypatch.setattr("rankfall.training.train_ranker.make_loss", lambda config: (module, []))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

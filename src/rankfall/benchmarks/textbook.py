@@ -221,9 +221,10 @@ def pirank_ndcg_loss(
 def sort_cross_entropy_loss(
     scores: Float[Tensor, "*batch n"], labels: Float[Tensor, "*batch n"], tau: float = 1.0
 ) -> Float[Tensor, "*batch"]:
-    """L_Global (ARF, eq. 12): cross entropy of the rows of the label order and the soft order."""
-    order = labels.argsort(dim=-1, descending=True, stable=True)
-    return -neural_sort(scores, tau).gather(-1, order.unsqueeze(-1)).log().mean((-1, -2))
+    """L_Global (ARF, eq. 12): cross entropy of the rows of both orders; equal labels share their ranks."""
+    equal = labels.sort(-1, descending=True).values.unsqueeze(-1) == labels.unsqueeze(-2)
+    target = equal / equal.sum(-1, keepdim=True)
+    return -(target * neural_sort(scores, tau).log()).sum(-1).mean(-1)
 
 
 def relax_loss(

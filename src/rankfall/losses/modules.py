@@ -235,9 +235,9 @@ class ARFLoss(_AdaptiveLoss):
         variant: ``"published"`` is eq. 11 to 13 as printed: the soft permutation of the labels is the target of both
             losses, not only of the order, and both are sums.
         scale: ``"mean"`` of both losses, ``"sum"`` of both (the default of the published variant), or ``"mixed"``: the
-            sum for the recall and the mean for the order, as in the code of LCRON's baseline. The trained weight
-            balances the two losses from its start at 1. With 10 relevant of 40 items and equal scores the recall
-            counts 1, 1/4 and 10 times as much as the order.
+            sum for the recall and the mean for the order, as in the code of LCRON's baseline. The trained weight starts
+            at 1, so the scale decides the balance at the start: with 10 relevant of 40 items and equal scores, the
+            ratio of recall to order is 1, 1/4 and 10.
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
     Examples:
@@ -281,10 +281,10 @@ class ARFLoss(_AdaptiveLoss):
         super().__init__(relaxed, order, reduction)
 
 
-def adaptive_scales(scale: str) -> tuple[str, str]:
+def adaptive_scales(scale: str) -> tuple[Literal["mean", "sum"], Literal["mean", "sum"]]:
     """Return the scales of the losses of the recall and of the order that a scale of both stands for."""
     check_choice("scale", scale, ("mean", "sum", "mixed"))
-    return ("sum", "mean") if scale == "mixed" else (scale, scale)
+    return "mean" if scale == "mean" else "sum", "sum" if scale == "sum" else "mean"
 
 
 class ARFv2Loss(_AdaptiveLoss):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankfall._lists import check_count, list_mean, mean_over_lists, rank_order
+from rankfall._lists import check_choice, check_count, list_mean, mean_over_lists, rank_order
 from rankfall.losses import bce_loss
 from rankfall.objectives._stages import Impression, Objective, check_quotas
 
@@ -31,15 +33,31 @@ class RankFlow(Objective):
         quotas: Number of items that each stage keeps; must not grow from stage to stage. The length is the number of
             stages.
         alpha: Share of the ranking term in the distillation, from 0 to 1.
+        schedule: ``"joint"`` trains all stages in each step, as LCRON's code does. ``"alternate"`` trains one stage per
+            step, in turn, and keeps the others fixed, as Qin et al. describe it. The number of steps is a buffer, so
+            that a training run that is continued from a checkpoint continues with the right stage. It trains in one
+            process only, since several would wait for the gradients of the other stages.
     """
 
-    def __init__(self, *, relevant: int, quotas: Sequence[int], alpha: float = 0.5) -> None:
+    calls: Tensor
+
+    def __init__(
+        self,
+        *,
+        relevant: int,
+        quotas: Sequence[int],
+        alpha: float = 0.5,
+        schedule: Literal["joint", "alternate"] = "joint",
+    ) -> None:
         super().__init__(len(quotas))
         self.relevant = check_count("relevant", relevant)
         self.quotas = check_quotas(quotas, self.stages)
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha must be in [0, 1], got {alpha}")
         self.alpha = alpha
+        self.schedule = check_choice("schedule", schedule, ("joint", "alternate"))
+        if schedule == "alternate":
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
         truth = batch.truth(self.relevant)
@@ -50,7 +68,16 @@ class RankFlow(Objective):
             if t < self.stages:
                 kept = _best(scores, self.quotas[t - 1], kept)
                 terms[f"stage{t}/distilled"] = self._distil(scores, batch.scores[t].detach(), kept)
-        return terms
+        return terms if self.schedule == "joint" else self._alternate(terms)
+
+    def _alternate(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Keep the gradient of one stage's terms. Weights without a gradient are left alone by the optimizer."""
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            raise ValueError("schedule: found 'alternate', expected 'joint' in training by several processes")
+        turn = int(self.calls) % self.stages + 1
+        if torch.is_grad_enabled():  # a step, not an evaluation
+            self.calls += 1
+        return {name: term if name.startswith(f"stage{turn}/") else term.detach() for name, term in terms.items()}
 
     def _distil(self, scores: Tensor, teacher: Tensor, kept: Tensor) -> Tensor:
         squared = list_mean((scores - teacher).square(), kept)

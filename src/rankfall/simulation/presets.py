@@ -98,6 +98,11 @@ _RECFLOW = Preset(
         logged=25,
     ),
 )
+_NOISY = replace(
+    _RECFLOW,
+    name="recflow-noisy",
+    production=replace(_RECFLOW.production, early_noise=3.2, early_favour=1.5, rank_favour=-3.0),
+)
 _TINY = replace(
     _RECFLOW,
     name="tiny",
@@ -135,6 +140,8 @@ PRESETS = {
         _TINY,
         _RECFLOW,
         replace(_RECFLOW, name="recflow-like-3", sample=(10, 10, 10, 10, 10)),
+        _NOISY,
+        replace(_NOISY, name="recflow-noisy-3", sample=(10, 10, 10, 10, 10)),
         _INDUSTRY,
         replace(
             _INDUSTRY,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
+from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError, Section, read_yaml
 from rankfall.studies.baselines import BASELINES, BaselineConfig, method_of
 from rankfall.studies.method_config import Methods, Seeds, check_keys, validated
@@ -26,7 +27,6 @@ from rankfall.training.config.load_config import TrainConfig
 from rankfall.training.config.overrides import apply_overrides, merge, set_option
 from rankfall.training.config.ranker_config import DEFAULT_METRICS, TrainingConfig, validate
 from rankfall.training.config.sections import Count, Names
-from rankfall.training.run_directory import DEFAULTS_OF_NEW_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -65,10 +65,20 @@ class ComparisonConfig(Section):
     tune: dict[str, Values] = Field(default={}, description="Values to try, by dotted key, for all rankers.")
     budget: Count | None = Field(default=None, description="Settings tried for each method, drawn from its grid.")
     seeds: Seeds = Field(default=[0])
+    against: str | None = Field(
+        default=None, description="Method that the others are tested against, instead of the one with the best mean."
+    )
     folds: dict[str, Fold] | None = Field(
         default=None, min_length=1, description="Splits of each fold, instead of splits under data."
     )
     jobs: Count = Field(default=1, description="Runs at the same time.")
+
+    @model_validator(mode="after")
+    def _the_reference_is_a_method(self) -> Self:
+        if self.against is not None and self.against not in self.methods:
+            expected = f"expected one of the methods{did_you_mean(self.against, self.methods)}"
+            raise ValueError(f"against: found {self.against!r}, {expected}")
+        return self
 
     @model_validator(mode="after")
     def _every_query_is_tested_once(self) -> Self:
@@ -324,9 +334,8 @@ def _run_name(config: RunConfig, data_checksum: str) -> str:
             "training": {"checkpoint_every", "keep", "track", "mlflow"},
         },
     )
-    for key, value in DEFAULTS_OF_NEW_KEYS.items():  # names from before these keys existed stay the same
-        section, name = key.split(".")
-        if content[section].get(name) == value:
-            del content[section][name]
+    for key, default in (("labels", "full"), ("length_from", "items")):
+        if content["data"].get(key) == default:  # names from before these options existed stay the same
+            del content["data"][key]
     text = json.dumps([content, data_checksum], sort_keys=True)
     return f"{method_of(config).title}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rankfall import objectives, registry
 from rankfall._suggestions import did_you_mean
@@ -16,7 +14,6 @@ from rankfall._yaml_config import ConfigError
 from rankfall.cascade import Cascade, Stage
 from rankfall.models import Scorer, from_config
 from rankfall.training.build_components import make_loss, make_optimizer, make_option
-from rankfall.training.config.component_checks import TEMPERATURES, read_schedule
 from rankfall.training.config.ranker_config import LossConfig
 
 if TYPE_CHECKING:
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
     from rankfall.objectives import Objective
     from rankfall.training.config.cascade_config import CascadeConfig
     from rankfall.training.config.sections import OptimizerConfig
+    from rankfall.training.temperatures import Temperature
 
 
 # --- models -----------------------------------------------------------------------------------------------------
@@ -76,24 +74,6 @@ def check_kept(objective: Objective, loader: ImpressionLoader) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Temperature:
-    """A temperature that changes over a training run. Operators hold its tensor `value`."""
-
-    value: Tensor
-    start: float
-    end: float
-    schedule: str
-
-    def set(self, share: float) -> None:
-        """Set the temperature for a share of the training run, from 0 to 1."""
-        if self.schedule == "linear":
-            now = self.start + (self.end - self.start) * share
-        else:
-            now = self.start * (self.end / self.start) ** share
-        self.value.fill_(now)
-
-
 BuiltObjective: TypeAlias = "tuple[Objective, list[Temperature]]"
 """An objective, and the temperatures in it that follow a schedule."""
 
@@ -114,8 +94,7 @@ def make_objective(config: CascadeConfig) -> BuiltObjective:
     component: Any = registry.get("objective", name)
     temperatures: list[Temperature] = []
     try:
-        convert = partial(_temperature, temperatures)
-        options = {key: _make_option(name, key, value, convert) for key, value in config.objective.options.items()}
+        options = {key: _make_option(name, key, value, temperatures) for key, value in config.objective.options.items()}
         objective: Objective = component(**_supplied(config, inspect.signature(component).parameters), **options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"objective: {error}") from None
@@ -180,10 +159,12 @@ def _with_depths(config: CascadeConfig, number: Callable[[str, str], int]) -> Ca
     return config.model_copy(update={"stages": stages, "objective": objective})
 
 
-def _make_option(objective: str, name: str, value: Any, convert: Callable[[str, Any], Any]) -> Any:
+def _make_option(objective: str, name: str, value: Any, temperatures: list[Temperature]) -> Any:
     if (objective, name) == ("per_stage", "loss"):
-        return make_loss(LossConfig.model_validate({"name": value} if isinstance(value, str) else value))
-    return make_option(name, value, convert)
+        loss, own = make_loss(LossConfig.model_validate({"name": value} if isinstance(value, str) else value))
+        temperatures.extend(own)
+        return loss
+    return make_option(name, value, temperatures)
 
 
 def _supplied(config: CascadeConfig, allowed: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,16 +178,6 @@ def _supplied(config: CascadeConfig, allowed: Mapping[str, Any]) -> dict[str, An
         defaults = objectives.BCE(relevant=1, stages=len(depths)).min_depth
         supplied["min_depth"] = [a if b is None else b for a, b in zip(defaults, depths, strict=True)]
     return {key: value for key, value in supplied.items() if key in allowed and key not in config.objective.options}
-
-
-def _temperature(temperatures: list[Temperature], name: str, value: Any) -> Any:
-    """Return the value of an option. A temperature with a schedule becomes a tensor, and joins the list."""
-    if name not in TEMPERATURES or not isinstance(value, dict):
-        return value
-    schedule = read_schedule(name, value)
-    temperature = Temperature(torch.tensor(schedule.start), *schedule)
-    temperatures.append(temperature)
-    return temperature.value
 
 
 # --- optimizers -------------------------------------------------------------------------------------------------

@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from rankfall import ops, registry
 from rankfall._yaml_config import ConfigError
+from rankfall.training.temperatures import scheduled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from rankfall.training.config.ranker_config import LossConfig
     from rankfall.training.config.sections import OptimizerConfig
+    from rankfall.training.temperatures import Temperature
 
 _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -31,20 +33,24 @@ def classifies(config: LossConfig) -> bool:
     return config.name == "grade_softmax_loss"
 
 
-def make_loss(config: LossConfig) -> nn.Module:
-    """Build the loss of a configuration: a module called with scores, labels and mask.
+def make_loss(config: LossConfig) -> tuple[nn.Module, list[Temperature]]:
+    """Build the loss of a configuration.
+
+    Returns:
+        A module called with scores, labels and mask, and the temperatures in it that follow a schedule.
 
     Raises:
         ConfigError: If the loss refuses its options.
     """
     component = registry.get("loss", config.name)
+    temperatures: list[Temperature] = []
     try:
-        options = {name: make_option(name, value) for name, value in config.options.items()}
+        options = {name: make_option(name, value, temperatures) for name, value in config.options.items()}
         if inspect.isclass(component):
-            return cast("nn.Module", component(**options))
+            return cast("nn.Module", component(**options)), temperatures
     except (TypeError, ValueError) as error:
         raise ConfigError(f"loss: {config.name} refuses its options: {error}") from None
-    return _LossFunction(partial(component, **options))
+    return _LossFunction(partial(component, **options)), temperatures
 
 
 class _LossFunction(nn.Module):
@@ -83,18 +89,18 @@ def make_optimizer(
     return optimizer
 
 
-def make_option(name: str, value: Any, convert: Callable[[str, Any], Any] = lambda name, value: value) -> Any:
+def make_option(name: str, value: Any, temperatures: list[Temperature]) -> Any:
     """Return the Python value of an option of a loss or objective.
 
     Args:
         name: Name of the option. `sort` and `topk` become operators.
         value: Value in the configuration.
-        convert: Applied to all other options, and to the options of operators.
+        temperatures: List to which temperatures with a schedule are added, also those of operators.
     """
     if name not in ("sort", "topk") or value is None:
-        return convert(name, value)
+        return scheduled(name, value, temperatures)
     given = {"name": value} if isinstance(value, str) else value
-    options = {key: convert(key, option) for key, option in given.items() if key != "name"}
+    options = {key: scheduled(key, option, temperatures) for key, option in given.items() if key != "name"}
     if name == "topk":
         return ops.topk(given["name"], **options)
     operator = registry.get("operator", given["name"])

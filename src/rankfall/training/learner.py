@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from rankfall.training.checkpoint import State
     from rankfall.training.run_directory import TrainingError
+    from rankfall.training.temperatures import Temperature
 
 
 class Sized(Protocol):
@@ -142,6 +143,8 @@ class Learner(ABC, Generic[BatchT]):
         optimizer: Optimizer of all weights.
         clip: Largest norm of the gradient of all weights together.
         loader: Training batches.
+        temperatures: Temperatures that follow a schedule.
+        batches: Number of batches of the whole run, over which temperatures change.
     """
 
     group: Group = ALONE
@@ -151,6 +154,8 @@ class Learner(ABC, Generic[BatchT]):
     optimizer: Optimizer
     clip: float | None
     loader: Loader[BatchT]
+    temperatures: list[Temperature]
+    batches: int
 
     @abstractmethod
     def terms(self, batch: BatchT, position: Position) -> tuple[dict[str, Tensor], str]:
@@ -168,6 +173,8 @@ class Learner(ABC, Generic[BatchT]):
     def step(self, batch: BatchT, position: Position) -> StepResult:
         """Update the weights with one batch."""
         self.optimizer.zero_grad()
+        for temperature in self.temperatures:
+            temperature.set(position.step / max(1, self.batches - 1))
         terms, bad = self.terms(batch, position)
         own = [math.nan if bad else float(term.detach()) * len(batch) for term in terms.values()]
         count, *sums = self.group.totals([len(batch), *own])

@@ -143,15 +143,10 @@ class _Network(nn.Module):
 
 
 class CascadeLearner(Learner["Impressions"]):
-    """Learner of a cascade; subclasses supply the data.
-
-    Attributes:
-        batches: Number of batches of the whole run, over which temperatures change.
-    """
+    """Learner of a cascade; subclasses supply the data."""
 
     optimizer: Optimizers
     loader: DayLoader
-    batches: int
 
     def __init__(self, config: CascadeConfig, out: Path, features: Features, built: BuiltObjective) -> None:
         self.config = config
@@ -168,8 +163,6 @@ class CascadeLearner(Learner["Impressions"]):
 
     def terms(self, batch: Impressions, position: Position) -> tuple[dict[str, Tensor], str]:
         """Compute the terms of the objective for a batch."""
-        for temperature in self.temperatures:
-            temperature.set(position.step / max(1, self.batches - 1))
         terms, bad = self.network(batch.to(self.group.device))
         return terms, f"the scores of {bad[0]}" if bad else ""
 

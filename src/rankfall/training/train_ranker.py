@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from rankfall.training.learner import Position
     from rankfall.training.loop import OnNotice, Progress
     from rankfall.training.run_directory import TrainResult
+    from rankfall.training.temperatures import Temperature
 
 QIDS_SHOWN = 5
 CHUNK_ROWS = 1 << 16
@@ -95,8 +96,8 @@ def train(
         data = load_data(config.data)
         lists = {role: load_lists(data, config.data, role) for role in get_args(Role) if config.data.splits(role)}
         _check_apart(data, config.data)
-        loss = make_loss(config.loss)
-        check_loss(loss, config.loss)
+        built = make_loss(config.loss)
+        check_loss(built[0], config.loss)
         checksums = data.manifest["files"]
     result = finished(out, config, checksums, force=force, resume=resume, on_notice=on_notice, group=group)
     if result is not None:
@@ -106,7 +107,7 @@ def train(
             grades = _grades(lists["train"]) if classifies(config.loss) else None
             model = make_ranker(config.model, _fit_scaling(data, config.data), grades)
             loop = Loop(
-                RankerLearner(config, out, model, loss, lists["train"], lists["valid"], group),
+                RankerLearner(config, out, model, built, lists["train"], lists["valid"], group),
                 config,
                 out,
                 data=checksums,
@@ -141,7 +142,7 @@ class RankerLearner(Learner["ListBatch"]):
         config: RankerConfig,
         out: Path,
         model: Ranker,
-        loss: nn.Module,
+        built: tuple[nn.Module, list[Temperature]],
         lists: Lists,
         valid: Lists,
         group: Group,
@@ -154,7 +155,7 @@ class RankerLearner(Learner["ListBatch"]):
         self.valid = valid
         self.measured = parse(config.training.metric)
         self.metric = self.measured.name
-        self.loss = loss
+        self.loss, self.temperatures = built
         self.modules = {"model": model, "loss": self.loss}
         self.network = _Network(model, self.loss)
         self.clip = config.optimizer.clip
@@ -168,6 +169,7 @@ class RankerLearner(Learner["ListBatch"]):
             rank=group.rank,
             world=group.world,
         )
+        self.batches = settings.epochs * len(self.loader)
 
     def terms(self, batch: ListBatch, position: Position) -> tuple[dict[str, Tensor], str]:
         """Compute the loss of a batch."""

@@ -114,8 +114,13 @@ def test_a_preset_is_replaced_by_its_options() -> None:
         ("loss={name: lambda_loss, mix: 2}", "loss.mix: found 2, expected less than or equal to 1"),
         ("loss={name: relax_loss, m: 2, k: 1, tau: 0}", "loss.tau: found 0, expected greater than 0"),
         (
-            "loss={name: relax_loss, m: 2, k: 1, tau: {start: 9, end: 1}}",
-            "loss.tau: found {'start': 9, 'end': 1}",
+            "loss={name: relax_loss, m: 2, k: 1, tau: {start: 9, stop: 1}}",
+            "loss.tau: found {'start': 9, 'stop': 1}, expected a number or start, end and schedule",
+        ),
+        ("loss={name: relax_loss, m: 2, k: 1, tau: {start: 9, end: 0}}", "loss.tau.end: found 0, expected a positive"),
+        (
+            "loss={name: pirank_ndcg_loss, sort: {name: soft_sort, tau: {start: 9, end: 1, schedule: cosine}}}",
+            "loss.sort.tau.schedule: found 'cosine', expected constant, linear or exponential",
         ),
         (
             "loss={name: topk_bce_loss, k: 2, topk: {name: soft_sort, power: 3}}",

@@ -28,7 +28,7 @@ from rankfall.training.config.cascade_metric_names import (
     measures,
 )
 from rankfall.training.config.component_checks import check_model, check_objective
-from rankfall.training.config.presets import with_preset
+from rankfall.training.config.network_presets import with_preset
 from rankfall.training.config.sections import (
     Count,
     Kept,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rankfall.registry import Kind
 
 TEMPERATURES = ("tau", "temperature", "steepness")
-"""Options of objectives and their operators that can follow a schedule."""
+"""Options of losses, objectives and their operators that can follow a schedule."""
 
 ScheduleName = Literal["constant", "linear", "exponential"]
 
@@ -44,6 +44,7 @@ _OPTION_TYPES: dict[str, dict[str, Any]] = {
     "attention": _COUNT,
     "attention_activation": _ACTIVATION,
     "beta": _POSITIVE,
+    "branches": _COUNT,
     "depth": _COUNT,
     "dim": _COUNT,
     "dropout": {"float": Share | list[Share]},
@@ -52,6 +53,7 @@ _OPTION_TYPES: dict[str, dict[str, Any]] = {
     "hidden": _COUNT,
     "init": {"str": Init},
     "k": _COUNT,
+    "kept": _COUNT,
     "label_tau": _POSITIVE,
     "m": _COUNT,
     "min_depth": {"int": int | str},  # a number or the name of a logged stage
@@ -66,6 +68,7 @@ _OPTION_TYPES: dict[str, dict[str, Any]] = {
     "steepness": _POSITIVE,
     "swap": {"str": Literal["cauchy", "logistic", "reciprocal", "optimal"]},
     "tau": _POSITIVE,
+    "tau_shares": _FRACTION,
     "temperature": _POSITIVE,
 }
 _TYPES: dict[str, Any] = {
@@ -87,7 +90,7 @@ class Schedule(NamedTuple):
 
 
 def check_loss(name: str, options: Mapping[str, Any]) -> None:
-    """Check the options of a loss.
+    """Check the options of a loss, of which temperatures can follow a schedule.
 
     Raises:
         OptionError: If an option is unknown, missing or has a wrong value.
@@ -101,7 +104,7 @@ def check_objective(name: str, options: Mapping[str, Any]) -> None:
     Raises:
         OptionError: If an option is unknown, missing or has a wrong value.
     """
-    _check("objective", name, options, schedules=True)
+    _check("objective", name, options)
 
 
 def check_model(config: Mapping[str, Any]) -> None:
@@ -144,7 +147,7 @@ def read_schedule(name: str, value: Mapping[str, Any]) -> Schedule:
 
 
 def has_schedule(options: Mapping[str, Any]) -> bool:
-    """Return whether a temperature of an objective changes over the training run, whose length must then be known."""
+    """Return whether a temperature in the options changes over the training run, whose length must then be known."""
     for name, value in options.items():
         if not isinstance(value, dict):
             continue
@@ -160,26 +163,26 @@ def has_schedule(options: Mapping[str, Any]) -> bool:
 # --- names and values ---------------------------------------------------------------------------------------------
 
 
-def _check(kind: Kind, name: str, options: Mapping[str, Any], *, schedules: bool = False) -> None:
+def _check(kind: Kind, name: str, options: Mapping[str, Any]) -> None:
     try:
         registry.check_options(kind, name, options)
     except ValueError as error:
         example = ", such as {name: ranknet_loss}" if name == "per_stage" and "loss" not in options else ""
         raise OptionError(f"{error}{example}") from None
     for option, value in options.items():
-        _check_value(option, value, _annotations(kind, name)[option], schedules=schedules)
+        _check_value(option, value, _annotations(kind, name)[option])
 
 
-def _check_value(name: str, value: Any, annotation: str, *, schedules: bool) -> None:
+def _check_value(name: str, value: Any, annotation: str) -> None:
     optional = annotation.endswith("| None")
     if value is None and optional:
         return
     match annotation.removesuffix(" | None"):
         case "SoftSort" | "TopK":
-            _check_operator(name, value, schedules=schedules)
+            _check_operator(name, value)
         case "nn.Module":
             check_stage_loss(name, value)
-        case _ if schedules and name in TEMPERATURES and isinstance(value, dict):
+        case _ if name in TEMPERATURES and isinstance(value, dict):
             read_schedule(name, value)
         case _:
             try:
@@ -188,7 +191,7 @@ def _check_value(name: str, value: Any, annotation: str, *, schedules: bool) -> 
                 raise _wrong_value(name, error.errors()) from None
 
 
-def _check_operator(name: str, value: Any, *, schedules: bool) -> None:
+def _check_operator(name: str, value: Any) -> None:
     """Check an operator's name, or a mapping of its name and options."""
     given = {"name": value} if isinstance(value, str) else value
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
@@ -200,8 +203,8 @@ def _check_operator(name: str, value: Any, *, schedules: bool) -> None:
     own = _TOPK_ANNOTATIONS if name == "topk" else {}
     try:
         for key in own.keys() & options.keys():
-            _check_value(key, options.pop(key), own[key], schedules=False)
-        _check("operator", operator, options, schedules=schedules)
+            _check_value(key, options.pop(key), own[key])
+        _check("operator", operator, options)
     except OptionError as error:
         raise error.inside(name) from None
 

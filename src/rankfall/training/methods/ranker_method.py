@@ -118,7 +118,7 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
         return ranker_with_defaults(self.config)
 
     def _build_loss(self) -> None:
-        check_loss(make_loss(self.config.loss), self.config.loss)
+        check_loss(make_loss(self.config.loss)[0], self.config.loss)
 
     def checksums(self, data: RankingData) -> dict[str, str]:
         """Check the splits, and return the checksums of all files."""
