@@ -478,15 +478,10 @@ def test_sweeps_show_every_printed_column(reports: dict[str, Report]) -> None:
     metrics = ["joint_recall", "ranking/recall", "retrieval/recall"]
     ((_, comparison),) = report.comparisons
     assert comparison.metrics == metrics
-    assert [f", {metric} by tau" in sheet.title for metric, sheet in zip(metrics, report.sheets, strict=True)] == [
-        True
-    ] * 3
-    assert list(report.results["further_metrics"]) == metrics[1:]
-    ranking = report.results["further_metrics"]["ranking/recall"]
-    (trained,) = comparison.methods[:1]
-    assert ranking["swept"]["DFTopK"][0]["mean"] == trained.metrics["ranking/recall"].mean
-    assert ranking["published"]["figures"]["DFTopK"][0] == {"at": 1e-4, "ranking/recall": 0.0915}
-    assert len(report.plots) == 3
+    titles = [sheet.title for sheet in report.sheets]
+    assert all(f", {metric} by tau" in title for metric, title in zip(metrics, titles, strict=True))
+    (published,) = (row for row in report.sheets[1].rows if row[:1] == ["DFTopK, published"])
+    assert published[1:] == [".0915", ".3917"]  # the first and the last temperature
 
 
 @pytest.mark.slow

@@ -112,10 +112,12 @@ def measure(options: Options, scores: Tensor, relevant: Tensor, k: int) -> Share
         (bce,) = torch.autograd.grad(-torch.where(relevant, log_p, log_not_p).sum(), scores)
         shares[WRONG] = _share(torch.where(relevant, _lowered(bce), _lowered(-bce)))
         shares[BOUNDARY_BCE] = _mass(bce, boundary)
-    return shares | (of_rows(options, scores, relevant, k) if options["name"].endswith("_sort") else {})
+    if options["name"].endswith("_sort"):
+        shares |= of_rows(options, scores, relevant, k)
+    return shares
 
 
-def of_rows(options: Options, scores: Tensor, relevant: Tensor, k: int) -> Shares:
+def of_rows(options: Options, scores: Tensor, relevant: Tensor, k: int) -> dict[str, float]:
     """Return the shares that the first k rows of a soft sort have each on its own."""
     settings = {key: value for key, value in options.items() if key not in ("name", "gradient", "normalised")}
     matrix = partial(getattr(ops, options["name"]), **settings)(scores, k=k)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankfall.reproductions.paper_schema import fill, variables_in
 from rankfall.reproductions.protocols import compare_cascades
 from rankfall.reproductions.published_sweep import SweepResult, SweepRun, pick_points, sweep_report
-from rankfall.reproductions.published_table import with_metrics
 
 if TYPE_CHECKING:
     from rankfall.reproductions.log_data import LogData
@@ -21,36 +19,7 @@ def run(reproduction: ObjectiveSweep, task: Task) -> Report:
     """Train every objective at every published point, without tuning."""
     data = task.log(reproduction.protocol.platform)
     sweep = _sweep_lists if variables_in(reproduction.lists) else _sweep_methods
-    result = sweep(reproduction, task, data)
-    first, *others = (replace(result, metric=metric) for metric in _metrics(reproduction))
-    report = sweep_report(reproduction.id, first, reproduction.notes)
-    for other in others:
-        report = _with_metric(report, reproduction.id, other)
-    return report
-
-
-def _metrics(reproduction: ObjectiveSweep) -> list[str]:
-    """Return the metric that is compared first and further published ones."""
-    published = [cell.column for cell in reproduction.published.cells()]
-    return list(dict.fromkeys([reproduction.metric, *published]))
-
-
-def _with_metric(report: Report, name: str, result: SweepResult) -> Report:
-    """Add the table and the figure of a further metric."""
-    further = sweep_report(f"{name}-{result.metric.replace('/', '-')}", result)
-    comparisons = [
-        (title, with_metrics(result.comparisons[title], [*comparison.metrics, result.metric]))
-        for title, comparison in report.comparisons
-    ]
-    kept = {key: further.results[key] for key in ("swept", "published", "pairs_in_the_published_order")}
-    metrics = {**report.results.get("further_metrics", {}), result.metric: kept}
-    return replace(
-        report,
-        comparisons=comparisons,
-        sheets=[*report.sheets, *further.sheets],
-        plots={**report.plots, **further.plots},
-        results={**report.results, "further_metrics": metrics},
-    )
+    return sweep_report(reproduction.id, sweep(reproduction, task, data), reproduction.notes)
 
 
 def _sweep_methods(reproduction: ObjectiveSweep, task: Task, data: LogData) -> SweepResult:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rankfall.reproductions.paper_schema import Number, TopkRuntime
     from rankfall.reproductions.task import Task
 
-    Times = Mapping[str, Mapping[int, float]]  # milliseconds for each operator and length
+    Times = Mapping[str, Mapping[Number, float]]  # milliseconds for each operator and length
 
 OURS, TEXTBOOK = "rankfall", "textbook"
 CASES = {OURS: "ops", TEXTBOOK: "ops textbook"}
@@ -40,7 +40,7 @@ def run(reproduction: TopkRuntime, task: Task) -> Report:
     lengths = [int(length) for length in reproduction.published.points if length <= task.size.longest]
     (hardware,) = reproduction.published.values
     published = reproduction.published.figures(hardware, PUBLISHED)
-    times: dict[str, dict[str, dict[int, float]]] = {
+    times: dict[str, dict[str, dict[Number, float]]] = {
         f"{code}, {what}": {row: {} for row in reproduction.operators} for code in CASES for what in (FORWARD, BOTH)
     }
     for number, length in enumerate(lengths):
@@ -54,7 +54,7 @@ def run(reproduction: TopkRuntime, task: Task) -> Report:
     ]
     return Report(
         sheets=sheets,
-        plots={reproduction.id: _figure(reproduction.title, times, published, hardware)},
+        plots={reproduction.id: _figure(reproduction.title, lengths, times, published, hardware)},
         results={
             "lists": reproduction.lists,
             "lengths": lengths,
@@ -78,22 +78,25 @@ def _measure(
     """Return the table, the operator and the milliseconds of every pass that is not left out."""
     seconds, longest_pass = (0.3, 120.0) if task.size.tune else (0.03, 4.0)
     shape = Shape(reproduction.lists, length, length // 2)
-    steps: dict[tuple[str, str], Step] = {}
+    steps: dict[str, Step] = {}
+    measured: dict[str, tuple[str, str]] = {}
     for code, table in CASES.items():
         for row, name in reproduction.operators.items():
-            case, both = TABLES[table][name], f"{code}, {BOTH}"
-            if case.bytes(shape) <= MAX_BYTES and _expected(before[both][row], length) <= longest_pass:
-                steps[f"{code}, {FORWARD}", row], steps[both, row] = passes(case.run, shape, task.seed)
+            case, keys = TABLES[table][name], [f"{code}, {what}" for what in (FORWARD, BOTH)]
+            if case.bytes(shape) <= MAX_BYTES and _expected(before[keys[1]][row], length) <= longest_pass:
+                for key, step in zip(keys, passes(case.run, shape, task.seed), strict=True):
+                    steps[f"{key}: {row}"], measured[f"{key}: {row}"] = step, (key, row)
     clocks = time_in_turns(steps, seconds=seconds)
-    return [(key, row, 1000 * cpu_seconds(clock)) for (key, row), clock in clocks.items()]
+    return [(*measured[name], 1000 * cpu_seconds(clock)) for name, clock in clocks.items()]
 
 
-def _expected(before: Mapping[int, float], length: int) -> float:
+def _expected(before: Mapping[Number, float], length: int) -> float:
     """Return the largest number of seconds that a pass may take, by the lengths that were timed before it."""
     if not before:
         return 0.0
     last = max(before)
-    return before[last] / 1000 * (length / last) ** GROWTH
+    seconds: float = before[last] / 1000 * (length / last) ** GROWTH
+    return seconds
 
 
 def passes(operator: Callable[[Tensor, Tensor, int], Tensor], shape: Shape, seed: int) -> tuple[Step, Step]:
@@ -133,7 +136,9 @@ def _sheet(
     return Sheet(title, ["operator", *(f"n = {length}" for length in lengths)], rows)
 
 
-def _figure(title: str, times: Mapping[str, Times], published: Times, hardware: str) -> Lines:
+def _figure(
+    title: str, lengths: Sequence[Number], times: Mapping[str, Times], published: Times, hardware: str
+) -> Lines:
     panels = {f"here, {code}": times[f"{code}, {BOTH}"] for code in CASES} | {f"published, {hardware}": published}
     points = [
         {"panel": panel, "series": row, "x": length, "y": value}
@@ -150,7 +155,7 @@ def _figure(title: str, times: Mapping[str, Times], published: Times, hardware: 
         series="operator",
         log_x=True,
         log_y=True,
-        ticks=sorted({point["x"] for point in points}),
+        ticks=lengths,
     )
 
 

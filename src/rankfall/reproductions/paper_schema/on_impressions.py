@@ -47,7 +47,7 @@ class ObjectiveSweep(Reproduction):
 
     Attributes:
         variable: Name of the variable.
-        metric: The metric that is compared first; the published sweep may have further ones.
+        metric: The metric that is drawn. Tables show all published ones.
         lists: Options of the ``data`` section: length of test lists, random negatives.
         seeds: Largest number of seeds.
         quick_points: Largest number of values in runs that do not use all of them.
