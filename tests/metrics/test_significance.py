@@ -193,8 +193,10 @@ def crossed(
     common = 0.3 * normal(queries)
 
     def method() -> Tensor:
-        runs = of_seeds**0.5 * normal(seeds, folds).repeat_interleave(queries // folds, 1)
-        return common + (of_queries / 2) ** 0.5 * normal(queries) + runs + of_values**0.5 * normal(seeds, queries)
+        runs = math.sqrt(of_seeds) * normal(seeds, folds).repeat_interleave(queries // folds, 1)
+        return (
+            common + math.sqrt(of_queries / 2) * normal(queries) + runs + math.sqrt(of_values) * normal(seeds, queries)
+        )
 
     return method() + shift, method()
 

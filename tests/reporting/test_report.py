@@ -19,7 +19,7 @@ from rankfall.reporting import svg
 from rankfall.reporting.comparison_page import comparison_page
 from rankfall.reporting.files import page_of
 from rankfall.reporting.stream_page import stream_figure
-from rankfall.studies.results import ComparisonResult, RunFailure, StreamResult
+from rankfall.studies.results import ComparisonResult, RunFailure, StreamResult, Verdict
 from support.cascades import content, liked_log
 from support.command_line import run
 from support.planted import config_for, plant
@@ -374,9 +374,10 @@ def test_a_page_shows_the_tests_and_claims_nothing_with_one_seed(seeds: int, tmp
 
 def test_a_page_says_what_the_reference_is_compared_with(tmp_path: Path) -> None:
     result = replace(compared(stages=[]), against="BCE")
+    outcomes = ("reference", "better", "worse", "not distinguishable")
     verdicts = [
-        replace(one, against="BCE", outcome=outcome)
-        for one, outcome in zip(result.verdicts, ["reference", "better", "worse", "not distinguishable"], strict=True)
+        Verdict.from_json({**one.to_json(), "against": "BCE", "outcome": outcome})
+        for one, outcome in zip(result.verdicts, outcomes, strict=True)
     ]
     words = read(replace(result, verdicts=verdicts), tmp_path).words
     names = [method.name for method in result.methods]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,11 @@ from rankfall.reproductions.paper_schema import (
     ObjectiveStream,
     ObjectiveSweep,
 )
-from rankfall.reproductions.protocols import CASCADE_RATES, method_sections, stream_config
+from rankfall.reproductions.protocols import CASCADE_RATES, cascade_config, method_sections, stream_config
 from rankfall.reproductions.published_sweep import pick_points
 from rankfall.reproductions.task import Size, Task
 from rankfall.simulation.simulate import Simulation, simulate_log
+from rankfall.studies.comparison_plan import check_comparison
 from rankfall.studies.results import DayResult, MethodResult, MetricSummary, StreamResult
 from support.command_line import run as cli
 from support.reproductions import check_figures, check_report, load
@@ -117,6 +119,18 @@ def test_published_methods_keep_the_rate_and_try_four_points_of_the_printed_grid
     for method in table.methods:
         if method.variant == "sound":
             assert "optimizer.lr" in sections[method.name]["tune"]
+
+
+@pytest.mark.parametrize("name", ["lcron-table2", "lcron-table3", "lcron-table6", "lcron-table7", "lcron-appendixB"])
+def test_tuned_comparisons_can_be_planned(name: str, tmp_path: Path, log: DataSource) -> None:
+    """Published rows, with and without a grid, and ours in one comparison."""
+    table = load(ObjectiveComparison, name)
+    data = replace(Task(out=tmp_path, source=log, size=TINY).log("tiny"), items=50)  # plans do not read the lists
+    sections = method_sections(table.methods, CASCADE_RATES, tune=True, keep_rate=table.protocol.keep_rate)
+    plan = check_comparison(cascade_config(table.protocol, data, sections, seeds=[0, 1, 2]))
+    assert {method: len(trials) for method, trials in plan.candidates.items()} == {
+        method.name: 1 if method.name in ("BCE", "FS-RankNet") else 4 for method in table.methods
+    }
 
 
 def test_without_a_printed_rate_all_methods_tune_it() -> None:

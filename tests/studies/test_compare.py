@@ -264,6 +264,21 @@ def test_a_difference_of_seeds_is_no_difference_of_methods() -> None:
     assert {verdict.outcome for verdict in verdicts} == {"not distinguishable"}
 
 
+def test_equal_methods_are_rarely_told_apart() -> None:
+    """The best of several equal methods is chosen by the same data; the correction for all pairs allows for that."""
+    generator = torch.Generator().manual_seed(0)
+    repeats, methods, seeds, queries = 80, 4, 5, 40
+    false = false_over_queries = 0
+    for _ in range(repeats):
+        noise = torch.randn(methods, seeds, queries + 1, generator=generator, dtype=torch.double)
+        values = {str(number): 0.15 * of[:, :1] + 0.5 * of[:, 1:] for number, of in enumerate(noise)}
+        result = summarise(outcome_of(values, [queries]))
+        false += any(verdict.outcome == "worse" for verdict in result.verdicts)
+        false_over_queries += any(test.significantly_worse for test in result.tests)
+    assert false <= repeats * 0.05 + 3 * (repeats * 0.05 * 0.95) ** 0.5
+    assert false_over_queries > 0.3 * repeats
+
+
 def test_one_seed_has_tests_over_queries_and_no_verdict() -> None:
     result = summarise(outcome_of(seeded(1), [60]))
     assert {verdict.outcome for verdict in result.verdicts} == {"no claim"}

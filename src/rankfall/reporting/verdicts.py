@@ -58,15 +58,11 @@ def caption(result: MethodTable, *, best: str, star: str = "*", unit: str | None
             "these weights only. Use several seeds."
         )
     reference = named_reference(result)
+    test = f"two-sided test over seeds and {unit}, 5 %, Holm"
+    few = ". Two seeds tell little about their spread: use five" if len(result.seeds) == 2 else ""
     if reference is not None:
-        return (
-            f"= reference, {reference}; + better; - worse; no mark: not distinguishable "
-            f"(two-sided test over seeds and {unit}, Holm, 5 %)"
-        )
-    return (
-        f"{best}; {star} not distinguishable from it; no mark: worse "
-        f"(two-sided test over seeds and {unit}, Holm over all pairs, 5 %)"
-    )
+        return f"= reference, {reference}; + better; - worse; no mark: not distinguishable ({test}){few}"
+    return f"{best}; {star} not distinguishable from it; no mark: worse ({test} over all pairs){few}"
 
 
 # --- the table of tests -------------------------------------------------------------------------------------------

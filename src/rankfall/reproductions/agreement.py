@@ -145,9 +145,9 @@ def apart_here(comparison: ComparisonResult, metric: str, labels: Mapping[str, s
 
 
 def agreement_rows(columns: Iterable[Agreement | None]) -> list[list[str]]:
-    """Return the rows of a sheet that tell of agreement; columns without one are empty."""
+    """Return the rows of a sheet that tell of agreement; columns without one are empty, and empty rows are left out."""
     cells = [["", "", ""] if one is None else one.cells() for one in columns]
-    return [[heading, *of] for heading, *of in zip(ROWS, *cells, strict=True)] if any(map(any, cells)) else []
+    return [[heading, *of] for heading, *of in zip(ROWS, *cells, strict=True) if any(of)]
 
 
 def _difference(first: PrintedNumber, second: PrintedNumber) -> float:

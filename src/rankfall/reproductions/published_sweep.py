@@ -290,7 +290,7 @@ def _figure(result: SweepResult) -> Lines:
         y=result.metric,
         series="",
         log_x=result.published.logarithmic,
-        ticks=sorted({*result.points, *(record["x"] for record in published)}),
+        ticks=sorted({*result.points, *result.published.points}),
     )
 
 

@@ -49,6 +49,6 @@ def _with_rivals(report: Report, reproduction: ObjectiveComparison, result: Tabl
     behind = [name for name in rivals if name in means and leader in means and means[name] < means[leader]]
     note = (
         f"In the paper the mean {metric} of {leader} is higher than those of all {len(rivals)} others. Here it is "
-        f"higher than those of {len(behind)} of them."
+        f"higher than those of {len(behind)} of them, which is no test."
     )
     return replace(report, results={**report.results, "behind_lcron": behind}, notes=[*report.notes, note])

@@ -6,6 +6,7 @@ optimizer. All objectives get the same batch and take turns in one process.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,10 @@ class Cost:
     spread: float | None
     peak: int
 
+    def relative_peak(self, baseline: Cost) -> float:
+        """Return the memory relative to a baseline; a small step may fit into memory that the process has already."""
+        return self.peak / baseline.peak if baseline.peak else math.nan
+
 
 def run(reproduction: ObjectiveRuntime, task: Task) -> Report:
     """Measure a training step with every objective."""
@@ -58,7 +63,7 @@ def run(reproduction: ObjectiveRuntime, task: Task) -> Report:
     costs = _costs(_configs(reproduction, task, data), batch, task)
     return Report(
         sheets=[_measured(reproduction, data, costs, batch), _published(reproduction)],
-        plots={reproduction.id: _figure(reproduction, data, costs, batch)},
+        plots={reproduction.id: _figure(reproduction, data, costs)},
         results={
             "batch": batch,
             "costs": {
@@ -125,7 +130,7 @@ def _measured(reproduction: ObjectiveRuntime, data: LogData, costs: Mapping[str,
             f"{cost.seconds / baseline.seconds:.2f}",
             "" if cost.spread is None else f"{cost.spread:.0%}",
             f"{cost.peak / 2**20:.1f}",
-            f"{cost.peak / baseline.peak:.2f}",
+            f"{cost.relative_peak(baseline):.2f}",
         ]
         for name, cost in costs.items()
     ]
@@ -147,13 +152,13 @@ def _published(reproduction: ObjectiveRuntime) -> Sheet:
     return Sheet(f"published: {reproduction.title}", columns, rows)
 
 
-def _figure(reproduction: ObjectiveRuntime, data: LogData, costs: Mapping[str, Cost], batch: int) -> Dots:
+def _figure(reproduction: ObjectiveRuntime, data: LogData, costs: Mapping[str, Cost]) -> Dots:
     """Draw time and memory relative to the baseline, which do not depend on the machine."""
     figures, baseline = _figures(reproduction), costs[reproduction.baseline]
     printed = figures[reproduction.baseline]
     rows = []
     for name, cost in costs.items():
-        ours = {"time": cost.seconds / baseline.seconds, "memory": cost.peak / baseline.peak}
+        ours = {"time": cost.seconds / baseline.seconds, "memory": cost.relative_peak(baseline)}
         rows += [{"method": name, "source": data.name, "metric": key, "value": value} for key, value in ours.items()]
     for name, row in figures.items():
         for key, column in zip(("time", "memory"), reproduction.published.metrics, strict=True):
