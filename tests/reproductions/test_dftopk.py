@@ -71,7 +71,7 @@ def test_costs_beside_a_table_without_memory() -> None:
     sheet = objective_runtime._published(table)
     assert sheet.rows == [["NeuralSort", "150", "1.00", "-", "-"], ["DFTopK", "127", "0.85", "-", "-"]]
     cost = objective_runtime.Cost(1.0, 0.1, 2**20)
-    figure = objective_runtime._figure(table, LOG, {"NeuralSort": cost, "DFTopK": cost}, 8)
+    figure = objective_runtime._figure(table, LOG, {"NeuralSort": cost, "DFTopK": cost})
     assert [row["metric"] for row in figure.rows if row["source"] == "published"] == ["time", "time"]
 
 
