@@ -40,7 +40,7 @@ def sparse_topk(
         p: Norm of the regulariser: 2 (Euclidean projection) or 4/3 (smoother).
         variant: ``"sound"`` is the formula. ``"published"`` is the Sparse Top-K row of DFTopK, table 1, as far as the
             defect of its code is known: the result goes through a sigmoid twice, so that all probabilities are between
-            0.622 and 0.675. In LCRON on a small simulated log, joint recall is .153 with it and .264 without (one seed).
+            0.622 and 0.675. In LCRON on a small simulated log, joint recall is .153 with it, .264 without (one seed).
         mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
 
     Returns:
