@@ -42,6 +42,7 @@ from support.cascades import content, liked_log
 from support.logs import DAYS, item_columns, random_day, write_log
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -104,7 +105,7 @@ def test_further_metrics_of_a_stage_are_those_of_a_loop(log: Path) -> None:
     def score(batch: Impressions) -> list[Tensor]:
         return [torch.sin(batch.item.float() * 3)]
 
-    def ndcg(gains: list[float]) -> float:
+    def ndcg(gains: Sequence[float]) -> float:
         discounts = [1 / math.log2(rank + 1) for rank in (1, 2, 3)]
         ideal = sorted(gains, reverse=True)
         return float(np.dot(gains[:3], discounts) / np.dot(ideal[:3], discounts))
@@ -229,7 +230,7 @@ def test_stages_classify_grades(log: Path, tmp_path: Path) -> None:
     objective, _ = make_objective(config)
     outputs = [model.outputs(batch) for model in cascade.models.values()]  # type: ignore[operator]
     value = objective(outputs, batch.grade.float(), relevance=batch.relevance, mask=batch.mask)
-    expected = 0.0
+    expected = torch.zeros(())
     for logits in outputs:
         chosen = torch.log_softmax(logits, -1).gather(-1, batch.grade.long().unsqueeze(-1)).squeeze(-1)
         expected -= ((chosen * batch.mask).sum(-1) / batch.mask.sum(-1)).mean()

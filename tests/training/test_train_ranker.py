@@ -220,7 +220,7 @@ def test_every_temperature_of_a_loss_can_follow_a_schedule(name: str) -> None:
     required: dict[str, Any] = {"m": 2, "k": 2, "topk": "dftopk"}
     options = registry.options("loss", name)
     given = {one.name: required[one.name] for one in options.values() if one.required}
-    variants = [{"tau": SCHEDULE}] if "tau" in options else []
+    variants: list[dict[str, Any]] = [{"tau": SCHEDULE}] if "tau" in options else []
     for operator, place in ((one, "topk" if "topk" in options else "sort") for one in registry.names("operator")):
         own = [one for one in registry.options("operator", operator) if one in ("tau", "steepness")]
         if place in options and own and (place == "topk" or operator in registry.SORTS):
