@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from rankfall.simulation.feedback import ATTENTION
 from rankfall.simulation.matching import NO_ITEM, Catalogue
 from rankfall.simulation.platform import Platform
 from rankfall.simulation.presets import PRESETS, Preset, Shares
+from rankfall.simulation.production import Models
 from rankfall.simulation.recent_events import RecentViews, Views
 from rankfall.simulation.relevance import (
     ENOUGH_OF_AUTHOR,
@@ -29,6 +30,7 @@ from rankfall.simulation.world import DAY, FIRST_DAY, LIFETIME, LIFETIME_SPREAD,
 
 if TYPE_CHECKING:
     from rankfall.simulation.platform import ServedPortion
+    from rankfall.simulation.production import Scores
 
 TINY = PRESETS["tiny"]
 DAYS = 3
@@ -246,6 +248,34 @@ def test_each_model_keeps_the_best_by_its_own_score(lived: tuple[Platform, list[
             assert (place in ranked) == (model > 2)
             assert (place in order[: production.rank_keeps]) == (model == 4)
             assert served.rank_index[row, column] == (order.index(place) if place in ranked else -1)
+
+
+def test_noisy_early_stages(lived: tuple[Platform, list[ServedPortion]]) -> None:
+    platform, portions = lived
+    portion = portions[-1]
+    parts = portion.parts
+
+    def scores(**changes: float) -> Scores:
+        preset = replace(TINY, production=replace(TINY.production, **changes))
+        models = Models(preset, platform.users, platform.items, FIRST_DAY)
+        return models.score(np.random.default_rng(7), portion.requests, portion.candidates, parts)
+
+    plain, noisy = scores(), scores(early_noise=3.0, early_favour=1.5, rank_favour=-3.0)
+    real = portion.candidates != NO_ITEM
+    quality = parts["quality"][real]
+    np.testing.assert_allclose(noisy.rank[real] - plain.rank[real], -3 * quality, atol=1e-4)
+    noise = [
+        after[real] - before[real] - 1.5 * quality for before, after in zip(_early(plain), _early(noisy), strict=True)
+    ]
+    error = 4 / math.sqrt(len(quality))  # four standard errors
+    for values in noise:
+        assert abs(values.mean()) < 3 * error
+        assert values.std() == pytest.approx(3, rel=error)
+    assert abs(np.corrcoef(noise)[0, 1]) < error
+
+
+def _early(scores: Scores) -> tuple[Any, Any]:
+    return scores.prerank, scores.coarse
 
 
 def test_mix_ranking_prefers_variety(lived: tuple[Platform, list[ServedPortion]]) -> None:

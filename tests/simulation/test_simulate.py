@@ -247,8 +247,11 @@ def test_there_is_room_for_every_id(layout: Path, rows: dict[str, list[Row]]) ->
     [
         ("tiny", {"prerank_neg": 10, "coarse_neg": 10, "rank_neg": 10, "rank_pos": 10}),
         ("recflow-like-3", {"prerank_neg": 10, "coarse_neg": 10, "rank_neg": 10, "rerank_neg": 10, "rerank_pos": 10}),
+        ("recflow-noisy", {"prerank_neg": 10, "coarse_neg": 10, "rank_neg": 10, "rank_pos": 10}),
+        ("recflow-noisy-3", {"prerank_neg": 10, "coarse_neg": 10, "rank_neg": 10, "rerank_neg": 10, "rerank_pos": 10}),
         ("industry-easy", {"q2": 4, "q3": 4, "q4": 2}),
         ("industry-hard", {"q2": 6, "q3": 10, "q4": 4}),
+        ("industry-cascade", {"prerank_neg": 5, "coarse_neg": 5, "rank_neg": 8, "rank_pos": 2}),
     ],
 )
 def test_impressions_have_the_sample_of_their_preset(preset: str, stages: dict[str, int], tmp_path: Path) -> None:

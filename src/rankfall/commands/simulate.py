@@ -31,8 +31,11 @@ class Name(StrEnum):
     TINY = "tiny"
     RECFLOW = "recflow-like"
     RECFLOW_3 = "recflow-like-3"
+    NOISY = "recflow-noisy"
+    NOISY_3 = "recflow-noisy-3"
     EASY = "industry-easy"
     HARD = "industry-hard"
+    CASCADE = "industry-cascade"
 
 
 class Layout(StrEnum):
@@ -48,8 +51,9 @@ def simulate(
         Name,
         typer.Option(
             help="The platform: tiny takes seconds; recflow-like has the stages and features of RecFlow for a "
-            "cascade of two stages, recflow-like-3 for one of three; industry-easy and industry-hard have short lists "
-            "of ads with statistics as features."
+            "cascade of two stages, recflow-like-3 for one of three; recflow-noisy and recflow-noisy-3 are the same "
+            "with noisy early stages; industry-cascade has two stages and lists of 20; industry-easy and industry-hard "
+            "have short lists of ads with statistics as features."
         ),
     ] = Name.TINY,
     days: Annotated[

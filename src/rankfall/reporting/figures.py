@@ -154,13 +154,14 @@ class DotPanel:
     metric: str
     methods: list[str]
     rows: list[Record]
+    higher_is_better: bool
 
     @property
     def best(self) -> set[str]:
         """Methods with the best value, if there are several methods."""
         if len(self.rows) < 2:
             return set()
-        best = (max if higher_is_better(self.metric) else min)(row["value"] for row in self.rows)
+        best = (max if self.higher_is_better else min)(row["value"] for row in self.rows)
         return {row["method"] for row in self.rows if row["value"] == best}
 
 
@@ -168,12 +169,14 @@ class DotPanel:
 class Dots:
     """One panel per metric and source with the value of every method, in the order of the paper.
 
-    A row has method, source, metric, value, and low and high if an interval is known.
+    A row has method, source, metric, value, and low and high if an interval is known. With `costs`, lower values of all
+    metrics are better.
     """
 
     rows: Sequence[Record]
     title: str
     subtitle: str = ""
+    costs: bool = False
 
     def panels(self) -> list[DotPanel]:
         """Return the panels, source after source. The panels of a source have the same methods."""
@@ -184,7 +187,8 @@ class Dots:
             methods = [method for method in self._unique("method") if method in present]
             for metric in metrics:
                 rows = [row for row in self.rows if row["source"] == source and row["metric"] == metric]
-                found += [DotPanel(source, metric, methods, rows)] if rows else []
+                higher = not self.costs and higher_is_better(metric)
+                found += [DotPanel(source, metric, methods, rows, higher)] if rows else []
         return found
 
     def svg(self) -> str:
@@ -212,7 +216,7 @@ class Dots:
     def _draw(self, one: DotPanel, height: float) -> list[str]:
         values = [row[key] for row in one.rows for key in ("low", "value", "high") if key in row]
         scale = Scale.around(values)
-        name = one.metric if higher_is_better(one.metric) else f"{one.metric} (lower is better)"
+        name = one.metric if one.higher_is_better else f"{one.metric} (lower is better)"
         parts = [text(0, -6, name, fill=INK), *_x_axis(scale, scale.ticks(3), height), _frame(height)]
         for row in one.rows:
             y = 20 * one.methods.index(row["method"]) + 10

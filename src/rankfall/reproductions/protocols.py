@@ -14,6 +14,7 @@ from rankfall.reporting.files import write_comparison
 from rankfall.reproductions.paper_schema import fill
 from rankfall.studies.compare import compare_methods
 from rankfall.studies.comparison_plan import ComparisonConfig
+from rankfall.studies.stream.stream_config import StreamConfig
 from rankfall.training.scoring import measure
 
 if TYPE_CHECKING:
@@ -47,13 +48,28 @@ CASCADE_RATES = Rates([0.003, 0.005, 0.01, 0.02], [0.005, 0.01])
 
 
 def method_sections(
-    methods: Iterable[Method], rates: Rates, *, tune: bool, variables: Mapping[str, Any] | None = None
+    methods: Iterable[Method],
+    rates: Rates,
+    *,
+    tune: bool,
+    variables: Mapping[str, Any] | None = None,
+    keep_rate: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Return the section of each method in a comparison, with its variables replaced."""
+    """Return the section of each method in a comparison, with its variables replaced.
+
+    Args:
+        methods: The methods.
+        rates: Learning rates that are tuned.
+        tune: Whether settings are tuned at all.
+        variables: Values of the variables in the methods.
+        keep_rate: Whether the methods of the paper keep its learning rate. Our versions of them never do.
+    """
     sections = {}
     for method in methods:
         section = fill(method.config, variables or {})
-        if tune:
+        if tune and keep_rate and method.variant != "sound":
+            section["tune"] = dict(method.tune)
+        elif tune:
             section["tune"] = {"optimizer.lr": rates.combined if method.tune else rates.alone, **method.tune}
         sections[method.name] = section
     return sections
@@ -130,17 +146,46 @@ def cascade_config(
         ValueError: Lists are too short for the first stage.
     """
     lists = lists or {}
-    _check_length(protocol, data, lists.get("length"))
     content = {
         "data": {"path": str(data.path), **data.roles, **protocol.data, **lists},
-        "relevant": protocol.relevant,
-        "stages": [_stage_section(stage, data) for stage in protocol.stages],
-        "optimizer": {"lr": protocol.lr, **protocol.optimizer},
-        "training": {"epochs": 1, "batch": batch_for(protocol, data)},
+        **_cascade_sections(protocol, data, lists.get("length")),
         "methods": methods,
         "seeds": seeds,
     }
     return ComparisonConfig.model_validate(content)
+
+
+def stream_config(protocol: CascadeProtocol, data: LogData, methods: Sections, *, seeds: Sequence[int]) -> StreamConfig:
+    """Return a stream over all days of the data, tested on every day but the first.
+
+    Args:
+        protocol: Stages and training of the paper.
+        data: The log.
+        methods: Section of each method.
+        seeds: Seeds of the training runs.
+
+    Raises:
+        ValueError: Lists are too short for the first stage.
+    """
+    content = {
+        "data": {"path": str(data.path), "days": f"{data.train[0]}..{data.test}", **protocol.data},
+        **_cascade_sections(protocol, data),
+        "methods": methods,
+        "seeds": seeds,
+    }
+    return StreamConfig.model_validate(content)
+
+
+def _cascade_sections(protocol: CascadeProtocol, data: LogData, length: int | None = None) -> dict[str, Any]:
+    """Return the stages and their training, with the length of test lists if it is not that of the log."""
+    _check_length(protocol, data, length)
+    return {
+        "relevant": protocol.relevant,
+        "stages": [_stage_section(stage, data) for stage in protocol.stages],
+        "optimizer": {"lr": protocol.lr, **protocol.optimizer},
+        "training": {"epochs": 1, "batch": batch_for(protocol, data)},
+        "stage_metrics": protocol.stage_metrics,
+    }
 
 
 def batch_for(protocol: CascadeProtocol, data: LogData) -> int:
@@ -198,7 +243,9 @@ def compare_cascades(
         lists: Options of the ``data`` section.
         directory: Directory of the comparison in that of the task.
     """
-    sections = method_sections(methods, CASCADE_RATES, tune=tune and task.size.tune, variables=variables)
+    sections = method_sections(
+        methods, CASCADE_RATES, tune=tune and task.size.tune, variables=variables, keep_rate=protocol.keep_rate
+    )
     config = cascade_config(protocol, data, sections, seeds=task.cascade_seeds[:seeds], lists=lists)
     return run_comparison(task, config, directory)
 

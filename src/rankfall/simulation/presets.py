@@ -50,6 +50,9 @@ class Production:
     rank_keeps: int  # items passed to mix-ranking
     logged: int  # logged items among those that each model drops; all items of mix-ranking are logged
     stale_noise: float = 0.8  # in the vectors of users and items that pre-ranking uses, whose own length is 1
+    early_noise: float = 0.0  # deviation of independent noise in pre-ranking and in coarse ranking
+    early_favour: float = 0.0  # what pre-ranking and coarse ranking add for one deviation of an item's quality
+    rank_favour: float = 0.0  # the same of ranking, which is negative where ranking corrects the stages before it
     coarse_cross: float = 0.3  # the share of the cross part that coarse ranking knows
     rank_cross: float = 0.9
     rank_history: float = 0.9
@@ -95,6 +98,11 @@ _RECFLOW = Preset(
         logged=25,
     ),
 )
+_NOISY = replace(
+    _RECFLOW,
+    name="recflow-noisy",
+    production=replace(_RECFLOW.production, early_noise=3.2, early_favour=1.5, rank_favour=-3.0),
+)
 _TINY = replace(
     _RECFLOW,
     name="tiny",
@@ -132,6 +140,8 @@ PRESETS = {
         _TINY,
         _RECFLOW,
         replace(_RECFLOW, name="recflow-like-3", sample=(10, 10, 10, 10, 10)),
+        _NOISY,
+        replace(_NOISY, name="recflow-noisy-3", sample=(10, 10, 10, 10, 10)),
         _INDUSTRY,
         replace(
             _INDUSTRY,
@@ -139,6 +149,7 @@ PRESETS = {
             sample=(6, 10, 4),
             production=replace(_INDUSTRY.production, rank_keeps=40, rank_noise=0.7),
         ),
+        replace(_RECFLOW, name="industry-cascade", sample=(5, 5, 8, 2)),  # LCRON, appendix B
     )
 }
 

@@ -69,12 +69,20 @@ class Models:
         most_cross = np.float32(production.rank_cross) * parts["cross"]
         most_history = np.float32(production.rank_history) * parts["history"]
         noise = np.float32(production.rank_noise) * normal(random, *candidates.shape)
-        scores = (
-            mixed({"interest": stale, **known}, shares),
-            mixed({"interest": half_stale, **known, "cross": some_cross}, shares),
-            mixed({"interest": parts["interest"], **known, "cross": most_cross, "history": most_history}, shares)
-            + noise,
+        early_favour, rank_favour = (
+            np.float32(favour) * parts["quality"] for favour in (production.early_favour, production.rank_favour)
         )
+        scores = (
+            mixed({"interest": stale, **known}, shares) + early_favour,
+            mixed({"interest": half_stale, **known, "cross": some_cross}, shares) + early_favour,
+            mixed({"interest": parts["interest"], **known, "cross": most_cross, "history": most_history}, shares)
+            + noise
+            + rank_favour,
+        )
+        if production.early_noise:
+            deviation = np.float32(production.early_noise)
+            prerank, coarse = (values + deviation * normal(random, *candidates.shape) for values in scores[:2])
+            scores = (prerank, coarse, scores[2])
         is_padding = candidates == NO_ITEM
         return Scores(*(np.where(is_padding, np.float32(-np.inf), values) for values in scores))
 

@@ -47,7 +47,7 @@ class RecFlowTables:
             "category_level_one": preset.categories,
             "upload_type": UPLOAD_TYPES,
         }
-        self.spec: Spec = recflow_spec(self.id_counts, stages=self._stages, sample=preset.sample[0])
+        self.spec: Spec = recflow_spec(self.id_counts, stages=self._stages, sample=preset.sample)
 
     def rows(self, portion: ServedPortion) -> pl.DataFrame:
         """Return one row per request and logged item."""

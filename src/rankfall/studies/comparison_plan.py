@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
+from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError, Section, read_yaml
 from rankfall.studies.baselines import BASELINES, BaselineConfig, method_of
 from rankfall.studies.method_config import Methods, Seeds, check_keys, validated
@@ -64,10 +65,20 @@ class ComparisonConfig(Section):
     tune: dict[str, Values] = Field(default={}, description="Values to try, by dotted key, for all rankers.")
     budget: Count | None = Field(default=None, description="Settings tried for each method, drawn from its grid.")
     seeds: Seeds = Field(default=[0])
+    against: str | None = Field(
+        default=None, description="Method that the others are tested against, instead of the one with the best mean."
+    )
     folds: dict[str, Fold] | None = Field(
         default=None, min_length=1, description="Splits of each fold, instead of splits under data."
     )
     jobs: Count = Field(default=1, description="Runs at the same time.")
+
+    @model_validator(mode="after")
+    def _the_reference_is_a_method(self) -> Self:
+        if self.against is not None and self.against not in self.methods:
+            expected = f"expected one of the methods{did_you_mean(self.against, self.methods)}"
+            raise ValueError(f"against: found {self.against!r}, {expected}")
+        return self
 
     @model_validator(mode="after")
     def _every_query_is_tested_once(self) -> Self:
@@ -271,9 +282,9 @@ def _check_run(run: Run, metric: str) -> None:
 
 
 def _candidates(config: ComparisonConfig) -> dict[str, list[Settings]]:
-    """Return the settings to try for each method: equally many for all methods with something to tune."""
+    """Return the settings to try for each method: equally many for all methods, except those that are not tuned."""
     grids = {name: _grid(config, name) for name in config.methods}
-    sizes = {name: len(grid) for name, grid in grids.items() if not _tunes_itself(config, name)}
+    sizes = {name: len(grid) for name, grid in grids.items() if not _is_settled(config, name)}
     budget = config.budget
     if budget is None:
         if len(set(sizes.values())) > 1:
@@ -298,14 +309,18 @@ def _grid(config: ComparisonConfig, method: str) -> list[Settings]:
     own = changes.get("tune", {})
     if not isinstance(own, dict) or not all(isinstance(values, list) and values for values in own.values()):
         raise ConfigError(f"methods.{method}.tune: found {own!r}, expected keys with lists of values")
+    if own == {} and "tune" in changes:
+        return [{}]
     name = _kind_of(config).name
     values = {**config.tune, **own} if changes.get("kind", name) == name else own
     return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
 
 
-def _tunes_itself(config: ComparisonConfig, method: str) -> bool:
-    kind = (config.methods[method] or {}).get("kind")
-    return kind in BASELINES and BASELINES[kind].tunes_itself
+def _is_settled(config: ComparisonConfig, method: str) -> bool:
+    """Return whether a method tunes itself, or has ``tune: {}``: its settings are given, for instance by a paper."""
+    changes = config.methods[method] or {}
+    kind = changes.get("kind")
+    return changes.get("tune") == {} or (kind in BASELINES and BASELINES[kind].tunes_itself)
 
 
 # Options that did not exist when names were fixed, with their defaults, which leave the name of a run as it was.

@@ -14,7 +14,7 @@ from rankfall.studies.comparison_summary import higher_is_better
 from rankfall.studies.optuna_journal import load_optuna, open_journal
 from rankfall.studies.results import SearchResult, TrialResult
 from rankfall.training.config.overrides import dump_absolute
-from rankfall.training.run_directory import CHECKPOINTS, DEFAULTS_OF_NEW_KEYS, RESUME_MUTABLE_KEYS
+from rankfall.training.run_directory import CHECKPOINTS, RESUME_MUTABLE_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rankfall.studies.search_space import Search
 
 JOURNAL, TRIALS, RESULTS, BEST, CONFIG = "study.journal", "trials", "trials.json", "best.yaml", "tune.yaml"
+_NEW_KEYS = {"config.data.labels": "full"}  # with their defaults; searches of earlier versions do not have them
 DEATHS = 3  # a trial fails when its process has died this many times
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "running"}
 
@@ -74,9 +75,7 @@ class Study:
         return self._study.user_attrs.get("begun")
 
     def _check_same(self, before: dict[str, Any], now: dict[str, Any]) -> None:
-        before = {
-            f"config.{key}": value for key, value in DEFAULTS_OF_NEW_KEYS.items() if f"config.{key}" in now
-        } | before
+        before = {key: value for key, value in _NEW_KEYS.items() if key in now} | before
         ignored = {f"config.{key}" for key in (*RESUME_MUTABLE_KEYS, *self.search.space)}
         differences = [
             f"{key.removeprefix('config.')} was {shown(before.get(key))} and is {shown(now.get(key))}"

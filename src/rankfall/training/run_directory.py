@@ -38,7 +38,6 @@ CONFIG, METRICS, RESULT, CHECKPOINTS = "config.yaml", "metrics.jsonl", "result.j
 LOG, DATA, REPORT, DAYS = "log.json", "data.json", "report.html", "days"
 TENSORBOARD, MLFLOW = "tensorboard", "mlflow"  # directories of trackers
 _REPLACE = f".replace{TEMPORARY}"  # marks a run that is to be replaced, until it is
-DEFAULTS_OF_NEW_KEYS = {"data.labels": "full"}  # of keys that configurations of earlier versions do not have
 RESUME_MUTABLE_KEYS = (
     "data.path",
     "metrics",
@@ -195,11 +194,7 @@ def check_same(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> 
 
 def _different(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Return the keys that decide what is trained and have different values."""
-    return [key for key in {**one, **other} if not _is_mutable(key) and _value(one, key) != _value(other, key)]
-
-
-def _value(config: Mapping[str, Any], key: str) -> Any:
-    return config.get(key, DEFAULTS_OF_NEW_KEYS.get(key))
+    return [key for key in {**one, **other} if not _is_mutable(key) and one.get(key) != other.get(key)]
 
 
 def check_same_on_all_processes(processes: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankfall.data.impressions.spec import validate_spec
@@ -46,7 +47,9 @@ def sequence_column(feature: str) -> str:
     return f"sequence.{HISTORY}.{feature}"
 
 
-def recflow_spec(id_counts: Mapping[str, int], *, stages: Literal[2, 3] = 2, sample: int | None = SAMPLE) -> Spec:
+def recflow_spec(
+    id_counts: Mapping[str, int], *, stages: Literal[2, 3] = 2, sample: int | Sequence[int] | None = SAMPLE
+) -> Spec:
     """Return the features and stages of the published experiments.
 
     As in the published models, request and upload share the embeddings of weekday, hour and minute.
@@ -54,8 +57,9 @@ def recflow_spec(id_counts: Mapping[str, int], *, stages: Literal[2, 3] = 2, sam
     Args:
         id_counts: The number of ids of each of `USER_IDS` and `ITEM_IDS`.
         stages: The number of stages of the cascade.
-        sample: The number of items sampled per stage.
+        sample: The number of items sampled per stage: one for all stages or one for each, first stage first.
     """
+    samples = sample if isinstance(sample, Sequence) else [sample] * len(STAGES[stages])
     ids = {name: {"kind": "categorical", "num_buckets": id_counts[name]} for name in (*USER_IDS, *ITEM_IDS)}
     times = {part: {"kind": "time", "part": part, "embedding": part} for part in _PARTS}
     content: dict[str, Any] = {
@@ -64,7 +68,9 @@ def recflow_spec(id_counts: Mapping[str, int], *, stages: Literal[2, 3] = 2, sam
         "user": "user_id",
         "time": {"column": "request_timestamp", "unit": "ms", "zone": ZONE},
         "rank": RANK,
-        "stages": [{"name": name, "flag": name, "sample": sample} for name in STAGES[stages]],
+        "stages": [
+            {"name": name, "flag": name, "sample": count} for name, count in zip(STAGES[stages], samples, strict=True)
+        ],
         "relevant": STAGES[stages][-1],
         "feedback": list(FEEDBACK),
         "features": {

@@ -24,7 +24,13 @@ def run(reproduction: ObjectiveComparison, task: Task) -> Report:
     notes = list(reproduction.notes)
     if not reproduction.tune:
         notes.append(_untuned_note(protocol, data))
-    result = TableResult(title=reproduction.title, published=published, comparison=comparison, data=data)
+    result = TableResult(
+        title=reproduction.title,
+        published=published,
+        comparison=comparison,
+        data=data,
+        methods=reproduction.methods,
+    )
     report = table_report(reproduction.id, result, notes)
     return report if reproduction.leader is None else _with_rivals(report, reproduction, result)
 
@@ -42,7 +48,7 @@ def _with_rivals(report: Report, reproduction: ObjectiveComparison, result: Tabl
     means = {method.name: method.metrics[metric].mean for method in result.comparison.methods}
     behind = [name for name in rivals if name in means and leader in means and means[name] < means[leader]]
     note = (
-        f"In the paper {leader} is better than all {len(rivals)} others, whose values are not transcribed. Here it is "
-        f"better than {len(behind)} of them."
+        f"In the paper the mean {metric} of {leader} is higher than those of all {len(rivals)} others. Here it is "
+        f"higher than those of {len(behind)} of them, which is no test."
     )
     return replace(report, results={**report.results, "behind_lcron": behind}, notes=[*report.notes, note])

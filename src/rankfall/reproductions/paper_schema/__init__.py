@@ -25,7 +25,14 @@ from rankfall.reproductions.paper_schema.methods import (
     Options,
     StageProtocol,
 )
-from rankfall.reproductions.paper_schema.on_impressions import ObjectiveComparison, ObjectiveSweep, StageLossComparison
+from rankfall.reproductions.paper_schema.on_impressions import (
+    LogStatistics,
+    ObjectiveComparison,
+    ObjectiveRuntime,
+    ObjectiveStream,
+    ObjectiveSweep,
+    StageLossComparison,
+)
 from rankfall.reproductions.paper_schema.on_lists import (
     Cutoffs,
     CutoffTransfer,
@@ -34,7 +41,7 @@ from rankfall.reproductions.paper_schema.on_lists import (
     LossSweep,
     TrainingCurves,
 )
-from rankfall.reproductions.paper_schema.on_operators import SortRuntime
+from rankfall.reproductions.paper_schema.on_operators import SortRuntime, SurvivalBounds
 from rankfall.reproductions.paper_schema.paper_file import DRIVERS, PaperFile, Statement
 from rankfall.reproductions.paper_schema.printed import (
     Cell,
@@ -59,12 +66,15 @@ __all__ = [
     "Kind",
     "LengthTransfer",
     "ListProtocol",
+    "LogStatistics",
     "LossComparison",
     "LossSweep",
     "Measured",
     "Method",
     "Number",
     "ObjectiveComparison",
+    "ObjectiveRuntime",
+    "ObjectiveStream",
     "ObjectiveSweep",
     "Options",
     "PaperFile",
@@ -77,6 +87,7 @@ __all__ = [
     "StageLossComparison",
     "StageProtocol",
     "Statement",
+    "SurvivalBounds",
     "TableOfMethods",
     "Time",
     "TrainingCurves",

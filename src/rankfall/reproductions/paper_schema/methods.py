@@ -19,7 +19,8 @@ class Method(Section):
     Attributes:
         name: The name in our tables.
         config: Sections of the configuration, such as ``loss`` or ``objective``. Without tuning they are used as is.
-        tune: Values tried on validation data beside learning rates, by dotted key of the configuration.
+        tune: Values tried on validation data, by dotted key of the configuration, beside learning rates unless the
+            protocol keeps that of the paper.
         variant: "published" if it computes what produced the printed row, "sound" if it is our better version, which is
             only run with ``--improved``. None where both agree.
         row: The printed row it belongs to, if that is not called `name`.
@@ -76,6 +77,8 @@ class CascadeProtocol(Section):
         lr: Learning rate of methods for which none is tuned.
         data: Options of the ``data`` section, such as the label scheme.
         optimizer: Options of the ``optimizer`` section beside `lr`.
+        keep_rate: Whether the published methods keep `lr`, and only the settings in their `tune` are tuned.
+        stage_metrics: Further metrics of each stage.
     """
 
     platform: str
@@ -86,6 +89,8 @@ class CascadeProtocol(Section):
     lr: float = 0.01
     data: Options = Field(default_factory=dict)
     optimizer: Options = Field(default_factory=dict)
+    keep_rate: bool = False
+    stage_metrics: list[str] = Field(default_factory=list)
 
 
 def check_names(methods: list[Method]) -> None:
@@ -93,6 +98,12 @@ def check_names(methods: list[Method]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"methods: found {name!r} {names.count(name)} times, expected different names")
+
+
+def check_known(key: str, name: str, methods: list[Method]) -> None:
+    names = [method.name for method in methods]
+    if name not in names:
+        raise ValueError(f"{key}: found {name!r}, expected {', '.join(names)}")
 
 
 def check_variables(methods: list[Method], known: set[str], *, required: set[str]) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rankfall.reproductions.paper_schema.methods import CascadeProtocol, Method, Options, check_names, check_variables
-from rankfall.reproductions.paper_schema.printed import Positive, PublishedSweep
+from rankfall.reproductions.paper_schema.methods import (
+    CascadeProtocol,
+    Method,
+    Options,
+    check_known,
+    check_names,
+    check_variables,
+)
+from rankfall.reproductions.paper_schema.printed import Positive, PublishedSweep, PublishedTable
 from rankfall.reproductions.paper_schema.reproduction import Kind, Reproduction, TableOfMethods
 from rankfall.reproductions.paper_schema.variables import variables_in
 
@@ -90,3 +97,66 @@ class StageLossComparison(TableOfMethods):
                 f"protocols: found {', '.join(self.protocols)}, expected {', '.join(self.published.values)}"
             )
         return self
+
+
+class ObjectiveStream(Reproduction):
+    """Objectives of a cascade, tested on every day with the models of the days before, untuned.
+
+    Attributes:
+        metric: The metric of the curves.
+        seeds: Largest number of seeds.
+        leader: The method whose lead is reported.
+        phases: Days of the first and of the later phase that the paper describes.
+    """
+
+    data: ClassVar[Kind] = "impressions"
+
+    driver: Literal["objective_stream"]
+    protocol: CascadeProtocol
+    methods: list[Method] = Field(min_length=1)
+    metric: Literal["joint_recall"] = "joint_recall"
+    seeds: Positive | None = None
+    leader: str
+    phases: Annotated[list[Positive], Field(min_length=2, max_length=2)]
+
+    @model_validator(mode="after")
+    def _methods_are_known(self) -> Self:
+        check_names(self.methods)
+        check_variables(self.methods, set(), required=set())
+        check_known("leader", self.leader, self.methods)
+        return self
+
+
+class ObjectiveRuntime(TableOfMethods):
+    """Time and memory of training with each objective, beside a published table of time and memory.
+
+    Attributes:
+        baseline: The method to which costs are relative.
+    """
+
+    data: ClassVar[Kind] = "impressions"
+
+    driver: Literal["objective_runtime"]
+    protocol: CascadeProtocol
+    baseline: str
+
+    @model_validator(mode="after")
+    def _baseline_is_printed(self) -> Self:
+        check_known("baseline", self.baseline, self.methods)
+        if len(self.published.columns) != 2 or len(self.published.values) != 1:
+            raise ValueError("published: expected one data set with two columns, time and memory")
+        return self
+
+
+class LogStatistics(Reproduction):
+    """Users, impressions and labels of each stage of a log, beside a published table of them.
+
+    Attributes:
+        platform: The preset that is simulated if the user names no log.
+    """
+
+    data: ClassVar[Kind] = "impressions"
+
+    driver: Literal["log_statistics"]
+    platform: str
+    published: PublishedTable

@@ -1,0 +1,95 @@
+"""Users, impressions and labels of each stage of a log, beside published ones."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from rankfall.data import ImpressionLoader, ImpressionLog
+from rankfall.reproductions.task import Report, Sheet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rankfall.data.impressions.loader import Impressions
+    from rankfall.reproductions.paper_schema import LogStatistics
+    from rankfall.reproductions.task import Task
+
+BATCH = 1024
+
+
+@dataclass(slots=True)
+class StageStatistics:
+    """Statistics of one stage, the deepest that its items reached.
+
+    Attributes:
+        users: Users with an item of the stage.
+        impressions: Impressions with an item of the stage.
+        items: Items of the stage per such impression.
+        lowest: Lowest label; the higher, the better.
+        highest: Highest label.
+    """
+
+    users: int
+    impressions: int
+    items: float
+    lowest: int
+    highest: int
+
+
+def run(reproduction: LogStatistics, task: Task) -> Report:
+    """Count over all days that the other reproductions use."""
+    data = task.log(reproduction.platform)
+    log = ImpressionLog.load(data.path)
+    days = [*data.train, data.valid, data.test]
+    loader = ImpressionLoader(log, days, batch=BATCH, shuffle=False, labels="published")
+    found = stage_statistics(loader, log.spec.stage_names, log.spec.user)
+    (published,) = reproduction.published.values
+    columns = ["stage", "users", "impressions", "items per impression", "lowest label", "highest label"]
+    ours = [
+        [name, f"{one.users:,}", f"{one.impressions:,}", f"{one.items:.4g}", f"{one.lowest}", f"{one.highest}"]
+        for name, one in reversed(found.items())
+    ]
+    printed = [
+        [name, *("" if value is None else f"{value:,}" for value in cells)]
+        for name, cells in reproduction.published.values[published].items()
+    ]
+    return Report(
+        sheets=[
+            Sheet(f"{reproduction.title} here: {data.name}, {len(days)} days", columns, ours),
+            Sheet(f"published: {reproduction.title}, {published}", columns, printed),
+        ],
+        plots={},
+        results={
+            "stages": {name: asdict(one) for name, one in found.items()},
+            "published": {"title": reproduction.title, "figures": reproduction.published.figures(published)},
+            "data": data.summary(),
+        },
+        notes=reproduction.notes,
+    )
+
+
+def stage_statistics(
+    batches: Iterable[Impressions], stages: Sequence[str], user: str | None
+) -> dict[str, StageStatistics]:
+    """Return the statistics of each stage; users are counted by the feature `user`, 0 if there is none."""
+    users: dict[str, set[int]] = {name: set() for name in stages}
+    found: dict[str, StageStatistics] = {}
+    items = dict.fromkeys(stages, 0)
+    for batch in batches:
+        for depth, name in enumerate(stages):
+            here = batch.mask & (batch.depth == depth)
+            having = here.any(-1)
+            if not having.any():
+                continue
+            grades = batch.grade[here]
+            lowest, highest = int(grades.min()), int(grades.max())
+            one = found.setdefault(name, StageStatistics(0, 0, 0.0, lowest, highest))
+            one.impressions += int(having.sum())
+            one.lowest, one.highest = min(one.lowest, lowest), max(one.highest, highest)
+            items[name] += int(here.sum())
+            if user in batch.user:
+                users[name].update(batch.user[user][having].tolist())
+    for name, one in found.items():
+        one.users, one.items = len(users[name]), items[name] / one.impressions
+    return found
