@@ -80,4 +80,5 @@ def test_wrong_options_are_errors(kind: Kind, name: str, given: list[str], messa
 def test_defaults_as_configurations_write_them() -> None:
     assert config_value(ops.topk("dftopk")) == {"name": "dftopk", "tau": 1.0}
     assert config_value((128, 64)) == [128, 64]
-    assert explicit_operator({"name": "sparse_topk", "p": 4 / 3}) == {"name": "sparse_topk", "p": 4 / 3, "tau": 1.0}
+    defaults = {"tau": 1.0, "variant": "sound"}
+    assert explicit_operator({"name": "sparse_topk", "p": 4 / 3}) == {"name": "sparse_topk", "p": 4 / 3, **defaults}

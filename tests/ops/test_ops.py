@@ -218,8 +218,8 @@ def published_tree(
         }
         values = above
     result = np.zeros((sizes[-1], len(s)))
-    for (rank, *place), p in rows.items():
-        result[rank, sum(i * step for i, step in zip(place, leaf, strict=True))] = p
+    for (rank, *node_path), p in rows.items():
+        result[rank, sum(i * step for i, step in zip(node_path, leaf, strict=True))] = p
     return result
 
 
@@ -659,9 +659,10 @@ def test_everything_is_kept_when_there_are_places_for_all(name: str, k: int) -> 
 @pytest.mark.parametrize("name", [*SOFT_TOPKS, "hard_topk", "topk/neural_sort/flat", "topk/soft_sort/flat"])
 def test_lists_of_every_length_are_kept_if_k_is_not_less(name: str, more: int) -> None:
     name, flat, _ = name.partition("/flat")  # a large tau takes another path through the sums of rows
+    changes: dict[str, Any] = {"tau": 50.0} if flat else {}
     for n in range(1, 41):
         scores = lists(n, 2, n, dtype=torch.float32).requires_grad_()
-        p = apply(name, scores, k=n + more, **({"tau": 50.0} if flat else {}))
+        p = apply(name, scores, k=n + more, **changes)
         assert torch.equal(p, torch.ones_like(p)), n
         if name != "hard_topk":  # its gradient passes straight through
             (grad,) = torch.autograd.grad(p.sum(), scores)
@@ -874,7 +875,7 @@ def test_free_trees_are_those_of_the_published_equations(
     branches: list[int], kept: list[int] | None, tau_shares: list[float] | None
 ) -> None:
     k, tau, n = 2, 0.7, math.prod(branches)
-    keeps = []
+    keeps: list[int] = []
     for children in branches:
         keeps.append(min(k, children * (keeps[-1] if keeps else 1)))
     keeps = keeps if kept is None else [*kept, k]

@@ -42,6 +42,7 @@ from support.cascades import content, liked_log
 from support.logs import DAYS, item_columns, random_day, write_log
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -104,7 +105,7 @@ def test_further_metrics_of_a_stage_are_those_of_a_loop(log: Path) -> None:
     def score(batch: Impressions) -> list[Tensor]:
         return [torch.sin(batch.item.float() * 3)]
 
-    def ndcg(gains: list[float]) -> float:
+    def ndcg(gains: Sequence[float]) -> float:
         discounts = [1 / math.log2(rank + 1) for rank in (1, 2, 3)]
         ideal = sorted(gains, reverse=True)
         return float(np.dot(gains[:3], discounts) / np.dot(ideal[:3], discounts))
@@ -229,7 +230,7 @@ def test_stages_classify_grades(log: Path, tmp_path: Path) -> None:
     objective, _ = make_objective(config)
     outputs = [model.outputs(batch) for model in cascade.models.values()]  # type: ignore[operator]
     value = objective(outputs, batch.grade.float(), relevance=batch.relevance, mask=batch.mask)
-    expected = 0.0
+    expected = torch.zeros(())
     for logits in outputs:
         chosen = torch.log_softmax(logits, -1).gather(-1, batch.grade.long().unsqueeze(-1)).squeeze(-1)
         expected -= ((chosen * batch.mask).sum(-1) / batch.mask.sum(-1)).mean()
@@ -524,17 +525,34 @@ def test_methods_of_a_comparison_have_their_own_labels(funnel_log: Path, tmp_pat
     told["methods"] = {"full": {}, "published": {"data": {"labels": "published"}}}
     plan = make_plan(validated(ComparisonConfig, told, "comparison"), tmp_path)
     full, published = (runs[0] for runs in plan.trials().values())
-    assert [run.config.data.labels for run in (full, published)] == ["full", "published"]
+    assert [run.config.data.model_dump()["labels"] for run in (full, published)] == ["full", "published"]
     assert full.directory != published.directory
+
+
+def test_test_lists_are_filled_up_from_the_batch_or_from_all_items(funnel_log: Path) -> None:
+    log = ImpressionLog.load(funnel_log)
+    for pool in ("items", "batch"):
+        told = funnel_content(funnel_log, None, training={"batch": 5})
+        told["data"] |= {"length": 60, "length_from": pool}
+        strangers = 0
+        for batch in make_loader(log, validate_cascade(told), "test"):
+            own = set(batch.item[:, :40].flatten().tolist())  # lists of 40 items, followed by those that fill them up
+            assert bool(batch.mask.all())
+            strangers += sum(item not in own for item in batch.item[:, 40:].flatten().tolist())
+        assert (strangers > 0) == (pool == "items")
 
 
 def test_runs_with_full_labels_keep_their_names(funnel_log: Path, tmp_path: Path) -> None:
     told = funnel_content(funnel_log, None) | {"methods": {"one": {}}}
     plan = make_plan(validated(ComparisonConfig, told, "comparison"), tmp_path)
     [[run]] = plan.trials().values()
-    later = {"data": {"path", "labels"}, "stage_metrics": True}  # keys that did not exist when names were fixed
     content = run.config.model_dump(
-        mode="json", exclude={**later, "training": {"checkpoint_every", "keep", "track", "mlflow"}}
+        mode="json",
+        exclude={
+            "data": {"path", "labels", "length_from"},  # the last two did not exist when names were fixed
+            "stage_metrics": True,
+            "training": {"checkpoint_every", "keep", "track", "mlflow"},
+        },
     )
     text = json.dumps([content, plan.data_checksum], sort_keys=True)
     assert run.directory.name == f"fs_ranknet-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

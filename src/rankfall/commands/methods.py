@@ -66,6 +66,7 @@ PAPERS = {
     "Student 1908": '"The Probable Error of a Mean". Biometrika 1908',
     "Welch 1947": "\"The Generalization of Student's Problem when Several Different Population Variances are "
     'Involved". Biometrika 1947',
+    "Satterthwaite 1946": '"An Approximate Distribution of Estimates of Variance Components". Biometrics Bulletin 1946',
     "Efron and Tibshirani 1993": '"An Introduction to the Bootstrap". Chapman & Hall 1993',
     "Holm 1979": '"A Simple Sequentially Rejective Multiple Test Procedure". Scandinavian Journal of Statistics 1979',
     "Huang et al. 2013": '"Learning Deep Structured Semantic Models for Web Search using Clickthrough Data". CIKM 2013',

@@ -62,7 +62,8 @@ def pirank_ndcg_loss(
             default of `sort`.
         sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
         straight_through: Whether the value is that of the hard permutation, with the gradient of the soft one, as in
-            the published code. Equal scores share their ranks.
+            the published code. The loss is linear in the permutation, so the gradient, and with it the trained model,
+            is the same as without. Equal scores share their ranks.
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
     Returns:
@@ -117,7 +118,8 @@ def pirank_arp_loss(
             default of `sort`.
         sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
         straight_through: Whether the value is that of the hard permutation, with the gradient of the soft one, as in
-            the published code. Equal scores share their ranks.
+            the published code. The loss is linear in the permutation, so the gradient, and with it the trained model,
+            is the same as without. Equal scores share their ranks.
         variant: ``"sound"`` divides by the sum of all labels, so that the value is the ARP if k is the length of the
             list. ``"published"`` divides by the sum of the first k labels, as the equation is printed.
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.

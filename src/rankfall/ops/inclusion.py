@@ -108,8 +108,8 @@ class Operator:
             k: Number of items to select, at least 1.
             mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
         """
-        if self.name in _THRESHOLDS:
-            options = dict(self.options)
+        options = dict(self.options)
+        if self.name in _THRESHOLDS and options.pop("variant", "sound") == "sound":
             kind = _THRESHOLDS[self.name](options.pop("p", 2))
             return log_threshold_topk(kind, scores, k, options.pop("tau", 1.0), mask)
         if self.normalised and self._lazy and not self.options.get("gumbel_samples"):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import torch
+
+from rankfall._lists import check_choice, check_scores
 from rankfall.ops._threshold import threshold_topk
 
 if TYPE_CHECKING:
@@ -17,6 +20,7 @@ def sparse_topk(
     *,
     tau: float | Tensor = 1.0,
     p: float = 2,
+    variant: Literal["sound", "published"] = "sound",
     mask: Bool[Tensor, "*batch n"] | None = None,
 ) -> Float[Tensor, "*batch n"]:
     r"""Soft top-k by projection, with exact zeros and ones, whose values sum to k (Sparse top-k).
@@ -34,6 +38,9 @@ def sparse_topk(
         tau: Positive temperature: a number, a scalar tensor, or one value per list ``(..., 1)``. The smaller it is,
             the closer the result is to the hard one.
         p: Norm of the regulariser: 2 (Euclidean projection) or 4/3 (smoother).
+        variant: ``"sound"`` is the formula. ``"published"`` is the Sparse Top-K row of DFTopK, table 1, as far as the
+            defect of its code is known: the result goes through a sigmoid twice, so that all probabilities are between
+            0.622 and 0.675. In LCRON on a small simulated log, joint recall is .153 with it, .264 without (one seed).
         mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
 
     Returns:
@@ -50,7 +57,14 @@ def sparse_topk(
         >>> sparse_topk(torch.tensor([2.0, 1.5, 0.0]), 1)
         tensor([0.7500, 0.2500, 0.0000])
     """
-    return threshold_topk(sparse_kind(p), scores, k, tau, mask)
+    check_choice("variant", variant, ("sound", "published"))
+    x = threshold_topk(sparse_kind(p), scores, k, tau, mask)
+    if variant == "sound":
+        return x
+    _, mask = check_scores(scores, mask)
+    real = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
+    some_are_dropped = real.sum(-1, keepdim=True) > k
+    return torch.where(real & some_are_dropped, x.sigmoid().sigmoid(), x)
 
 
 def sparse_kind(p: float) -> str:

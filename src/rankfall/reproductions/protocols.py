@@ -212,7 +212,14 @@ def cascade_config(
     return ComparisonConfig.model_validate(content)
 
 
-def stream_config(protocol: CascadeProtocol, data: LogData, methods: Sections, *, seeds: Sequence[int]) -> StreamConfig:
+def stream_config(
+    protocol: CascadeProtocol,
+    data: LogData,
+    methods: Sections,
+    *,
+    seeds: Sequence[int],
+    lists: Mapping[str, Any] | None = None,
+) -> StreamConfig:
     """Return a stream over all days of the data, tested on every day but the first.
 
     Args:
@@ -220,13 +227,15 @@ def stream_config(protocol: CascadeProtocol, data: LogData, methods: Sections, *
         data: The log.
         methods: Section of each method.
         seeds: Seeds of the training runs.
+        lists: Options of the ``data`` section: length of test lists, random negatives.
 
     Raises:
         ValueError: Lists are too short for the first stage.
     """
+    lists = lists or {}
     content = {
-        "data": {"path": str(data.path), "days": f"{data.train[0]}..{data.test}", **protocol.data},
-        **_cascade_sections(protocol, data),
+        "data": {"path": str(data.path), "days": f"{data.train[0]}..{data.test}", **protocol.data, **lists},
+        **_cascade_sections(protocol, data, lists.get("length")),
         "methods": methods,
         "seeds": seeds,
     }

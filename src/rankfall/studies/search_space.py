@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from rankfall.studies.results import Settings
 
 COMPLETIONS = 20  # tries to find a configuration in which a value is allowed
-_MEASURED = "data.path, data.valid, data.length, relevant, training.metric and the names and quotas of stages"
+_MEASURED = (
+    "data.path, data.valid, data.length, data.length_from, relevant, training.metric and the names and quotas of stages"
+)
 
 
 class Range(Section):

@@ -304,6 +304,7 @@ def measuring_loader(
         window=max(settings.window, settings.batch),
         shuffle=False,
         length=config.data.length,
+        negatives_from=config.data.length_from,
         first_days=first_days,
     )
 

@@ -142,11 +142,12 @@ def _measured(reproduction: ObjectiveRuntime, data: LogData, costs: Mapping[str,
 def _published(reproduction: ObjectiveRuntime) -> Sheet:
     figures = _figures(reproduction)
     baseline = figures[reproduction.baseline]
-    rows = [
-        [name, *(text for column, value in row.items() for text in (f"{value:g}", f"{value / baseline[column]:.2f}"))]
-        for name, row in figures.items()
-    ]
+
+    def cells(row: Mapping[str, float], column: str) -> list[str]:
+        return [f"{row[column]:g}", f"{row[column] / baseline[column]:.2f}"] if column in row else ["-", "-"]
+
     (time, memory), other = reproduction.published.metrics, reproduction.baseline
+    rows = [[name, *cells(row, time), *cells(row, memory)] for name, row in figures.items()]
     columns = ["method", time, f"time / {other}", memory, f"memory / {other}"]
     return Sheet(f"published: {reproduction.title}", columns, rows)
 
@@ -160,7 +161,8 @@ def _figure(reproduction: ObjectiveRuntime, data: LogData, costs: Mapping[str, C
         ours = {"time": cost.seconds / baseline.seconds, "memory": cost.relative_peak(baseline)}
         rows += [{"method": name, "source": data.name, "metric": key, "value": value} for key, value in ours.items()]
     for name, row in figures.items():
-        ratios = [value / printed[column] for column, value in row.items()]
-        for key, value in zip(("time", "memory"), ratios, strict=True):
-            rows.append({"method": name, "source": "published", "metric": key, "value": value})
+        for key, column in zip(("time", "memory"), reproduction.published.metrics, strict=True):
+            if column in row:
+                ratio = row[column] / printed[column]
+                rows.append({"method": name, "source": "published", "metric": key, "value": ratio})
     return Dots(rows, title=f"{reproduction.title}: cost of training relative to {reproduction.baseline}", costs=True)

@@ -31,7 +31,8 @@ def run(reproduction: ObjectiveStream, task: Task) -> Report:
     protocol = reproduction.protocol
     data = task.log(protocol.platform)
     sections = method_sections(reproduction.methods, CASCADE_RATES, tune=False)
-    config = stream_config(protocol, data, sections, seeds=task.cascade_seeds[: reproduction.seeds])
+    seeds = task.cascade_seeds[: reproduction.seeds]
+    config = stream_config(protocol, data, sections, seeds=seeds, lists=reproduction.lists)
     directory = f"stream-{len(data.train) + 2}x{data.train_impressions}-{task.seed}"
     result = _stream(task, config, task.out / directory)
     curves = curves_of(result)

@@ -44,10 +44,14 @@ from rankfall.reproductions.paper_schema.on_lists import (
     TrainingCurves,
 )
 from rankfall.reproductions.paper_schema.on_operators import (
+    GradientConflict,
     GradientSigns,
     SortRuntime,
     SortTree,
     SurvivalBounds,
+    SyntheticLists,
+    TemperatureEffect,
+    TopkRuntime,
     TrainingSteps,
 )
 from rankfall.reproductions.paper_schema.paper_file import DRIVERS, PaperFile, Statement
@@ -72,6 +76,7 @@ __all__ = [
     "Column",
     "CutoffTransfer",
     "Cutoffs",
+    "GradientConflict",
     "GradientSigns",
     "Kind",
     "LengthTransfer",
@@ -102,8 +107,11 @@ __all__ = [
     "StageProtocol",
     "Statement",
     "SurvivalBounds",
+    "SyntheticLists",
     "TableOfMethods",
+    "TemperatureEffect",
     "Time",
+    "TopkRuntime",
     "TrainingCurves",
     "TrainingSteps",
     "fill",

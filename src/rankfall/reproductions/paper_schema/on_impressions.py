@@ -47,7 +47,7 @@ class ObjectiveSweep(Reproduction):
 
     Attributes:
         variable: Name of the variable.
-        metric: The metric that is compared.
+        metric: The metric that is drawn. Tables show all published ones.
         lists: Options of the ``data`` section: length of test lists, random negatives.
         seeds: Largest number of seeds.
         quick_points: Largest number of values in runs that do not use all of them.
@@ -104,6 +104,7 @@ class ObjectiveStream(Reproduction):
 
     Attributes:
         metric: The metric of the curves.
+        lists: Options of the ``data`` section: length of test lists, random negatives.
         seeds: Largest number of seeds.
         leader: The method whose lead is reported.
         phases: Days of the first and of the later phase that the paper describes.
@@ -115,6 +116,7 @@ class ObjectiveStream(Reproduction):
     protocol: CascadeProtocol
     methods: list[Method] = Field(min_length=1)
     metric: Literal["joint_recall"] = "joint_recall"
+    lists: Options = Field(default_factory=dict)
     seeds: Positive | None = None
     leader: str
     phases: Annotated[list[Positive], Field(min_length=2, max_length=2)]

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rankfall._yaml_config import Section
 from rankfall.reproductions.paper_schema.methods import Options
-from rankfall.reproductions.paper_schema.printed import Number, Positive
+from rankfall.reproductions.paper_schema.printed import Number, Positive, PublishedSweep
 from rankfall.reproductions.paper_schema.reproduction import Kind, Reproduction
 
 
@@ -102,3 +102,72 @@ class SurvivalBounds(Reproduction):
     operators: list[Options] = Field(min_length=1)
     correlations: list[Annotated[Number, Field(ge=-1, le=1)]] = Field(min_length=1)
     lists: Positive
+
+
+class TopkRuntime(Reproduction):
+    """Time of soft top-k operators by the length of lists, for k = n/2, beside published times.
+
+    Attributes:
+        lists: Lists that a pass computes at once.
+        operators: For each printed row, the operator as `rankfall bench ops` names it.
+        published: Published milliseconds by operator and length.
+    """
+
+    data: ClassVar[Kind] = "operators"
+
+    driver: Literal["topk_runtime"]
+    lists: Positive
+    operators: dict[str, str] = Field(min_length=1)
+    published: PublishedSweep
+
+
+class SyntheticLists(Section):
+    """Lists with normally distributed scores, to which `shift` is added for relevant items.
+
+    Attributes:
+        lists: Number of lists.
+        items: Items per list.
+        relevant: Relevant items per list.
+        shift: Mean score of relevant items; that of the others is 0.
+    """
+
+    lists: Positive = 1000
+    items: Positive = 40
+    relevant: Positive = 10
+    shift: float = 1.0
+
+
+class GradientConflict(Reproduction):
+    """Items that a loss pushes to the wrong side, by operator and number of selected items.
+
+    Attributes:
+        lists: The lists that gradients are taken on.
+        ks: Numbers of selected items.
+        operators: Options of `rankfall.ops.topk` for each operator and gradient, by the name in tables.
+    """
+
+    data: ClassVar[Kind] = "operators"
+
+    driver: Literal["gradient_conflict"]
+    lists: SyntheticLists
+    ks: list[Positive] = Field(min_length=1)
+    operators: dict[str, Options] = Field(min_length=1)
+
+
+class TemperatureEffect(Reproduction):
+    """Distance of a soft top-k to the hard one and size of its gradient, by temperature.
+
+    Attributes:
+        lists: The lists that gradients are taken on.
+        k: Number of selected items.
+        operator: Name of the operator.
+        taus: Temperatures.
+    """
+
+    data: ClassVar[Kind] = "operators"
+
+    driver: Literal["temperature_effect"]
+    lists: SyntheticLists
+    k: Positive
+    operator: str
+    taus: list[Number] = Field(min_length=2)

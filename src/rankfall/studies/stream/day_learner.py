@@ -149,7 +149,7 @@ def check_begun(config: CascadeConfig, out: Path, log: ImpressionLog) -> None:
 def _check_pool(config: CascadeConfig, log: ImpressionLog, days: Iterable[str]) -> None:
     """Raise if items are drawn and a day of the stream is missing: other items would be drawn than before."""
     data = config.data
-    drawn = (data.negatives and data.negatives_from == "items") or data.length is not None
+    drawn = (data.negatives and data.negatives_from == "items") or (data.length and data.length_from == "items")
     missing = [day for day in days if day not in log.days]
     if drawn and missing:
         name = "negatives" if data.negatives else "length"

@@ -67,6 +67,11 @@ class LogConfig(Section):
     length: Count | None = Field(
         default=None, description="Length of validation and test lists, filled up with random items."
     )
+    length_from: Literal["items", "batch"] = Field(
+        default="items",
+        description="Pool of the random items of `length`, as for negatives_from. Lists that are filled up from the "
+        "batch depend on training.batch.",
+    )
     labels: Literal["full", "published", "rank"] = Field(
         default="full",
         description="Grades that objectives are trained with: the full-stage grades of the log, those of LCRON's "

@@ -79,7 +79,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
     def measured(self) -> list[Any]:
         """Return the values of the configuration that decide what validation measures."""
         data = self.config.data
-        return [data.path, data.valid, data.length, self.funnel, self.metric]
+        return [data.path, data.valid, data.length, data.length_from, self.funnel, self.metric]
 
     def with_defaults(self) -> dict[str, Any]:
         """Return the content of the configuration with every option of models and objective written out."""
