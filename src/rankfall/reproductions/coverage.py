@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rankfall.reproductions.catalogue import Paper
     from rankfall.reproductions.paper_schema import Reproduction, Statement
 
+STATES = ("runs", "done", "tested", "differs", "unavailable")
 HEAD = """# Coverage of the papers
 
 This page lists every table, figure, equation and protocol of the five papers. `make docs` generates it from the files
@@ -27,7 +28,8 @@ how tables are run.
 |---|---|
 | *runs* | a command measures it and prints it beside the published numbers |
 | *done* | the library has it as the paper states it |
-| *differs* | the library has it, with the stated difference |
+| *tested* | a command or a test checks the claim; the outcome is stated where it is clear |
+| *differs* | the library has it, or the claim holds, with the stated difference |
 | *unavailable* | it needs data or traffic that nobody outside has; printed numbers are shown |
 """
 
@@ -43,12 +45,12 @@ def _summary() -> str:
             f"[{paper.name}](#{_anchor(paper.name)})",
             f"{len(paper.reproductions)}",
             f"{sum(_numbers(one) for one in paper.reproductions):,}",
-            *(f"{_states(paper).count(state)}" for state in ("runs", "done", "differs", "unavailable")),
+            *(f"{_states(paper).count(state)}" for state in STATES),
         ]
         for paper in papers()
     ]
-    columns = ["paper", "tables and figures", "printed numbers", "runs", "done", "differs", "unavailable"]
-    return _table(columns, rows, "|---|" + "---:|" * 6)
+    columns = ["paper", "tables and figures", "printed numbers", *STATES]
+    return _table(columns, rows, "|---|" + "---:|" * (len(columns) - 1))
 
 
 def _section(paper: Paper) -> str:
@@ -80,7 +82,11 @@ def _reproduction_row(one: Reproduction) -> list[str]:
 
 def _statement_row(one: Statement) -> list[str]:
     where = f"`{one.where}`" if one.where else ""
-    return [one.place, one.what, one.state, "; ".join(part for part in (where, one.note) if part)]
+    return [one.place, one.what, _state(one), "; ".join(part for part in (where, one.note) if part)]
+
+
+def _state(one: Statement) -> str:
+    return "tested" if one.kind == "claim" and one.state == "done" else one.state
 
 
 def _numbers(one: Reproduction) -> int:
@@ -93,7 +99,7 @@ def _numbers(one: Reproduction) -> int:
 
 def _states(paper: Paper) -> list[str]:
     reproduced = ["unavailable" if isinstance(one, PublishedOnly) else "runs" for one in paper.reproductions]
-    return reproduced + [one.state for one in paper.statements]
+    return reproduced + [_state(one) for one in paper.statements]
 
 
 def _anchor(title: str) -> str:

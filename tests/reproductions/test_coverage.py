@@ -1,0 +1,60 @@
+"""The page of what the papers contain: it is up to date, complete, and every name and command on it exists."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from rankfall.reproductions.catalogue import papers, reproductions
+from rankfall.reproductions.coverage import page
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "coverage.md"
+STATEMENTS = [(paper.name, statement) for paper in papers() for statement in paper.statements]
+
+# tables and figures with content that can be measured or shown, counted in the papers
+EXPECTED = {
+    "arf": {"table": range(2, 10), "figure": range(2, 7)},
+    "lambdaloss": {"table": range(1, 3), "figure": range(1, 2)},
+    "pirank": {"table": range(1, 2), "figure": range(5, 8)},
+    "lcron": {"table": range(2, 13), "figure": range(2, 3)},
+    "dftopk": {"table": range(1, 7), "figure": range(2, 6)},
+}
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == page(), "run `make docs`"
+
+
+def test_every_table_and_figure_has_an_entry() -> None:
+    expected = {
+        f"{paper}-{kind}{number}"
+        for paper, kinds in EXPECTED.items()
+        for kind, numbers in kinds.items()
+        for number in numbers
+    }
+    assert expected <= reproductions().keys()
+
+
+@pytest.mark.parametrize(("paper", "statement"), STATEMENTS, ids=lambda one: getattr(one, "place", one))
+def test_names_and_commands_exist(paper: str, statement: object) -> None:
+    text = f"{getattr(statement, 'where', '')} {getattr(statement, 'note', '')}"
+    for name in re.findall(r"rankfall reproduce ([a-z]+-\S+)", text):
+        assert name.rstrip(".,;`") in reproductions(), (paper, statement)
+    for name in re.findall(r"\brankfall(?:\.\w+)+", text):
+        assert _exists(name), (paper, statement)
+
+
+def _exists(name: str) -> bool:
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for attribute in parts[length:]:
+            found = getattr(found, attribute, None)
+        return found is not None
+    return False
