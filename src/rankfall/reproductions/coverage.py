@@ -64,7 +64,10 @@ def _section(paper: Paper) -> str:
     ]
     for kind, title in (("equation", "Equations"), ("protocol", "Protocols"), ("claim", "Claims")):
         if rows := [_statement_row(one) for one in paper.statements if one.kind == kind]:
-            parts += [f"### {paper.name}: {title.lower()}\n", _table(["place", "states", "state", "where"], rows)]
+            parts += [
+                f"### {paper.name}: {title.lower()}\n",
+                _table(["place", "states", "state", "where", "note"], rows),
+            ]
     return "\n".join(parts)
 
 
@@ -81,8 +84,7 @@ def _reproduction_row(one: Reproduction) -> list[str]:
 
 
 def _statement_row(one: Statement) -> list[str]:
-    where = f"`{one.where}`" if one.where else ""
-    return [one.place, one.what, _state(one), "; ".join(part for part in (where, one.note) if part)]
+    return [one.place, one.what, _state(one), f"`{one.where}`" if one.where else "", one.note]
 
 
 def _state(one: Statement) -> str:
