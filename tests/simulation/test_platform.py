@@ -255,7 +255,7 @@ def test_noisy_early_stages(lived: tuple[Platform, list[ServedPortion]]) -> None
     portion = portions[-1]
     parts = portion.parts
 
-    def scores(**changes: float) -> Scores:
+    def scores(**changes: Any) -> Scores:
         preset = replace(TINY, production=replace(TINY.production, **changes))
         models = Models(preset, platform.users, platform.items, FIRST_DAY)
         return models.score(np.random.default_rng(7), portion.requests, portion.candidates, parts)
