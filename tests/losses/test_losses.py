@@ -910,6 +910,18 @@ def test_a_cold_label_permutation_is_the_hard_one() -> None:
     )
 
 
+def test_without_ties_both_orders_of_ties_are_the_same_numbers() -> None:
+    scores, _ = random_lists(4, 9, seed=55, dtype=torch.float32)
+    labels = torch.stack([torch.randperm(9, generator=torch.Generator().manual_seed(i)) for i in range(4)]).float()
+    mask = random_mask(4, 9, seed=56)
+    average, position = (
+        value_and_gradient("sort_cross_entropy_loss", scores, labels, mask=mask, ties=ties)
+        for ties in ("average", "position")
+    )
+    assert torch.equal(average[0], position[0])
+    assert torch.equal(average[1], position[1])
+
+
 @pytest.mark.witness("limit", "topk_bce_loss")
 def test_a_cold_inclusion_costs_nothing_in_the_right_order() -> None:
     topk = ops.topk("dftopk", tau=1e-3)

@@ -39,12 +39,17 @@ TAU, TEMPERATURE, ALPHA, MIX = 50.0, 0.5, 0.25, 0.25
 
 def lcron(scores: list[Tensor], grades: Tensor, relevance: Tensor) -> Tensor:
     """LCRON (eq. 11-13): L_e2e at weight 1, and L_single of each stage at the start of its trained weight, 1."""
-    shares = [_shares(stage, RELEVANT) for stage in scores]
+    singles = [_cross_entropy(relevance, *_shares(stage, RELEVANT)) / 2 for stage in scores]
+    return end_to_end(scores, grades, relevance) + torch.stack(singles).sum()
+
+
+def end_to_end(scores: list[Tensor], grades: Tensor, relevance: Tensor) -> Tensor:
+    """L_e2e of LCRON (eq. 11): p from the first rows, and 1 - p from the product over the other rows alone."""
     passed, kept = torch.ones_like(relevance), torch.ones_like(relevance)
-    for p, d in shares:
+    for stage in scores:
+        p, d = _shares(stage, RELEVANT)
         passed, kept = passed * p, kept * (1 - d)
-    end_to_end = _cross_entropy(relevance, passed, 1 - kept)
-    return end_to_end + torch.stack([_cross_entropy(relevance, p, d) / 2 for p, d in shares]).sum()
+    return _cross_entropy(relevance, passed, 1 - kept)
 
 
 def arf(scores: list[Tensor], grades: Tensor, relevance: Tensor) -> Tensor:
@@ -191,6 +196,12 @@ def cases() -> list[Case]:
 
     rows = [
         Case("LCRON", lcron, one.LCRON(topk=sort, variant="published", **relevant), one.LCRON(topk=sort, **relevant)),
+        Case(
+            "LCRON, L_e2e alone",
+            end_to_end,
+            one.LCRON(topk=sort, variant="published", single_weight=0, **relevant),
+            one.LCRON(topk=sort, single_weight=0, **relevant),
+        ),
         Case("ARF", arf, one.ARF(tau=TAU, variant="published", **quotas), one.ARF(tau=TAU, **quotas)),
         Case("ARF-v2", arf_v2, one.ARFv2(tau=TAU, variant="published", **quotas), one.ARFv2(tau=TAU, **quotas)),
         Case("NeuralSort", sort_ce, one.SortCE(tau=TAU, variant="published"), one.SortCE(tau=TAU)),

@@ -235,9 +235,9 @@ class ARFLoss(_AdaptiveLoss):
         variant: ``"published"`` is eq. 11 to 13 as printed: the soft permutation of the labels is the target of both
             losses, not only of the order, and both are sums.
         scale: ``"mean"`` of both losses, ``"sum"`` of both (the default of the published variant), or ``"mixed"``: the
-            sum for the recall and the mean for the order, as in the code of LCRON's baseline. The trained weight
-            balances the two losses from its start at 1. With 10 relevant of 40 items and equal scores the recall
-            counts 1, 1/4 and 10 times as much as the order.
+            sum for the recall and the mean for the order, as in the code of LCRON's baseline. The trained weight starts
+            at 1, so the scale decides the balance at the start: with 10 relevant of 40 items and equal scores, the
+            ratio of recall to order is 1, 1/4 and 10.
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
     Examples:

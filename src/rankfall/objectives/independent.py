@@ -104,8 +104,8 @@ class FSLambdaLoss(Objective):
             :func:`~rankfall.losses.lambda_loss`. Default: that of the variant.
         stages: Number of stages, at least 1.
         variant: ``"published"`` is LCRON's baseline, which follows TF-Ranking: it has the ``"heuristic"`` truncation
-            (LLK, eq. 15). On random scores of 40 items, the gradients of the two variants have a cosine of 0.49 at
-            `k` = 10 and 0.70 at `k` = 20, without `mix`. They are equal if `k` is the whole list.
+            (LLK, eq. 15). On random scores of 40 items, the gradients of the two variants have a cosine of 0.5 at `k` =
+            10 and 0.7 at `k` = 20, without `mix`. They are equal if `k` is the whole list.
     """
 
     def __init__(
@@ -300,8 +300,8 @@ class ARF(_Adaptive):
         variant: ``"published"`` is the baseline of LCRON's code: other defaults of `ties` and `scale`.
         scale: ``"mean"`` of both losses (the default of the sound variant), ``"sum"`` of both as in ARF, eq. 11 and 12,
             or ``"mixed"`` (the default of the published variant): the sum for the recall and the mean for the order, as
-            in LCRON's code. The trained weight balances the two losses from its start at 1. With 10 relevant of 40
-            items and equal scores the recall counts 1, 1/4 and 10 times as much as the order.
+            in LCRON's code. The trained weight starts at 1, so the scale decides the balance at the start: with 10
+            relevant of 40 items and equal scores, the ratio of recall to order is 1, 1/4 and 10.
     """
 
     def __init__(
@@ -355,9 +355,9 @@ class ARFv2(_Adaptive):
         ties: Hard permutation of equal grades. ``"average"`` (the default of the sound variant) is the mean over all
             their orders. ``"position"`` (the default of the published variant) puts the item that is given first before
             the others, so that the loss depends on the order of the items.
-        variant: Number of items m at which :math:`L_{single}` takes the inclusion. ``"sound"`` is `relevant`, as in
-            :class:`LCRON`. ``"published"`` is the quota of the stage (LCR, sec. 5.2), with which the loss cannot reach
-            0: the inclusion adds up to m, but only `relevant` items have the target 1.
+        variant: Number of items m at which :math:`L_{single}` takes the inclusion, and the default of `ties`.
+            ``"sound"`` is `relevant`, as in :class:`LCRON`. ``"published"`` is the quota of the stage (LCR, sec. 5.2),
+            with which the loss cannot reach 0: the inclusion adds up to m, but only `relevant` items have the target 1.
         scale: ``"mean"`` of both losses, ``"sum"`` of both, or ``"mixed"``: the sum for the inclusion and the mean for
             the order.
         quotas: Number of items that each stage keeps; must not grow from stage to stage. Needed, and used, by the
