@@ -170,6 +170,7 @@ has no witness.
 | *rax*, *scikit-learn*, *ir-measures*, *scipy* | another library |
 | *bisection*, *quadratic program*, *derivation* | another way to compute the same number |
 | *limit* | the hard metric or mask as the temperature tends to 0 |
+| *simulation* | random data with known variances |
 | *mask equivalence* | padding does not change the result |
 | *permutation* | reordered items |
 | *extremes* | scores of 1e4, ties, one item, empty lists, k >= n |

@@ -140,4 +140,5 @@ def _summary(evaluations: Mapping[str, Evaluation], seed: int) -> ComparisonResu
         unit="impressions",
         methods=summary.methods,
         tests=summary.tests,
+        verdicts=summary.verdicts,
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rankfall import metrics
-from rankfall.metrics import compare, holm, paired_test, two_sample_test
+from rankfall.metrics import compare, crossed_test, holm, paired_test, two_sample_test
 
 NAN = float("nan")
 ALTERNATIVES = ["two-sided", "greater", "less"]
@@ -171,6 +171,156 @@ def test_pairs_with_nan_are_dropped_and_counted() -> None:
     assert (two.count, two.dropped) == (18, 2)
 
 
+# --- seeds and queries ------------------------------------------------------------------------------------------
+
+
+def crossed(
+    seeds: int,
+    queries: int,
+    generator: torch.Generator,
+    *,
+    shift: float = 0.0,
+    of_seeds: float = 0.0,
+    of_queries: float = 0.02,
+    of_values: float = 0.04,
+    folds: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """Values of two methods whose components have the given variances; each fold has runs of its own."""
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.double)
+
+    common = 0.3 * normal(queries)
+
+    def method() -> Tensor:
+        runs = math.sqrt(of_seeds) * normal(seeds, folds).repeat_interleave(queries // folds, 1)
+        return (
+            common + math.sqrt(of_queries / 2) * normal(queries) + runs + math.sqrt(of_values) * normal(seeds, queries)
+        )
+
+    return method() + shift, method()
+
+
+@pytest.mark.witness("scipy", "crossed_test")
+@pytest.mark.parametrize("alternative", ALTERNATIVES)
+def test_over_queries_it_is_the_paired_test_and_over_seeds_that_of_welch(alternative: Any) -> None:
+    a, b = crossed(4, 50, torch.Generator().manual_seed(0), shift=0.05, of_seeds=0.01)
+    over_queries = crossed_test(a, b, over="queries", alternative=alternative)
+    expected = scipy.stats.ttest_rel(a.mean(0), b.mean(0), alternative=alternative)
+    assert (over_queries.statistic, over_queries.p_value) == pytest.approx((expected.statistic, expected.pvalue))
+    over_seeds = crossed_test(a, b[:3], over="seeds", alternative=alternative)
+    welch = scipy.stats.ttest_ind(a.mean(1), b[:3].mean(1), equal_var=False, alternative=alternative)
+    assert (over_seeds.statistic, over_seeds.p_value) == pytest.approx((welch.statistic, welch.pvalue))
+    assert over_seeds.freedom == pytest.approx(welch.df)
+    assert (over_seeds.count, over_seeds.dropped) == (50, 0)
+
+
+def crossed_by_sums(a: list[list[float]], b: list[list[float]], folds: list[int]) -> tuple[float, float]:
+    """Variance and degrees of freedom of the difference, written with plain sums over mean squares."""
+    total = sum(folds)
+    ranges = [range(sum(folds[:f]), sum(folds[: f + 1])) for f in range(len(folds))]
+    differences = [sum(x[i] for x in a) / len(a) - sum(x[i] for x in b) / len(b) for i in range(total)]
+    mean = sum(differences) / total
+    queries = sum((one - mean) ** 2 for one in differences) / (total - 1) / total
+    squared = queries**2 / (total - 1)
+    seeds = noise = 0.0
+    for values in (a, b):
+        runs = len(values)
+        for fold in ranges:
+            size, share = len(fold), len(fold) / total
+            cell = sum(row[i] for row in values for i in fold) / (runs * size)
+            of_run = [sum(row[i] for i in fold) / size for row in values]
+            of_query = {i: sum(row[i] for row in values) / runs for i in fold}
+            ms_runs = size * sum((one - cell) ** 2 for one in of_run) / (runs - 1)
+            rest = sum((row[i] - of_run[s] - of_query[i] + cell) ** 2 for s, row in enumerate(values) for i in fold)
+            ms_rest = rest / ((runs - 1) * (size - 1))
+            one, other = share**2 * ms_runs / (runs * size), share**2 * ms_rest / (runs * size)
+            squared += one**2 / (runs - 1) + other**2 / ((runs - 1) * (size - 1))
+            seeds, noise = seeds + one, noise + other
+    variance = max(queries + seeds - noise, queries, seeds)
+    return variance, variance**2 / squared
+
+
+@pytest.mark.witness("brute force", "crossed_test")
+@pytest.mark.parametrize("folds", [[12], [4, 8], [3, 4, 5]])
+@pytest.mark.parametrize(("seeds", "of_seeds"), [(2, 0.0), (2, 0.1), (5, 0.01)])
+def test_over_both_the_variance_is_that_of_the_mixed_model(folds: list[int], seeds: int, of_seeds: float) -> None:
+    a, b = crossed(seeds, 12, torch.Generator().manual_seed(seeds), shift=0.1, of_seeds=of_seeds)
+    variance, freedom = crossed_by_sums(a.tolist(), b.tolist(), folds)
+    found = crossed_test(a, b, folds=folds, confidence=0.9)
+    difference = float((a - b).mean())
+    assert found.difference == pytest.approx(difference)
+    assert found.freedom == pytest.approx(freedom)
+    assert found.p_value == pytest.approx(2 * scipy.stats.t.sf(abs(difference) / variance**0.5, freedom))
+    margin = scipy.stats.t.ppf(0.95, freedom) * variance**0.5
+    assert (found.low, found.high) == pytest.approx((difference - margin, difference + margin))
+
+
+@pytest.mark.witness("hand", "crossed_test")
+@pytest.mark.parametrize(("seeds", "quantile"), [(2, 4.303), (3, 2.776), (6, 2.228), (16, 2.042)])
+def test_the_interval_over_seeds_has_the_quantile_of_tables(seeds: int, quantile: float) -> None:
+    # Runs with equal variances in both methods: Welch's degrees of freedom are 2 (seeds - 1).
+    runs = torch.arange(seeds, dtype=torch.double)
+    found = crossed_test(runs[:, None].expand(-1, 2), runs[:, None].expand(-1, 2) + 1, over="seeds")
+    error = math.sqrt(2 * float(runs.var()) / seeds)
+    assert found.freedom == pytest.approx(2 * (seeds - 1))
+    assert (found.high - found.low) / 2 == pytest.approx(quantile * error, rel=2e-4)
+
+
+@pytest.mark.witness("simulation", "crossed_test")
+@pytest.mark.parametrize("folds", [1, 5])
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("share", [0.0, 1.0, 10.0])  # variance from seeds relative to that from queries
+def test_false_alarms_over_seeds_and_queries_are_rare(share: float, seeds: int, folds: int) -> None:
+    """At a level of 5 % no more than about 5 % of the tests reject; a test over queries alone rejects far more."""
+    generator = torch.Generator().manual_seed(0)
+    queries, repeats = 100, 300
+    of_seeds = share * (0.02 + 2 * 0.04 / seeds) / queries * seeds / 2 * folds
+    alarms = of_queries_only = covered = 0
+    for _ in range(repeats):
+        a, b = crossed(seeds, queries, generator, of_seeds=of_seeds, folds=folds)
+        found = crossed_test(a, b, folds=[queries // folds] * folds)
+        alarms += found.p_value < 0.05
+        covered += found.low <= 0 <= found.high
+        of_queries_only += crossed_test(a, b, over="queries").p_value < 0.05
+    assert alarms + covered == repeats
+    assert alarms <= repeats * 0.05 + 3 * (repeats * 0.05 * 0.95) ** 0.5
+    if share == 10:
+        assert of_queries_only > 0.4 * repeats
+
+
+@pytest.mark.witness("simulation", "crossed_test")
+def test_differences_are_found_over_seeds_and_queries() -> None:
+    """With five seeds the interval is not much wider than that of known components, and power is near 1 at 4 errors."""
+    generator = torch.Generator().manual_seed(0)
+    of_seeds, seeds, queries = 0.002, 5, 200
+    error = (2 * of_seeds / seeds + 0.02 / queries + 2 * 0.04 / (seeds * queries)) ** 0.5
+    found = [crossed_test(*crossed(seeds, queries, generator, of_seeds=of_seeds, shift=4 * error)) for _ in range(200)]
+    assert sum(one.p_value < 0.05 for one in found) > 0.85 * len(found)
+    widths = sorted((one.high - one.low) / 2 for one in found)
+    assert widths[len(widths) // 2] == pytest.approx(2.2 * error, rel=0.1)
+
+
+@pytest.mark.witness("hand", "crossed_test")
+def test_methods_without_randomness_differ_by_queries_only() -> None:
+    a, b = (sample.expand(3, -1) for sample in samples(30))
+    assert crossed_test(a, b).p_value == crossed_test(a, b, over="queries").p_value
+    assert crossed_test(a, b, over="seeds").p_value == 0
+    assert crossed_test(a, a).p_value == crossed_test(a, a, over="seeds").p_value == 1
+
+
+@pytest.mark.witness("hand", "crossed_test")
+def test_undefined_queries_are_dropped_from_their_folds() -> None:
+    a, b = crossed(3, 12, torch.Generator().manual_seed(1), of_seeds=0.01)
+    kept = [i for i in range(12) if i not in (0, 5, 9, 10, 11)]
+    whole = crossed_test(a[:, kept], b[:, kept], folds=[3, 4])
+    a[1, 0] = b[0, 5] = NAN
+    a[:, 9:] = NAN
+    found = crossed_test(a, b, folds=[4, 5, 3])
+    assert (found.count, found.dropped) == (7, 5)
+    assert (found.p_value, found.low) == (whole.p_value, whole.low)
+
+
 @pytest.mark.witness("hand", "holm")
 @pytest.mark.parametrize(
     ("p_values", "adjusted"),
@@ -262,6 +412,7 @@ def test_results_are_plain_numbers() -> None:
 
 
 FEW, SOME = torch.tensor([1.0]), torch.tensor([1.0, 2.0, 4.0])
+GRID = torch.stack([SOME, SOME + 1])
 
 
 @pytest.mark.parametrize(
@@ -286,6 +437,26 @@ FEW, SOME = torch.tensor([1.0]), torch.tensor([1.0, 2.0, 4.0])
         ),
         (lambda: paired_test(SOME, SOME, samples=0), ValueError, "samples must be at least 1, got 0"),
         (lambda: two_sample_test(SOME, FEW), ValueError, "b must have at least 2 values"),
+        (
+            lambda: crossed_test(SOME, SOME),
+            ValueError,
+            r"a must have the dimensions seeds and queries, got shape \(3,\)",
+        ),
+        (lambda: crossed_test(GRID, GRID[:, :2]), ValueError, "got 3 and 2 queries"),
+        (
+            lambda: crossed_test(GRID[:1], GRID),
+            ValueError,
+            "a must have at least 2 seeds, got 1: one seed says nothing",
+        ),
+        (lambda: crossed_test(GRID, GRID[:1], over="seeds"), ValueError, "b must have at least 2 seeds, got 1"),
+        (
+            lambda: crossed_test(GRID, GRID, folds=[2, 2]),
+            ValueError,
+            "folds must sum to the number of queries, 3, got 4",
+        ),
+        (lambda: crossed_test(GRID, GRID * NAN), ValueError, "at least 2 values that are not NaN, got 0"),
+        (lambda: crossed_test(GRID, GRID, over="days"), ValueError, "over must be one of"),  # type: ignore[arg-type]
+        (lambda: crossed_test([1.0], GRID), TypeError, "a must be a torch.Tensor, got list"),  # type: ignore[arg-type]
         (lambda: holm([0.1, 1.5]), ValueError, r"p_values must be in \[0, 1\]"),
         (lambda: holm([0.1, NAN]), ValueError, r"p_values must be in \[0, 1\]"),
         (lambda: holm(torch.zeros(2, 2)), ValueError, "p_values must have one dimension"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 from dataclasses import replace
@@ -10,7 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from rankfall.reporting.comparison_table import terminal_table
+from rankfall.reporting.comparison_table import csv_table, markdown_table, terminal_table
 from rankfall.studies.comparison_summary import Outcome, summarise
 from rankfall.studies.results import ComparisonResult
 
@@ -19,14 +20,22 @@ METRICS = ["joint_recall", *(f"{stage}/{what}" for stage in STAGES for what in (
 METHODS = ["BCE, all samples", "LCRON, DFTopK", "FS-LambdaLoss"]
 
 
-def comparison(queries: int) -> ComparisonResult:
+def comparison(queries: int, seeds: int = 2) -> ComparisonResult:
     generator = torch.Generator().manual_seed(0)
-    values = {method: {metric: torch.rand(2, queries, generator=generator) for metric in METRICS} for method in METHODS}
+    values = {
+        method: {metric: torch.rand(seeds, queries, generator=generator) for metric in METRICS} for method in METHODS
+    }
     chance = {metric: torch.full((queries,), 0.5) for metric in METRICS}
     outcome = Outcome(values, chance, {metric: not metric.endswith("/lost") for metric in METRICS}, [queries])
     summary = summarise(outcome)
     return ComparisonResult(
-        METRICS, [0, 1], {"all": {}}, methods=summary.methods, tests=summary.tests, incomplete=["ICC"]
+        METRICS,
+        list(range(seeds)),
+        {"all": {}},
+        methods=summary.methods,
+        tests=summary.tests,
+        incomplete=["ICC"],
+        verdicts=summary.verdicts,
     )
 
 
@@ -43,6 +52,8 @@ def test_everything_is_there_and_nothing_is_cut(width: int, queries: int) -> Non
     text = printed(result, width)
     assert "…" not in text
     assert all(len(line) <= width for line in text.splitlines())
+    text, _, tests = text.partition("joint_recall, difference to")
+    assert sum(f"{test.over_both.difference:+.4f}" in tests for test in result.verdicts if test.over_both) >= 2
     parts = text.count("method")
     for method in result.methods:
         lines = [line for line in text.splitlines() if line.startswith(method.name)]
@@ -55,8 +66,9 @@ def test_everything_is_there_and_nothing_is_cut(width: int, queries: int) -> Non
 
 def test_a_wide_terminal_has_one_part_and_a_narrow_one_keeps_stages_together() -> None:
     result = comparison(400)
-    assert printed(result, 200).count("method") == 1
-    heads = re.findall(r"^(.*)\nmethod", printed(result, 80), re.MULTILINE)
+    assert printed(result, 200).count("method") == 2  # the table, and that of the tests
+    text, _, _ = printed(result, 80).partition("joint_recall, difference to")
+    heads = re.findall(r"^(.*)\nmethod", text, re.MULTILINE)
     assert [re.findall(r"(\w+)/", head) for head in heads] == [[stage] * 3 for stage in STAGES]
 
 
@@ -64,3 +76,63 @@ def test_a_spread_is_told_of_only_where_there_is_one() -> None:
     result = comparison(400)
     assert "mean±standard deviation over 2 seeds\n" in printed(result, 120)
     assert "standard deviation" not in printed(replace(result, seeds=[0]), 120)
+
+
+def test_the_tests_of_the_main_metric_are_below_the_table() -> None:
+    result = comparison(400)
+    lines = printed(result, 200).splitlines()
+    (verdict, _) = [one for one in result.verdicts if one.metric == "joint_recall" and one.method != one.against]
+    start = next(number for number, line in enumerate(lines) if line.startswith("joint_recall, difference to"))
+    heads = re.split(r"  +", lines[start + 1].strip())
+    assert heads == ["method", "difference", "95 % interval", "p, seeds and queries", "p, seeds", "p, queries"]
+    row = next(line for line in lines[start:] if line.startswith(verdict.method))
+    assert verdict.over_both is not None
+    assert verdict.over_seeds is not None
+    tests = (verdict.over_both, verdict.over_seeds, verdict.over_queries)
+    assert row.split()[-3:] == [f"{test.adjusted_p_value:.2g}" for test in tests]
+    assert f"[{verdict.over_both.low:+.4f}, {verdict.over_both.high:+.4f}]" in row
+
+
+def test_one_seed_makes_no_claim() -> None:
+    result = comparison(400, seeds=1)
+    text = printed(result, 120)
+    assert "NO CLAIM about which is better: one seed." in text
+    assert "with these weights only" in text
+    assert "p, queries" in text
+    assert "p, seeds" not in text
+    table, _, _ = text.partition("NO CLAIM")
+    assert "<" not in table
+    assert "*" not in table
+    assert "**" not in markdown_table(result)
+    assert "\\*" not in markdown_table(result)
+
+
+def test_marks_against_a_named_method() -> None:
+    values = torch.rand(3, 400, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    noise = 0.01 * torch.randn(3, 3, 400, generator=torch.Generator().manual_seed(1), dtype=torch.double)
+    methods = {
+        "good": values + noise[0] + 0.1,
+        "old": values,
+        "same": values + noise[1],
+        "bad": values + noise[2] - 0.1,
+    }
+    outcome = Outcome({name: {"ndcg": of} for name, of in methods.items()}, {"ndcg": values[0]}, {"ndcg": True}, [400])
+    summary = summarise(outcome, against="old")
+    result = ComparisonResult(
+        ["ndcg"],
+        [0, 1, 2],
+        {"all": {}},
+        methods=summary.methods,
+        tests=summary.tests,
+        against="old",
+        verdicts=summary.verdicts,
+    )
+    marks = {line.split()[0]: line.split()[-1] for line in printed(result, 100).splitlines()[3:7]}
+    assert {name: mark for name, mark in marks.items() if mark in "+-=*<"} == {"good": "+", "old": "=", "bad": "-"}
+    text = markdown_table(result)
+    assert "= reference, old; + better; - worse; no mark: not distinguishable" in text
+    assert "ndcg, difference to old" in text
+    (line,) = [row for row in csv.DictReader(csv_table(result).splitlines()) if row["method"] == "bad"]
+    assert (line["against"], line["outcome"]) == ("old", "worse")
+    assert float(line["over_both_difference"]) == pytest.approx(-0.1, abs=0.01)
+    assert float(line["over_both_p_value"]) < 0.01

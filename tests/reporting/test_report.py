@@ -19,7 +19,7 @@ from rankfall.reporting import svg
 from rankfall.reporting.comparison_page import comparison_page
 from rankfall.reporting.files import page_of
 from rankfall.reporting.stream_page import stream_figure
-from rankfall.studies.results import ComparisonResult, RunFailure, StreamResult
+from rankfall.studies.results import ComparisonResult, RunFailure, StreamResult, Verdict
 from support.cascades import content, liked_log
 from support.command_line import run
 from support.planted import config_for, plant
@@ -343,8 +343,57 @@ def test_days_without_a_method_and_days_of_long_streams(tmp_path: Path) -> None:
 
 def test_no_p_value_is_nothing(comparison: Path) -> None:
     result = ComparisonResult.load(comparison / "comparison.json")
-    tests = [replace(test, adjusted_p_value=0.0) for test in result.tests]
-    assert "&lt;1e-99" in comparison_page(replace(result, tests=tests), title="Clear")
+    verdicts = [
+        replace(verdict, over_queries=replace(verdict.over_queries, adjusted_p_value=0.0))
+        for verdict in result.verdicts
+    ]
+    assert "&lt;1e-99" in comparison_page(replace(result, verdicts=verdicts), title="Clear")
+
+
+def tables(page: Page) -> list[list[list[str]]]:
+    return [[["".join(cell.itertext()) for cell in row] for row in one.iter("tr")] for one in page.tree.iter("table")]
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_page_shows_the_tests_and_claims_nothing_with_one_seed(seeds: int, tmp_path: Path) -> None:
+    result = compared(seeds=seeds, stages=[])
+    found = read(result, tmp_path)
+    rows = next(table for table in tables(found) if table[0][1] == "difference")
+    others = [one for one in result.verdicts if one.method != one.against]
+    assert [row[0] for row in rows[1:]] == [one.method for one in others]
+    heads = ["p, seeds and impressions", "p, seeds"] if seeds > 1 else []
+    assert rows[0][3:] == [*heads, "p, impressions"]
+    for row, verdict in zip(rows[1:], others, strict=True):
+        tests = [test for test in (verdict.over_both, verdict.over_seeds, verdict.over_queries) if test is not None]
+        assert float(row[1]) == pytest.approx(tests[0].difference, abs=6e-5)
+        assert [float(cell) for cell in row[3:]] == pytest.approx([test.adjusted_p_value for test in tests], rel=0.06)
+    assert ("NO CLAIM" in found.words) == (seeds == 1)
+    assert ("Bold: best mean" in found.words) == (seeds > 1)
+    assert any(" *" in cell for row in found.table("method") for cell in row) == (seeds > 1)
+
+
+def test_a_page_says_what_the_reference_is_compared_with(tmp_path: Path) -> None:
+    result = replace(compared(stages=[]), against="BCE")
+    outcomes = ("reference", "better", "worse", "not distinguishable")
+    verdicts = [
+        Verdict.from_json({**one.to_json(), "against": "BCE", "outcome": outcome})
+        for one, outcome in zip(result.verdicts, outcomes, strict=True)
+    ]
+    words = read(replace(result, verdicts=verdicts), tmp_path).words
+    names = [method.name for method in result.methods]
+    assert "BCE is the reference, with joint_recall" in words
+    assert f"Better over seeds and impressions: {names[1]}." in words
+    assert f"Worse over seeds and impressions: {names[2]}." in words
+    assert f"Not distinguishable from it: {names[3]}." in words
+    assert "= reference, BCE; + better; - worse" in words
+
+
+def test_a_file_without_verdicts_says_how_to_get_them(tmp_path: Path) -> None:
+    content = compared(stages=[]).to_json()
+    del content["verdicts"], content["pairs"]
+    found = read(ComparisonResult.from_json(content), tmp_path)
+    assert "No tests over seeds in this file: run the same command again" in found.words
+    assert not any("*" in cell for row in found.table("method") for cell in row)
 
 
 # --- the command --------------------------------------------------------------------------------------------------

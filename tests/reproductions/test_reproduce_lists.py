@@ -28,7 +28,7 @@ from rankfall.reproductions.generated_lists import LONGEST, SHORTEST, generate_l
 from rankfall.reproductions.list_data import DataSource, find, prepare
 from rankfall.reproductions.paper_schema import LossComparison, Method
 from rankfall.reproductions.protocols import LIST_RATES, MANY_LISTS, list_config, method_sections, oracle
-from rankfall.reproductions.published_table import agreement, format_value
+from rankfall.reproductions.published_table import format_value
 from rankfall.reproductions.task import FULL, QUICK, Report, Size, Task
 from rankfall.training.scoring import measure
 from support.command_line import run as cli
@@ -101,12 +101,6 @@ def test_published_winners(name: str, source: str, winners: list[str]) -> None:
         sign = 1 if parse(metric).higher_is_better else -1
         found.append(max(values, key=lambda method: sign * values[method][metric]))
     assert found == winners
-
-
-def test_agreement_counts_pairs_that_are_apart_in_the_paper() -> None:
-    theirs = {"a": 3.0, "b": 2.0, "c": 2.0, "not here": 9.0}
-    assert str(agreement({"a": 0.1, "b": 0.3, "c": 0.05}, theirs)) == "1/2"
-    assert str(agreement({"a": 0.1, "b": 0.1, "c": 0.1}, theirs)) == "0/2"
 
 
 def test_figures_are_shown_as_papers_print_them() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 import json
 import math
 import shutil
@@ -23,6 +24,7 @@ from scipy import stats
 
 from rankfall._yaml_config import ConfigError
 from rankfall.data import RankingData, Recipe, prepare_letor
+from rankfall.metrics import holm
 from rankfall.reporting.comparison_table import csv_table, markdown_table
 from rankfall.reporting.files import write_comparison
 from rankfall.studies import compare as comparing
@@ -192,21 +194,135 @@ def test_marks_are_those_of_one_sided_tests_with_holm(higher: bool) -> None:
             assert test.significantly_worse == (adjusted[test.method] < 0.05)
 
 
+def seeded(seeds: int, *, spread: float = 0.01, queries: int = 60) -> dict[str, Tensor]:
+    """Values of four methods; a common shift of each run makes seeds differ by `spread`."""
+    generator = torch.Generator().manual_seed(0)
+    base = torch.rand(queries, generator=generator, dtype=torch.double)
+    shifts = {"best": 0.0, "near": -0.005, "mid": -0.04, "far": -0.3}
+    noise = torch.randn(len(shifts), seeds, queries + 1, generator=generator, dtype=torch.double)
+    return {
+        name: base + shift + spread * of[:, :1] + 0.02 * of[:, 1:]
+        for (name, shift), of in zip(shifts.items(), noise, strict=True)
+    }
+
+
+def welch_p_value(a: Tensor, b: Tensor) -> float:
+    return float(stats.ttest_ind(a.mean(1), b.mean(1), equal_var=False).pvalue)
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_verdicts_on_the_best_are_corrected_for_all_pairs(higher: bool) -> None:
+    values = {name: of if higher else -of for name, of in seeded(3).items()}
+    result = summarise(outcome_of(values, [60], higher))
+    p_values = {pair: welch_p_value(values[pair[0]], values[pair[1]]) for pair in itertools.combinations(values, 2)}
+    ranked = sorted(p_values, key=lambda pair: p_values[pair])
+    adjusted = {
+        pair: max(p_values[one] * (6 - i) for i, one in enumerate(ranked[: ranked.index(pair) + 1])) for pair in ranked
+    }
+    assert [verdict.method for verdict in result.verdicts] == list(values)
+    for verdict in result.verdicts:
+        assert verdict.against == "best"
+        assert verdict.over_seeds is not None
+        if verdict.method != "best":
+            pair = ("best", verdict.method)
+            assert verdict.over_seeds.p_value == pytest.approx(p_values[pair])
+            assert verdict.over_seeds.adjusted_p_value == pytest.approx(min(1.0, adjusted[pair]))
+            difference = float((values[verdict.method] - values["best"]).mean())
+            assert verdict.over_seeds.difference == pytest.approx(difference)
+            assert verdict.over_seeds.low < difference < verdict.over_seeds.high
+    outcomes = {verdict.method: verdict.outcome for verdict in result.verdicts}
+    assert outcomes == {"best": "reference", "near": "not distinguishable", "mid": "worse", "far": "worse"}
+    assert [(pair.first, pair.second) for pair in result.pairs] == list(p_values)
+    both = {(pair.first, pair.second): pair for pair in result.pairs}
+    verdict = next(one for one in result.verdicts if one.method == "mid")
+    assert verdict.over_both is not None
+    assert verdict.over_both.adjusted_p_value == both["best", "mid"].adjusted_p_value
+    assert verdict.over_both.low == -both["best", "mid"].high
+
+
+def test_verdicts_against_a_named_method_are_corrected_for_its_tests_only() -> None:
+    values = seeded(3)
+    result = summarise(outcome_of(values, [60]), against="near")
+    p_values = [welch_p_value(values[name], values["near"]) for name in ("best", "mid", "far")]
+    adjusted = holm(p_values).tolist()
+    found = [verdict.over_seeds for verdict in result.verdicts if verdict.method != "near"]
+    assert [test.adjusted_p_value for test in found if test] == pytest.approx(adjusted)
+    outcomes = {verdict.method: verdict.outcome for verdict in result.verdicts}
+    assert outcomes == {"best": "not distinguishable", "near": "reference", "mid": "worse", "far": "worse"}
+    against = {
+        verdict.method: verdict.outcome for verdict in summarise(outcome_of(values, [60]), against="far").verdicts
+    }
+    assert against["best"] == "better"
+
+
+def test_a_difference_of_seeds_is_no_difference_of_methods() -> None:
+    """Runs that differ by luck: a test over queries sees methods apart, the verdict does not."""
+    result = summarise(outcome_of(seeded(3, spread=0.2), [60]))
+    assert any(test.significantly_worse for test in result.tests)
+    verdicts = [verdict for verdict in result.verdicts if verdict.outcome != "reference"]
+    assert all(verdict.over_queries.adjusted_p_value < 0.01 for verdict in verdicts)
+    assert {verdict.outcome for verdict in verdicts} == {"not distinguishable"}
+
+
+def test_equal_methods_are_rarely_told_apart() -> None:
+    """The best of several equal methods is chosen by the same data; the correction for all pairs allows for that."""
+    generator = torch.Generator().manual_seed(0)
+    repeats, methods, seeds, queries = 80, 4, 5, 40
+    false = false_over_queries = 0
+    for _ in range(repeats):
+        noise = torch.randn(methods, seeds, queries + 1, generator=generator, dtype=torch.double)
+        values = {str(number): 0.15 * of[:, :1] + 0.5 * of[:, 1:] for number, of in enumerate(noise)}
+        result = summarise(outcome_of(values, [queries]))
+        false += any(verdict.outcome == "worse" for verdict in result.verdicts)
+        false_over_queries += any(test.significantly_worse for test in result.tests)
+    assert false <= repeats * 0.05 + 3 * (repeats * 0.05 * 0.95) ** 0.5
+    assert false_over_queries > 0.3 * repeats
+
+
+def test_one_seed_has_tests_over_queries_and_no_verdict() -> None:
+    result = summarise(outcome_of(seeded(1), [60]))
+    assert {verdict.outcome for verdict in result.verdicts} == {"no claim"}
+    assert all(verdict.over_seeds is verdict.over_both is None for verdict in result.verdicts)
+    assert result.verdicts[-1].over_queries.p_value < 1e-6
+    assert result.pairs == []
+
+
+def test_runs_of_a_fold_are_compared_with_each_other() -> None:
+    """Folds of different difficulty do not make runs differ."""
+    values = seeded(2)
+    harder = torch.cat([torch.zeros(30), torch.full((30,), -0.5)]).double()
+    easy, hard = (
+        {test.method: test.over_both for test in summarise(outcome_of(of, [30, 30])).verdicts}
+        for of in (values, {name: of + harder for name, of in values.items()})
+    )
+    for name, test in easy.items():
+        other = hard[name]
+        assert test is not None
+        assert other is not None
+        assert test.p_value == pytest.approx(other.p_value)
+
+
 def table_of(values: dict[str, Tensor]) -> ComparisonResult:
-    queries = next(iter(values.values())).shape[-1]
+    seeds, queries = next(iter(values.values())).shape
     summary = summarise(outcome_of(values, [queries]))
     return ComparisonResult(
-        ["m"], [0], {"all": {}}, methods=summary.methods, tests=summary.tests, incomplete=["broken"]
+        ["m"],
+        list(range(seeds)),
+        {"all": {}},
+        methods=summary.methods,
+        tests=summary.tests,
+        incomplete=["broken"],
+        verdicts=summary.verdicts,
     )
 
 
 def test_table_marks_the_best_and_the_close() -> None:
-    noise = torch.linspace(0.0, 0.4, 400, dtype=torch.double)
-    result = table_of({"best": noise[None] + 0.5, "close": noise.flip(0)[None] + 0.499, "far": noise[None] + 0.1})
+    noise = torch.linspace(0.0, 0.4, 400, dtype=torch.double).expand(2, -1)
+    result = table_of({"best": noise + 0.5, "close": noise.flip(1) + 0.499, "far": noise + 0.1})
     text = markdown_table(result)
-    assert "| best | **.700** |" in text
-    assert "| close | .699 \\* |" in text
-    assert "| far | .300 |" in text
+    assert "| best | **.700±.000** |" in text
+    assert "| close | .699±.000 \\* |" in text
+    assert "| far | .300±.000 |" in text
     assert "| broken | failed |" in text
     assert "| chance | .250 |" in text
     assert [row[0] for row in csv.reader(csv_table(result).splitlines())] == ["method", "best", "close", "far"]
@@ -651,6 +767,7 @@ def test_a_trial_that_fails_is_not_chosen(compare: Callable[..., ComparisonResul
         ),
         ({"metrics": ["ndgc"]}, "ndcg"),
         ({"seeds": [1, 1]}, "contain a seed twice"),
+        ({"against": "rigde"}, "against: found 'rigde', expected one of the methods, did you mean 'ridge'"),
         ({"data": {}}, "data.path"),
         ({"folds": None}, "train is missing"),
         ({"folds": {"one": {"train": ["A"], "valid": ["B"], "test": ["Z"]}}}, "no split 'Z'"),
@@ -674,6 +791,24 @@ def test_wrong_configurations_say_where(
     assert not (tmp_path / "out").exists()
 
 
+def test_command_tests_against_a_named_method(
+    write: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = write(), tmp_path / "out"
+    assert run_command("compare", str(path), "--out", str(out)) == 0
+    best = json.loads((out / "comparison.json").read_text())
+    assert "against" not in best
+    capsys.readouterr()
+    assert run_command("compare", str(path), "--out", str(out), "--against", "ridge") == 0
+    assert "= reference, ridge" in capsys.readouterr().out
+    found = json.loads((out / "comparison.json").read_text())
+    assert found["against"] == "ridge"
+    assert {verdict["against"] for verdict in found["verdicts"]} == {"ridge"}
+    assert found["tests"] == best["tests"]
+    assert run_command("compare", str(out / "comparison.yaml"), "--out", str(out), "--json") == 0
+    assert json.loads(capsys.readouterr().out) == found  # the configuration keeps the reference
+
+
 def test_command_prints_the_table(
     write: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -681,6 +816,7 @@ def test_command_prints_the_table(
     out, _ = capsys.readouterr()
     assert [line.split()[0] for line in out.splitlines() if "±." in line] == ["softmax", "ridge"]
     assert "chance" in out
+    assert "NO CLAIM about which is better: one seed." in out
     assert json.loads((tmp_path / "out" / "comparison.json").read_text())["seeds"] == [4]
 
 

@@ -42,6 +42,8 @@ def compared(*, stages: Sequence[str] = STAGES, methods: Sequence[str] = METHODS
         tests=summary.tests,
         incomplete=["wild"],
         failed=[FAILED],
+        verdicts=summary.verdicts,
+        pairs=summary.pairs,
     )
 
 
@@ -60,7 +62,13 @@ def streamed(*, days: int = 40, methods: Sequence[str] = METHODS, seeds: int = 2
         methods=summary.methods,
         tests=summary.tests,
         days=[
-            DayResult(day, 20, list(found[number % 3].methods), list(found[number % 3].tests))
+            DayResult(
+                day,
+                20,
+                list(found[number % 3].methods),
+                list(found[number % 3].tests),
+                list(found[number % 3].verdicts),
+            )
             for number, day in enumerate(learned[1:])
         ],
         runs=[
@@ -70,6 +78,7 @@ def streamed(*, days: int = 40, methods: Sequence[str] = METHODS, seeds: int = 2
         ],
         incomplete=["wild"],
         failed=[FAILED],
+        verdicts=summary.verdicts,
     )
 
 

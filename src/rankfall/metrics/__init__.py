@@ -33,7 +33,7 @@ Examples:
 
 from rankfall.metrics.funnel import FunnelResult, funnel
 from rankfall.metrics.ranking import arp, average_precision, hit_rate, mrr, ndcg, opa, precision, recall
-from rankfall.metrics.significance import Row, TestResult, compare, holm, paired_test, two_sample_test
+from rankfall.metrics.significance import Row, TestResult, compare, crossed_test, holm, paired_test, two_sample_test
 
 __all__ = [
     "FunnelResult",
@@ -42,6 +42,7 @@ __all__ = [
     "arp",
     "average_precision",
     "compare",
+    "crossed_test",
     "funnel",
     "hit_rate",
     "holm",

@@ -1,14 +1,16 @@
 """Significance tests of differences between methods.
 
-Values are metrics per query (:func:`paired_test`, :func:`compare`) or one number per seed (:func:`two_sample_test`).
-NaN marks a query on which a metric is undefined; it is excluded and counted as `dropped`.
+Values are metrics per query (:func:`paired_test`, :func:`compare`), one number per seed (:func:`two_sample_test`), or
+metrics per seed and query (:func:`crossed_test`). NaN marks a query on which a metric is undefined; it is excluded and
+counted as `dropped`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 Alternative = Literal["two-sided", "greater", "less"]
 Method = Literal["t", "bootstrap"]
+Over = Literal["both", "seeds", "queries"]
 
 _CHUNK = 1 << 20  # values drawn at once by the bootstrap: 8 MB of indices, and as much of values
 
@@ -38,6 +41,7 @@ class TestResult:
         high: Upper end of this interval.
         count: Number of pairs used; number of values of both samples for :func:`two_sample_test`.
         dropped: Number of pairs (or values) excluded because of NaN.
+        freedom: Degrees of freedom of Student's t; NaN for a bootstrap.
     """
 
     __test__ = False  # or pytest would collect it as a test class
@@ -49,6 +53,7 @@ class TestResult:
     high: float
     count: int
     dropped: int
+    freedom: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -191,6 +196,76 @@ def two_sample_test(
     return _t_test(difference, error, freedom, alternative, confidence, count, given - count)
 
 
+def crossed_test(
+    a: Float[Tensor, "seeds queries"],
+    b: Float[Tensor, "seeds queries"],
+    *,
+    over: Over = "both",
+    folds: Sequence[int] | None = None,
+    alternative: Alternative = "two-sided",
+    confidence: float = 0.95,
+) -> TestResult:
+    """Test whether two methods differ, from several training runs of each on the same queries (Satterthwaite 1946).
+
+    The difference of two means is uncertain because other queries would have been possible and because other seeds
+    would have been possible. `over` selects what the result generalises to. The variance of the difference is:
+
+    - ``"queries"``: the variance of the differences per query (means over seeds), divided by the number of queries.
+      This is :func:`paired_test`; it answers for these weights only.
+    - ``"seeds"``: the variance of the runs' means of each method, divided by the number of its runs, added up. This is
+      Welch's :func:`two_sample_test`; it answers for these queries only.
+    - ``"both"``: the sum of the two, minus the variance of single values, which both contain. This is the variance of
+      the mean in a mixed model with random seeds of each method crossed with random queries. It is never below either
+      of the two. Its degrees of freedom are Satterthwaite's.
+
+    Seeds of the two methods count as independent, also if they are the same numbers. Use ``"both"`` for the statement
+    that one method is better than another.
+
+    Args:
+        a: Tensor ``(seeds, queries)``, values of the first method.
+        b: Tensor ``(seeds, queries)``, values of the second method on the same queries.
+        over: ``"both"``, ``"seeds"`` or ``"queries"``. The first two need at least two seeds of each method.
+        folds: Numbers of queries of consecutive folds, each of which had runs of its own. Runs then differ within
+            folds. Default: one fold.
+        alternative: ``"two-sided"``, ``"greater"`` (the mean of `a` is larger) or ``"less"``.
+        confidence: Level of the confidence interval, between 0 and 1.
+
+    Returns:
+        A :class:`TestResult`; `count` is the number of queries.
+
+    Examples:
+        The first method is better by 1 on both queries, but the means of its two runs are 1 and 3:
+
+        >>> a, b = torch.tensor([[2.0, 0.0], [4.0, 2.0]]), torch.tensor([[2.0, 0.0], [2.0, 0.0]])
+        >>> [crossed_test(a, b, over=over).p_value for over in ("queries", "seeds", "both")]
+        [0.0, 0.5, 0.5]
+    """
+    check_choice("over", over, ("both", "seeds", "queries"))
+    _check_options(alternative, confidence)
+    a, b, sizes, dropped = _crossed_samples(a, b, folds)
+    queries = a.shape[1]
+    if over != "seeds":
+        _check_size("a and b", queries)
+    if over != "queries":
+        _check_runs("a", len(a))
+        _check_runs("b", len(b))
+    difference = a.mean(0) - b.mean(0)
+    between_queries = _Part(float(difference.var()) / queries, queries - 1) if queries > 1 else _Part(0.0, 1)
+    between_runs = _between_runs(a, sizes) + _between_runs(b, sizes)
+    if over == "queries":
+        variance, parts = between_queries.variance, [between_queries]
+    elif over == "seeds":
+        variance, parts = _total(between_runs), between_runs
+    else:
+        counted_twice = _within_runs(a, sizes) + _within_runs(b, sizes)
+        parts = [between_queries, *between_runs, *counted_twice]
+        once = between_queries.variance + _total(between_runs) - _total(counted_twice)
+        variance = max(once, between_queries.variance, _total(between_runs))
+    error = _standard_error(variance, a, b)
+    freedom = _satterthwaite(variance, parts) if error > 0 else math.inf
+    return _t_test(float(difference.mean()), error, freedom, alternative, confidence, queries, dropped)
+
+
 def holm(p_values: Tensor | Sequence[float]) -> Float[Tensor, " tests"]:
     """Adjust p-values for the number of tests, which bounds the probability of any false positive (Holm 1979).
 
@@ -317,6 +392,30 @@ def _check_sample(name: str, sample: Tensor) -> Tensor:
     return sample
 
 
+def _crossed_samples(a: Tensor, b: Tensor, folds: Sequence[int] | None) -> tuple[Tensor, Tensor, list[int], int]:
+    """Return both samples without undefined queries, the sizes of the folds that remain, and the number dropped."""
+    a, b = _check_crossed("a", a), _check_crossed("b", b)
+    if a.shape[1] != b.shape[1]:
+        raise ValueError(f"a and b must have one value per seed and query, got {a.shape[1]} and {b.shape[1]} queries")
+    sizes = [a.shape[1]] if folds is None else list(folds)
+    if sum(sizes) != a.shape[1]:
+        raise ValueError(f"folds must sum to the number of queries, {a.shape[1]}, got {sum(sizes)}")
+    known = ~(a.isnan().any(0) | b.isnan().any(0))
+    remaining = [int(fold.sum()) for fold in known.split(sizes)]
+    return a[:, known], b[:, known], [size for size in remaining if size > 0], int((~known).sum())
+
+
+def _check_crossed(name: str, sample: Tensor) -> Tensor:
+    if isinstance(sample, Tensor) and sample.ndim != 2:
+        raise ValueError(f"{name} must have the dimensions seeds and queries, got shape {tuple(sample.shape)}")
+    return _check_sample(name, sample.flatten() if isinstance(sample, Tensor) else sample).view(sample.shape)
+
+
+def _check_runs(name: str, runs: int) -> None:
+    if runs < 2:
+        raise ValueError(f"{name} must have at least 2 seeds, got {runs}: one seed says nothing about others")
+
+
 def _check_size(name: str, size: int) -> int:
     if size < 2:
         raise ValueError(f"{name} must have at least 2 values that are not NaN, got {size}")
@@ -328,6 +427,48 @@ def _standard_error(variance: float, a: Tensor, b: Tensor) -> float:
     error = math.sqrt(variance)
     largest = max(float(a.abs().max()), float(b.abs().max()))
     return 0.0 if error <= 4 * torch.finfo(torch.double).eps * largest else error
+
+
+# --- parts of the variance of a difference --------------------------------------------------------------------
+
+
+class _Part(NamedTuple):
+    """An estimate of a part of a variance, with its degrees of freedom."""
+
+    variance: float
+    freedom: float
+
+
+def _between_runs(values: Tensor, sizes: Sequence[int]) -> list[_Part]:
+    """Return the variance of the overall mean that comes from runs, for each fold."""
+    runs, queries = values.shape
+    if runs < 2:  # only a test over queries gets here
+        return []
+    return [
+        _Part(float(fold.mean(1).var()) / runs * (fold.shape[1] / queries) ** 2, runs - 1)
+        for fold in values.split(list(sizes), 1)
+    ]
+
+
+def _within_runs(values: Tensor, sizes: Sequence[int]) -> list[_Part]:
+    """Return the variance of the overall mean that comes from single values, neither from runs nor from queries."""
+    runs, queries = values.shape
+    parts = []
+    for fold in values.split(list(sizes), 1):
+        freedom = (runs - 1) * (fold.shape[1] - 1)
+        if freedom > 0:
+            rest = fold - fold.mean(0) - fold.mean(1, keepdim=True) + fold.mean()
+            parts.append(_Part(float(rest.square().sum()) / freedom * fold.shape[1] / runs / queries**2, freedom))
+    return parts
+
+
+def _total(parts: Sequence[_Part]) -> float:
+    return sum(part.variance for part in parts)
+
+
+def _satterthwaite(variance: float, parts: Sequence[_Part]) -> float:
+    """Return the degrees of freedom of a sum of independent variances."""
+    return variance**2 / sum(part.variance**2 / part.freedom for part in parts)
 
 
 # --- Student's distribution ---------------------------------------------------------------------------------
@@ -352,7 +493,7 @@ def _t_test(
         above = _student_survival(statistic, freedom)
         below = _student_survival(-statistic, freedom)
         p_value = {"two-sided": 2 * min(above, below), "greater": above, "less": below}[alternative]
-        margin = error * _student_quantile((1 - confidence) / 2, freedom)
+        margin = error * student_quantile((1 - confidence) / 2, freedom)
     return TestResult(
         statistic=statistic,
         p_value=p_value,
@@ -361,6 +502,7 @@ def _t_test(
         high=difference + margin,
         count=count,
         dropped=dropped,
+        freedom=float(freedom),
     )
 
 
@@ -374,7 +516,8 @@ def _student_survival(t: float, freedom: float) -> float:
     return tail if t > 0 else 1 - tail
 
 
-def _student_quantile(tail: float, freedom: float) -> float:
+@lru_cache(maxsize=1024)  # tests over the same queries have the same degrees of freedom
+def student_quantile(tail: float, freedom: float) -> float:
     """The t > 0 that is exceeded with the probability `tail` < 1/2, by bisection."""
     high = 1.0
     while _student_survival(high, freedom) > tail:

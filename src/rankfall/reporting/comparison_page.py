@@ -6,8 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall.reporting import charts
 from rankfall.reporting.charts import Bar
-from rankfall.reporting.comparison_table import caption, chance_levels, repetitions, rows, short, why_incomplete
+from rankfall.reporting.comparison_table import chance_levels, repetitions, rows, short, why_incomplete
 from rankfall.reporting.page import Cell, Table, decimal, flow, metric_cell, render, words
+from rankfall.reporting.verdicts import (
+    caption,
+    main_metric,
+    makes_claims,
+    named_reference,
+    tests_head,
+    tests_rows,
+    tests_title,
+    verdicts_on,
+)
 from rankfall.training.cascade_metrics import JOINT
 
 if TYPE_CHECKING:
@@ -15,9 +25,7 @@ if TYPE_CHECKING:
 
     from markupsafe import Markup
 
-    from rankfall.studies.results import ComparisonResult, MethodTable, MethodTest, RunFailure
-
-SMALLEST_P = 1e-99  # smaller p-values are not told apart
+    from rankfall.studies.results import ComparisonResult, MethodTable, RunFailure
 
 
 def comparison_page(
@@ -32,23 +40,21 @@ def comparison_page(
         config: the configuration as YAML.
         command: a command that repeats the comparison.
     """
-    metric = JOINT if JOINT in result.metrics else result.metrics[0]
-    content = method_sections(result, metric)
+    content = method_sections(result, main_metric(result))
     content["settings"] = _settings_table(result)
     return render("comparison.html", title, about=about, config=config, command=command, **content)
 
 
 def method_sections(result: MethodTable, metric: str) -> dict[str, Any]:
     """Return the parts of a page that comparisons and streams share, for the template."""
-    tests = [test for test in result.tests if test.metric == metric]
     return {
         "metric": metric,
-        "finding": _finding(result, metric, tests),
+        "finding": _finding(result, metric),
         "methods": _methods_table(result),
         "intervals": _intervals(result, metric),
         "losses": _losses(result),
-        "best": tests[0].best if tests else "",
-        "tests": _tests_table(metric, tests),
+        "tests": _tests_table(result, metric),
+        "tests_title": tests_title(result, metric) if verdicts_on(result, metric) else "",
         "failures": failure_table(result.failed),
         "settings": None,
     }
@@ -62,21 +68,33 @@ def failure_table(failures: Sequence[RunFailure]) -> Table | None:
     return Table(["method", "run"], body) if body else None
 
 
-def _finding(result: MethodTable, metric: str, tests: Sequence[MethodTest]) -> str:
+def _finding(result: MethodTable, metric: str) -> str:
     """Return the outcome in words."""
-    if not tests:
+    means = {method.name: method.metrics[metric] for method in result.methods}
+    if not means:
         return "No method finished."
-    best = tests[0].best
-    summary = next(method.metrics[metric] for method in result.methods if method.name == best)
-    worse = [test.method for test in tests if test.significantly_worse]
-    close = [test.method for test in tests if test.method not in (best, *worse)]
+    verdicts = {verdict.method: verdict for verdict in result.verdicts if verdict.metric == metric}
+    sentences = []
+    if verdicts:
+        reference = next(iter(verdicts.values())).against
+        figures = f"{short(means[reference].mean)}; chance is {short(means[reference].chance)}."
+        role = f"is the reference, with {metric}" if named_reference(result) else f"has the best {metric},"
+        sentences.append(f"{reference} {role} {figures}")
+    if not makes_claims(result):
+        sentences.append(caption(result, best=""))
+    over = f"over seeds and {result.unit}"
+    groups = {
+        "better": f"Better {over}",
+        "worse": f"Worse {over}",
+        "not distinguishable": "Not distinguishable from it",
+    }
+    for outcome, heading in groups.items():
+        names = [name for name, verdict in verdicts.items() if verdict.outcome == outcome]
+        sentences += [f"{heading}: {_joined(names)}."] * bool(names)
     failures = {failure.method for failure in result.failed}
     failed = [name for name in result.incomplete if name in failures]
-    text = f"{best} has the best {metric}, {short(summary.mean)}; chance is {short(summary.chance)}."
-    for heading, names in (("Significantly worse", worse), ("Not significantly worse", close), ("Failed", failed)):
-        if names:
-            text += f" {heading}: {_joined(names)}."
-    return text
+    sentences += [f"Failed: {_joined(failed)}."] * bool(failed)
+    return " ".join(sentences)
 
 
 def _joined(names: Sequence[str]) -> str:
@@ -93,7 +111,7 @@ def _methods_table(result: MethodTable) -> Table:
         ["method", *result.metrics],
         body,
         soft=[["chance", *chance_levels(result)]] if result.methods else [],
-        caption=f"Mean over {result.unit}{spread}. Bold: best. {caption(result.unit)}",
+        caption=f"Mean over {result.unit}{spread}. {caption(result, best='Bold: best mean')}",
         staged=True,
     )
 
@@ -124,23 +142,9 @@ def _losses(result: MethodTable) -> Markup | None:
     return charts.bars(drawn, legend, label=label)
 
 
-def _tests_table(metric: str, tests: Sequence[MethodTest]) -> Table | None:
-    body = [
-        [
-            test.method,
-            f"{test.difference:+z.4f}",
-            f"[{test.low:+z.4f}, {test.high:+z.4f}]",
-            _p_value(test.adjusted_p_value),
-        ]
-        for test in tests
-        if test.method != test.best
-    ]
-    head = ["method", f"{metric}, difference", "95 % interval, two-sided", "p, one-sided (Holm)"]
-    return Table(head, body) if body else None
-
-
-def _p_value(value: float) -> str:
-    return f"{value:.2g}" if value >= SMALLEST_P else f"<{SMALLEST_P:.0e}"
+def _tests_table(result: MethodTable, metric: str) -> Table | None:
+    body = tests_rows(result, metric)
+    return Table(tests_head(result), body) if body else None
 
 
 def _settings_table(result: ComparisonResult) -> Table | None:

@@ -6,6 +6,16 @@ import csv
 import io
 from typing import TYPE_CHECKING, NamedTuple
 
+from rankfall.reporting.verdicts import (
+    caption,
+    main_metric,
+    makes_claims,
+    mark,
+    named_reference,
+    tests_head,
+    tests_rows,
+    tests_title,
+)
 from rankfall.studies.results import ComparisonResult
 
 if TYPE_CHECKING:
@@ -13,12 +23,15 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from rankfall.studies.results import MethodTable, MethodTest, MetricSummary
+    from rankfall.studies.results import MethodTable, MethodTest, MetricSummary, Verdict
 
 FEW_QUERIES = 300  # below this number a difference of .01 is within the noise, and intervals are shown
 
 _COLUMNS = ("mean", "std", "low", "high", "chance", "queries")
 _TEST_COLUMNS = ("best", "difference", "p_value", "adjusted_p_value", "significantly_worse")
+_TESTS = ("over_both", "over_seeds", "over_queries")
+_FIGURES = ("difference", "low", "high", "p_value", "adjusted_p_value")
+_VERDICT_COLUMNS = ("against", "outcome", *(f"{test}_{figure}" for test in _TESTS for figure in _FIGURES))
 
 
 class Cell(NamedTuple):
@@ -26,8 +39,8 @@ class Cell(NamedTuple):
 
     number: str
     interval: str  # empty if there are many queries
-    best: bool
-    close: bool  # not the best, but not significantly worse
+    best: bool  # has the best mean, in a table that makes claims
+    mark: str  # the verdict, see :func:`rankfall.reporting.verdicts.caption`
 
 
 def terminal_table(result: MethodTable) -> RenderableType:
@@ -49,13 +62,39 @@ def terminal_table(result: MethodTable) -> RenderableType:
     table.add_row("chance", *chance_levels(result), style="dim")
     runs = " x ".join(count for count in repetitions(result) if not count.startswith("1 "))
     spread = f"±standard deviation over {runs}" if runs else ""
-    marks = f"< best   {caption(result.unit)}" + "\n[ ] 95 % confidence interval of the mean" * has_few_queries(result)
+    marks = caption(result, best="< best mean") + "\n[ ] 95 % confidence interval of the mean" * has_few_queries(result)
     stages = [metric.rpartition("/")[0] for metric in result.metrics]
     return Group(
         Text(f"test {result.unit}, mean{spread}", style="italic"),
         FoldedTable(table, groups=stages, repeat_single=True),
-        Text(marks, style="dim italic"),
+        Text(marks, style=caption_style(result)),
+        *_terminal_tests(result),
     )
+
+
+def _terminal_tests(result: MethodTable) -> Iterator[RenderableType]:
+    """Yield the tests of the main metric, if there are any."""
+    from rich.markup import escape
+    from rich.text import Text
+
+    from rankfall.reporting.folding import FoldedTable, plain_table
+
+    metric = main_metric(result)
+    lines = tests_rows(result, metric)
+    if not lines:
+        return
+    table = plain_table()
+    for heading in tests_head(result):
+        table.add_column(heading, no_wrap=True, style="cyan" if heading == "method" else None)
+    for line in lines:
+        table.add_row(*(escape(text) for text in line))
+    yield Text(f"\n{tests_title(result, metric)}", style="italic")
+    yield FoldedTable(table)
+
+
+def caption_style(result: MethodTable) -> str:
+    """Return how a terminal shows the caption: loudly if there is no claim."""
+    return "dim italic" if makes_claims(result) else "bold"
 
 
 def markdown_table(result: MethodTable) -> str:
@@ -64,9 +103,17 @@ def markdown_table(result: MethodTable) -> str:
     lines += [[name, *map(markdown_cell, cells)] for name, cells in rows(result)]
     lines += [[name, why_incomplete(result, name)] for name in result.incomplete]
     lines.append(["chance", *chance_levels(result)])
-    below = f"**best** {markdown_caption(result.unit)}; mean ± standard deviation over runs"
+    below = f"{markdown_caption(result)}\nMean ± standard deviation over runs"
     below += ", [95 % confidence interval]." if has_few_queries(result) else "."
-    return f"{markdown_lines(lines)}\n\n{below}\n"
+    return f"{markdown_lines(lines)}\n\n{below}\n{_markdown_tests(result)}"
+
+
+def _markdown_tests(result: MethodTable) -> str:
+    metric = main_metric(result)
+    lines, head = tests_rows(result, metric), tests_head(result)
+    if not lines:
+        return ""
+    return f"\n{tests_title(result, metric)}:\n\n{markdown_lines([head, ['---'] * len(head), *lines])}\n"
 
 
 def markdown_lines(lines: list[list[str]]) -> str:
@@ -75,19 +122,29 @@ def markdown_lines(lines: list[list[str]]) -> str:
 
 
 def csv_table(result: MethodTable) -> str:
-    """Return one line per method and metric, with its test."""
-    tests = _tests(result)
+    """Return one line per method and metric, with its test over queries and its verdict."""
+    tests, verdicts = _tests(result), verdicts_by_method(result)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", "metric", *_COLUMNS, *_TEST_COLUMNS])
+    writer.writerow(["method", "metric", *_COLUMNS, *_TEST_COLUMNS, *_VERDICT_COLUMNS])
     for method in result.methods:
         for metric, summary in method.metrics.items():
             test = tests[metric, method.name]
             row = [getattr(summary, column) for column in _COLUMNS] + [
                 getattr(test, column) for column in _TEST_COLUMNS
             ]
-            writer.writerow([method.name, metric, *row])
+            writer.writerow([method.name, metric, *row, *_verdict_columns(verdicts.get((metric, method.name)))])
     return text.getvalue()
+
+
+def _verdict_columns(verdict: Verdict | None) -> list[str | float]:
+    if verdict is None:
+        return [""] * len(_VERDICT_COLUMNS)
+    cells: list[str | float] = [verdict.against, verdict.outcome]
+    for name in _TESTS:
+        test = getattr(verdict, name)
+        cells += ["" if test is None else getattr(test, figure) for figure in _FIGURES]
+    return cells
 
 
 # --- parts that all tables of methods share -----------------------------------------------------------------------
@@ -95,33 +152,40 @@ def csv_table(result: MethodTable) -> str:
 
 def rows(result: MethodTable) -> Iterator[tuple[str, list[Cell]]]:
     """Yield the name of each method and a cell for each metric."""
-    tests, few = _tests(result), has_few_queries(result)
+    verdicts, reference, few = verdicts_by_method(result), named_reference(result), has_few_queries(result)
     for method in result.methods:
-        yield method.name, [cell(method.metrics[name], tests[name, method.name], few) for name in result.metrics]
+        cells = [
+            cell(method.metrics[name], verdicts.get((name, method.name)), few, reference) for name in result.metrics
+        ]
+        yield method.name, cells
 
 
-def cell(summary: MetricSummary, test: MethodTest, few_queries: bool) -> Cell:
-    """Return the cell of one metric of one method."""
-    best = test.method == test.best
+def verdicts_by_method(result: MethodTable) -> dict[tuple[str, str], Verdict]:
+    """Return the verdicts by metric and method."""
+    return {(one.metric, one.method): one for one in result.verdicts}
+
+
+def cell(summary: MetricSummary, verdict: Verdict | None, few_queries: bool, reference: str | None = None) -> Cell:
+    """Return the cell of one metric of one method; `reference` is a method that the user named."""
     return Cell(
         # a single run has no standard deviation
         number=short(summary.mean) + (f"±{short(summary.std)}" if len(summary.values) > 1 else ""),
         interval=f"[{short(summary.low)}, {short(summary.high)}]" if few_queries else "",
-        best=best,
-        close=not best and not test.significantly_worse,
+        best=reference is None and verdict is not None and verdict.outcome == "reference",
+        mark=mark(verdict, reference),
     )
 
 
 def terminal_cell(cell: Cell) -> str:
     """Return a cell with the markup of rich."""
-    number = f"[bold]{cell.number} <[/]" if cell.best else f"{cell.number} *" if cell.close else cell.number
+    number = f"[bold]{cell.number} <[/]" if cell.best else f"{cell.number} {cell.mark}".rstrip()
     return f"{number}\n\\{cell.interval}" if cell.interval else number  # rich reads an unescaped bracket as markup
 
 
 def markdown_cell(cell: Cell) -> str:
     """Return a cell as Markdown."""
-    number = f"**{cell.number}**" if cell.best else f"{cell.number} \\*" if cell.close else cell.number
-    return f"{number} {cell.interval}".rstrip()
+    number = f"**{cell.number}**" if cell.best else cell.number
+    return " ".join(filter(None, [number, cell.mark.replace("*", "\\*"), cell.interval]))
 
 
 def short(number: float) -> str:
@@ -148,14 +212,10 @@ def repetitions(result: MethodTable) -> list[str]:
     return [f"{count} {name if count > 1 else name[:-1]}" for name, count in counts.items()]
 
 
-def caption(unit: str) -> str:
-    """Return the explanation of the star."""
-    return f"* not significantly worse than the best (one-sided paired t-test over {unit}, Holm, 5 %)"
-
-
-def markdown_caption(unit: str) -> str:
-    """Return the explanation of the star as Markdown."""
-    return caption(unit).replace("*", "\\*")
+def markdown_caption(result: MethodTable, unit: str | None = None) -> str:
+    """Return the explanation of the marks as Markdown."""
+    text = caption(result, best="**best mean**", star="\\*", unit=unit)
+    return f"{text.rstrip('.')}."
 
 
 def has_few_queries(result: MethodTable) -> bool:

@@ -131,7 +131,8 @@ class Table:
 def metric_cell(cell: MetricCell) -> Cell:
     """Return a metric with its standard deviation below it, which leaves room for more columns."""
     number, sign, spread = cell.number.partition("±")
-    return Cell(number, "best" if cell.best else "", mark=" *" if cell.close else "", below=sign + spread)
+    mark = f" {cell.mark}" if cell.mark else ""
+    return Cell(number, "best" if cell.best else "", mark=mark, below=sign + spread)
 
 
 def words(text: str) -> Cell:

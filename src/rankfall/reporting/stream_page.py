@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from rankfall.reporting import charts
 from rankfall.reporting.comparison_page import failure_table, method_sections
-from rankfall.reporting.comparison_table import caption, short
+from rankfall.reporting.comparison_table import short
 from rankfall.reporting.figures import Lines
 from rankfall.reporting.page import Cell, Table, metric_cell, render
 from rankfall.reporting.stream_table import curves, day_rows
 from rankfall.reporting.svg import whole_ticks
+from rankfall.reporting.verdicts import caption
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -82,7 +83,7 @@ def _day_tables(result: StreamResult) -> tuple[Table | None, Table | None]:
         for day, cells, chance in day_rows(result)
     ]
     head = ["day", *names, "chance"]
-    below = f"{result.metric}, mean over impressions. Bold: best. {caption('impressions')}"
+    below = f"{result.metric}, mean over impressions. {caption(result, best='Bold: best mean', unit='impressions')}"
     last, earlier = body[-SHOWN:], body[:-SHOWN]
     return Table(head, last, caption=below) if last else None, Table(head, earlier) if earlier else None
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankfall.reporting.comparison_table import (
     Cell,
-    caption,
+    caption_style,
     cell,
     markdown_caption,
     markdown_cell,
@@ -17,6 +17,7 @@ from rankfall.reporting.comparison_table import (
     terminal_cell,
     terminal_table,
 )
+from rankfall.reporting.verdicts import caption
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,9 +46,9 @@ def day_rows(result: StreamResult) -> Iterator[tuple[str, dict[str, Cell], str]]
     """Yield the name of each day, a cell for each measured method, and the chance level."""
     metric = result.metric
     for entry in result.days:
-        tests = {test.method: test for test in entry.tests if test.metric == metric}
+        verdicts = {verdict.method: verdict for verdict in entry.verdicts if verdict.metric == metric}
         summaries = {method.name: method.metrics[metric] for method in entry.methods}
-        cells = {name: cell(summary, tests[name], few_queries=False) for name, summary in summaries.items()}
+        cells = {name: cell(summary, verdicts.get(name), few_queries=False) for name, summary in summaries.items()}
         yield entry.day, cells, short(next(iter(summaries.values())).chance) if summaries else ""
 
 
@@ -60,7 +61,7 @@ def markdown_tables(result: StreamResult) -> str:
     for day, cells, chance in day_rows(result):
         texts = [markdown_cell(cells[name]) if name in cells else "" for name in names]
         lines.append([day, *texts, chance])
-    below = f"{_day_title(result)}; **best** {markdown_caption('impressions')}."
+    below = f"{_day_title(result)}. {markdown_caption(result, 'impressions')}"
     return f"{markdown_table(result)}\n{markdown_lines(lines)}\n\n{below}\n"
 
 
@@ -134,7 +135,7 @@ def _terminal_days(result: StreamResult) -> RenderableType:
     for day, cells, chance in days[-SHOWN:]:
         texts = (terminal_cell(cells[name]) if name in cells else "" for name in names)
         table.add_row(day, *texts, chance)
-    marks = Text(f"< best   {caption('impressions')}", style="dim italic")
+    marks = Text(caption(result, best="< best mean", unit="impressions"), style=caption_style(result))
     return Group(Text(title, style="italic"), FoldedTable(table), marks)
 
 

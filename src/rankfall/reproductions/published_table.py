@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rankfall.reporting.figures import Dots
+from rankfall.reproductions.agreement import agreement, agreement_rows, apart_here
 from rankfall.reproductions.paper_schema import mean_of
 from rankfall.reproductions.task import Report, Sheet
 from rankfall.studies.compare import higher_is_better
@@ -14,34 +14,11 @@ from rankfall.studies.compare import higher_is_better
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from rankfall.reproductions.agreement import Agreement
     from rankfall.reproductions.list_data import ListData
     from rankfall.reproductions.log_data import LogData
-    from rankfall.reproductions.paper_schema import PublishedTable
+    from rankfall.reproductions.paper_schema import Method, PrintedNumber, PublishedTable
     from rankfall.studies.results import ComparisonResult
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """Number of pairs that differ in the paper, and of those that are in the same order here."""
-
-    same: int
-    pairs: int
-
-    def __str__(self) -> str:
-        """As in ``12/15``."""
-        return f"{self.same}/{self.pairs}"
-
-
-def agreement(ours: Mapping[str, float], published: Mapping[str, float]) -> Agreement:
-    """Compare the order of the methods that both have.
-
-    >>> str(agreement({"a": 0.3, "b": 0.2, "c": 0.1}, {"a": 0.9, "b": 0.7, "c": 0.8}))
-    '2/3'
-    """
-    names = [name for name in published if name in ours]
-    pairs = [(a, b) for a, b in itertools.combinations(names, 2) if published[a] != published[b]]
-    same = sum((ours[a] > ours[b]) == (published[a] > published[b]) and ours[a] != ours[b] for a, b in pairs)
-    return Agreement(same, len(pairs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +31,8 @@ class TableResult:
         comparison: Result of our comparison.
         data: Our data.
         oracle: Metrics of the order by true utility, if the data are generated.
+        methods: The methods of the comparison with their variants and printed rows. Default: all are as published, in
+            rows of their names.
     """
 
     title: str
@@ -61,19 +40,53 @@ class TableResult:
     comparison: ComparisonResult
     data: ListData | LogData
     oracle: dict[str, float] | None = None
+    methods: Sequence[Method] = ()
+
+    def published_methods(self) -> dict[str, str]:
+        """Names of the methods as published that have results, by printed row."""
+        improved = {method.name for method in self.methods if method.variant == "sound"}
+        rows = {method.name: method.row or method.name for method in self.methods}
+        found: dict[str, str] = {}
+        for method in self.comparison.methods:
+            if method.name not in improved:
+                found.setdefault(rows.get(method.name, method.name), method.name)
+        return found
+
+    def improved_methods(self) -> dict[str, list[str]]:
+        """Names of our better versions that have results, by printed row."""
+        trained = {method.name for method in self.comparison.methods}
+        found: dict[str, list[str]] = {}
+        for method in self.methods:
+            if method.variant == "sound" and method.name in trained:
+                found.setdefault(method.row or method.name, []).append(method.name)
+        return found
+
+    def means(self, metric: str) -> dict[str, float]:
+        """Our mean of each method."""
+        return {method.name: method.metrics[metric].mean for method in self.comparison.methods}
 
     def agreements(self) -> dict[str, dict[str, Agreement]]:
         """Pairs of methods in the published order, by data set and metric."""
-        ours = {
-            method.name: {metric: method.metrics[metric].mean for metric in self.published.metrics}
-            for method in self.comparison.methods
-        }
         return {
-            data: {
-                metric: agreement(_column(ours, metric), _column(self.published.figures(data), metric))
-                for metric in self.published.metrics
-            }
+            data: {metric: self._agreement(data, metric) for metric in self.published.metrics}
             for data in self.published.values
+        }
+
+    def _agreement(self, data: str, metric: str) -> Agreement:
+        labels, means = self.published_methods(), self.means(metric)
+        return agreement(
+            {row: means[name] for row, name in labels.items()},
+            self.printed(data, metric),
+            apart_here(self.comparison, metric, labels),
+            runs=self.published.runs,
+        )
+
+    def printed(self, data: str, metric: str) -> dict[str, PrintedNumber]:
+        """The printed column of a metric by row, with deviations."""
+        return {
+            cell.row: cell.printed
+            for cell in self.published.cells()
+            if (cell.data, cell.column) == (data, metric) and cell.printed is not None
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +103,11 @@ class TableResult:
                 },
             },
             "pairs_in_the_published_order": {
-                data: {metric: [one.same, one.pairs] for metric, one in by_metric.items()}
+                data: {metric: [one.same_means, one.printed_pairs] for metric, one in by_metric.items()}
+                for data, by_metric in self.agreements().items()
+            },
+            "agreement": {
+                data: {metric: one.to_json() for metric, one in by_metric.items()}
                 for data, by_metric in self.agreements().items()
             },
             "oracle": self.oracle,
@@ -104,7 +121,11 @@ def table_report(name: str, result: TableResult, notes: Sequence[str] = ()) -> R
     sheets = [_sheet(result.title, data, published, agreements[data]) for data in published.values]
     return Report(
         comparisons=[(f"{name} on {result.data.name}", with_metrics(result.comparison, published.metrics))],
-        sheets=sheets + ([_oracle_sheet(result.oracle)] if result.oracle else []),
+        sheets=[
+            *sheets,
+            *(_variants_sheet(result, metric) for metric in published.metrics if result.improved_methods()),
+            *([_oracle_sheet(result.oracle)] if result.oracle else []),
+        ],
         plots={name: Dots(_records(result), title=f"{result.title}, here and as published")},
         results=result.to_json(),
         notes=notes,
@@ -152,9 +173,50 @@ def _sheet(title: str, data: str, published: PublishedTable, agreements: Mapping
         return f"{format_value(row[metric], published.digits)}{' <' * (row[metric] == best[metric])}"
 
     rows = [[name, *(cell(row, metric) for metric in metrics)] for name, row in values.items()]
-    if any(one.pairs for one in agreements.values()):
-        rows += [[], ["pairs in order here", *(str(agreements[metric]) for metric in metrics)]]
+    if any(one.printed_pairs for one in agreements.values()):
+        rows += [[], *agreement_rows(agreements[metric] for metric in metrics)]
     return Sheet(f"published: {title}, {data}", ["method", *metrics], rows)
+
+
+def _variants_sheet(result: TableResult, metric: str) -> Sheet:
+    """The method as published, our better versions of it, and the printed figures, side by side."""
+    digits, means = result.published.digits, result.means(metric)
+    published, improved = result.published_methods(), result.improved_methods()
+    rows = []
+    for row, names in improved.items():
+        printed = [
+            "" if number is None else format_value(number, digits)
+            for number in (result.published.figures(data).get(row, {}).get(metric) for data in result.published.values)
+        ]
+        for name in names:
+            before = published.get(row)
+            value = format_value(means[name], digits)
+            rows.append(
+                [
+                    row,
+                    "" if before is None else format_value(means[before], digits),
+                    f"{value}, {name}" if len(names) > 1 else value,
+                    "" if before is None else _gain(result, metric, name, before),
+                    *printed,
+                ]
+            )
+    columns = ["method", "published variant", "improved variant", "improved - published"]
+    return Sheet(
+        f"{result.title}, {metric} on {result.data.name}: variants, and printed figures",
+        [*columns, *(f"printed, {data}" for data in result.published.values)],
+        rows,
+    )
+
+
+def _gain(result: TableResult, metric: str, name: str, before: str) -> str:
+    """The difference of two methods with its interval over seeds and queries; a single seed has none."""
+    for pair in result.comparison.pairs:
+        if pair.metric == metric and {pair.first, pair.second} == {name, before}:
+            low, high = (pair.low, pair.high) if pair.first == name else (-pair.high, -pair.low)
+            difference = pair.difference if pair.first == name else -pair.difference
+            return f"{difference:+z.4f} [{low:+z.4f}, {high:+z.4f}]"
+    means = result.means(metric)
+    return f"{means[name] - means[before]:+z.4f}, one seed"
 
 
 def _oracle_sheet(oracle: Mapping[str, float]) -> Sheet:

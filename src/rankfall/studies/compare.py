@@ -229,7 +229,8 @@ def _write_result(plan: Plan, runs: Sequence[Run], failures: list[RunFailure]) -
         if len(of_method) == expected and all(is_done(Step(run, "test")) for run in of_method)
     }
     tables = {method: pa.concat_tables(map(_values, of_method)) for method, of_method in tested.items()}
-    summary = summarise(_outcome(plan, tables)) if tables else Summary([], [])
+    against = plan.config.against if plan.config.against in tables else None  # it may have failed
+    summary = summarise(_outcome(plan, tables), against=against) if tables else Summary([], [])
     result = ComparisonResult(
         metrics=plan.metrics,
         seeds=plan.config.seeds,
@@ -239,6 +240,9 @@ def _write_result(plan: Plan, runs: Sequence[Run], failures: list[RunFailure]) -
         tests=summary.tests,
         incomplete=[method for method in plan.candidates if method not in tested],
         failed=failures,
+        against=against,
+        verdicts=summary.verdicts,
+        pairs=summary.pairs,
     )
     result.save(plan.out / COMPARISON)
     write_file(plan.out / COMPARISON_CONFIG, dump_absolute(plan.config))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
+from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError, Section, read_yaml
 from rankfall.studies.baselines import BASELINES, BaselineConfig, method_of
 from rankfall.studies.method_config import Methods, Seeds, check_keys, validated
@@ -64,10 +65,20 @@ class ComparisonConfig(Section):
     tune: dict[str, Values] = Field(default={}, description="Values to try, by dotted key, for all rankers.")
     budget: Count | None = Field(default=None, description="Settings tried for each method, drawn from its grid.")
     seeds: Seeds = Field(default=[0])
+    against: str | None = Field(
+        default=None, description="Method that the others are tested against, instead of the one with the best mean."
+    )
     folds: dict[str, Fold] | None = Field(
         default=None, min_length=1, description="Splits of each fold, instead of splits under data."
     )
     jobs: Count = Field(default=1, description="Runs at the same time.")
+
+    @model_validator(mode="after")
+    def _the_reference_is_a_method(self) -> Self:
+        if self.against is not None and self.against not in self.methods:
+            expected = f"expected one of the methods{did_you_mean(self.against, self.methods)}"
+            raise ValueError(f"against: found {self.against!r}, {expected}")
+        return self
 
     @model_validator(mode="after")
     def _every_query_is_tested_once(self) -> Self:

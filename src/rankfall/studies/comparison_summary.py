@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from rankfall.metrics import compare, paired_test
+from rankfall.metrics import compare, crossed_test, holm, paired_test
 from rankfall.metrics.named import parse
-from rankfall.studies.results import MethodResult, MethodTest, MetricSummary
+from rankfall.studies.results import MethodResult, MethodTest, MetricSummary, PairTest, TestFigures, Verdict
 from rankfall.training import cascade_metrics
 
 if TYPE_CHECKING:
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
 
     from jaxtyping import Float
     from torch import Tensor
+
+    from rankfall.metrics import TestResult
+
+    Over = Literal["both", "seeds", "queries"]
+    Pair = tuple[str, str]
+
+LEVEL = 0.05  # of adjusted p-values
 
 
 @dataclass(frozen=True)
@@ -39,21 +47,37 @@ class Summary:
 
     methods: list[MethodResult]
     tests: list[MethodTest]
-    """Tests of each method against the best, by metric."""
+    """Tests of each method against the best over queries, by metric."""
+    verdicts: list[Verdict] = field(default_factory=list)
+    """Tests of each method against the reference over queries, seeds and both, by metric."""
+    pairs: list[PairTest] = field(default_factory=list)
+    """Tests of all pairs of methods over seeds and queries, by metric; none with a single seed."""
 
 
-def summarise(outcome: Outcome) -> Summary:
-    """Summarise the values of all methods, and test each method against the best.
+def summarise(outcome: Outcome, *, against: str | None = None) -> Summary:
+    """Summarise the values of all methods, and test each method against a reference.
 
     The mean is taken over queries, the standard deviation over runs (seeds x folds). The confidence interval is
     Student's (1908), over queries.
+
+    Args:
+        outcome: The values.
+        against: The reference of the verdicts. Default: the method with the best mean of each metric. The data then
+            choose the reference, so p-values are corrected for the number of all pairs.
     """
+    tests = {metric: _pair_tests(metric, outcome) for metric in outcome.chance}
     return Summary(
         methods=[
             MethodResult(name, {metric: _metric_summary(values, metric, outcome) for metric, values in metrics.items()})
             for name, metrics in outcome.values.items()
         ],
         tests=[test for metric in outcome.chance for test in _tests(metric, outcome)],
+        verdicts=[verdict for metric, found in tests.items() for verdict in _verdicts(metric, outcome, found, against)],
+        pairs=[
+            PairTest(metric, *pair, **vars(test))
+            for metric, found in tests.items()
+            for pair, test in _adjusted(found.get("both", {})).items()
+        ],
     )
 
 
@@ -102,3 +126,78 @@ def _tests(metric: str, outcome: Outcome) -> list[MethodTest]:
             )
         )
     return tests
+
+
+# --- verdicts -----------------------------------------------------------------------------------------------------
+
+
+def _pair_tests(metric: str, outcome: Outcome) -> dict[Over, dict[Pair, TestResult]]:
+    """Test all pairs of methods, two-sided; with a single seed over queries only."""
+    values = {name: metrics[metric] for name, metrics in outcome.values.items()}
+    repeated = all(len(runs) > 1 for runs in values.values())
+    ways: tuple[Over, ...] = ("queries", "seeds", "both") if repeated else ("queries",)
+    return {
+        over: {
+            (first, second): crossed_test(values[first], values[second], over=over, folds=outcome.folds)
+            for first, second in itertools.combinations(values, 2)
+        }
+        for over in ways
+    }
+
+
+def _adjusted(tests: Mapping[Pair, TestResult]) -> dict[Pair, TestFigures]:
+    """Correct p-values for the number of tests."""
+    adjusted = holm([test.p_value for test in tests.values()]).tolist()
+    return {
+        pair: TestFigures(test.difference, test.low, test.high, test.p_value, p_value)
+        for (pair, test), p_value in zip(tests.items(), adjusted, strict=True)
+    }
+
+
+def _verdicts(
+    metric: str, outcome: Outcome, tests: Mapping[Over, Mapping[Pair, TestResult]], against: str | None
+) -> list[Verdict]:
+    """Compare every method with the reference."""
+    reference = against or _best(metric, outcome)
+    figures: dict[str, dict[Over, TestFigures]] = {name: {} for name in outcome.values}
+    for over, found in tests.items():
+        # A reference that was named beforehand leaves one test per method. The best one is found by all pairs.
+        family = {pair: test for pair, test in found.items() if against is None or against in pair}
+        for (first, second), test in _adjusted(family).items():
+            if first == reference:
+                figures[second][over] = _turned(test)
+            elif second == reference:
+                figures[first][over] = test
+        figures[reference][over] = TestFigures(0.0, 0.0, 0.0, 1.0, 1.0)
+    sign = 1 if outcome.higher_is_better[metric] else -1
+    return [
+        Verdict(
+            metric=metric,
+            method=name,
+            against=reference,
+            outcome="reference" if name == reference and "both" in tests else _decide(of.get("both"), sign),
+            over_queries=of["queries"],
+            over_seeds=of.get("seeds"),
+            over_both=of.get("both"),
+        )
+        for name, of in figures.items()
+    ]
+
+
+def _decide(test: TestFigures | None, sign: int) -> Literal["better", "worse", "not distinguishable", "no claim"]:
+    if test is None:
+        return "no claim"
+    if test.adjusted_p_value >= LEVEL:
+        return "not distinguishable"
+    return "better" if sign * test.difference > 0 else "worse"
+
+
+def _turned(test: TestFigures) -> TestFigures:
+    """Return the test of the opposite difference."""
+    return TestFigures(-test.difference, -test.high, -test.low, test.p_value, test.adjusted_p_value)
+
+
+def _best(metric: str, outcome: Outcome) -> str:
+    """Return the method with the best mean, the first of several."""
+    sign = 1 if outcome.higher_is_better[metric] else -1
+    return max(outcome.values, key=lambda name: sign * float(outcome.values[name][metric].mean(0).nanmean()))

@@ -21,7 +21,7 @@ True
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rankfall._results import Number, Result, ResultError
 from rankfall.training.evaluation import EvaluationSummary
@@ -35,6 +35,7 @@ __all__ = [
     "MethodTable",
     "MethodTest",
     "MetricSummary",
+    "PairTest",
     "ResultError",
     "RunFailure",
     "SearchResult",
@@ -42,7 +43,9 @@ __all__ = [
     "SplitEvaluation",
     "StreamResult",
     "StreamRunSummary",
+    "TestFigures",
     "TrialResult",
+    "Verdict",
 ]
 
 Settings = dict[str, Any]  # values by dotted key
@@ -72,7 +75,10 @@ class MetricSummary(Result):
 
 @dataclass(frozen=True)
 class MethodTest(Result):
-    """Test whether a method is worse than the best one on a metric."""
+    """One-sided test over queries whether a method is worse than the best one on a metric, with the weights at hand.
+
+    It says nothing about other seeds, see :class:`Verdict`.
+    """
 
     metric: str
     method: str
@@ -83,6 +89,57 @@ class MethodTest(Result):
     p_value: Number
     adjusted_p_value: Number
     significantly_worse: bool
+
+
+@dataclass(frozen=True)
+class TestFigures(Result):
+    """A two-sided test of the difference to a reference, with its 95 % confidence interval."""
+
+    __test__ = False  # or pytest would collect it as a test class
+
+    difference: Number
+    low: Number
+    high: Number
+    p_value: Number
+    adjusted_p_value: Number
+    """Corrected for the number of comparisons (Holm)."""
+
+
+@dataclass(frozen=True)
+class Verdict(Result):
+    """What a comparison says about a method and a reference on a metric.
+
+    A verdict is the result of the test over seeds and queries. With a single seed there is none: "no claim".
+    """
+
+    metric: str
+    method: str
+    against: str
+    """The reference: a method that the user named, or the one with the best mean."""
+    outcome: Literal["better", "worse", "not distinguishable", "no claim", "reference"]
+    """What holds for the method; "reference" for the reference itself, unless there is no claim."""
+    over_queries: TestFigures
+    """With the weights at hand."""
+    over_seeds: TestFigures | None = None
+    """On the queries at hand (Welch). None if there is one seed."""
+    over_both: TestFigures | None = None
+    """For other seeds and other queries (mixed model). None if there is one seed."""
+
+
+@dataclass(frozen=True)
+class PairTest(Result):
+    """Test of a pair of methods on a metric, over seeds and queries, with the 95 % interval of the difference."""
+
+    metric: str
+    first: str
+    second: str
+    difference: Number
+    """Mean of the first minus mean of the second."""
+    low: Number
+    high: Number
+    p_value: Number
+    adjusted_p_value: Number
+    """Corrected for the number of pairs (Holm)."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +203,11 @@ class MethodTable(Protocol):
         ...
 
     @property
+    def verdicts(self) -> list[Verdict]:
+        """Verdict on every method, by metric. Files of before verdicts existed have none."""
+        ...
+
+    @property
     def incomplete(self) -> list[str]:
         """Methods without results."""
         ...
@@ -173,6 +235,11 @@ class ComparisonResult(Result):
     incomplete: list[str] = field(default_factory=list)
     """Methods of which a run is missing."""
     failed: list[RunFailure] = field(default_factory=list)
+    against: str | None = None
+    """The method that the user named as the reference of the verdicts."""
+    verdicts: list[Verdict] = field(default_factory=list)
+    pairs: list[PairTest] = field(default_factory=list)
+    """Tests of all pairs of methods; none with a single seed."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +250,7 @@ class DayResult(Result):
     impressions: int
     methods: list[MethodResult]
     tests: list[MethodTest]
+    verdicts: list[Verdict] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -218,6 +286,7 @@ class StreamResult(Result):
     failed: list[RunFailure]
     refused: list[RunFailure] = field(default_factory=list)
     """Steps after a day, such as exporting a bundle, that failed."""
+    verdicts: list[Verdict] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

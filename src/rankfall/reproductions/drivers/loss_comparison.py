@@ -24,5 +24,6 @@ def run(reproduction: LossComparison, task: Task) -> Report:
         comparison=run_comparison(task, config),
         data=data,
         oracle=oracle(data, metrics),
+        methods=reproduction.methods,
     )
     return table_report(reproduction.id, result, reproduction.notes)

@@ -24,7 +24,13 @@ def run(reproduction: ObjectiveComparison, task: Task) -> Report:
     notes = list(reproduction.notes)
     if not reproduction.tune:
         notes.append(_untuned_note(protocol, data))
-    result = TableResult(title=reproduction.title, published=published, comparison=comparison, data=data)
+    result = TableResult(
+        title=reproduction.title,
+        published=published,
+        comparison=comparison,
+        data=data,
+        methods=reproduction.methods,
+    )
     report = table_report(reproduction.id, result, notes)
     return report if reproduction.leader is None else _with_rivals(report, reproduction, result)
 

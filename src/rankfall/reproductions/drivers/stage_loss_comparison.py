@@ -40,7 +40,13 @@ def run(reproduction: StageLossComparison, task: Task) -> Report:
         directory = f"comparison-{name}"
         trained = compare_cascades(task, data, protocol, reproduction.methods, variables=variables, directory=directory)
         comparison = by_grades(trained, task.out / directory, data, published.metrics)
-        result = TableResult(title=reproduction.title, published=published, comparison=comparison, data=data)
+        result = TableResult(
+            title=reproduction.title,
+            published=published,
+            comparison=comparison,
+            data=data,
+            methods=reproduction.methods,
+        )
         reports[data.name] = table_report(f"{reproduction.id}-{name}", result, reproduction.notes)
     return join_reports(reports)
 
@@ -81,7 +87,14 @@ def by_grades(comparison: ComparisonResult, out: Path, data: LogData, metrics: S
     )
     summary = summarise(outcome)
     methods = [replace(old, metrics=new.metrics) for old, new in zip(comparison.methods, summary.methods, strict=True)]
-    return replace(comparison, metrics=list(metrics), methods=methods, tests=summary.tests)
+    return replace(
+        comparison,
+        metrics=list(metrics),
+        methods=methods,
+        tests=summary.tests,
+        verdicts=summary.verdicts,
+        pairs=summary.pairs,
+    )
 
 
 def _measure(log: ImpressionLog, run: Path, metrics: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -67,12 +67,14 @@ class PublishedTable(Section):
         values: For each data set and row, one number per column as printed; null where the paper prints none.
         unit: What 1 is printed as: 100 in tables of percent.
         digits: Decimal places in which values below 1 are shown.
+        runs: Training runs behind a printed standard deviation; five in the only paper that prints deviations.
     """
 
     columns: list[str | Column] = Field(min_length=1)
     values: dict[str, dict[str, list[PrintedNumber]]] = Field(min_length=1)
     unit: Number = 1.0
     digits: Positive = 3
+    runs: Positive = 5
 
     @model_validator(mode="after")
     def _rows_have_all_columns(self) -> Self:
@@ -128,6 +130,7 @@ class PublishedSweep(Section):
         values: For each data set, method and metric, one number per point; null where the paper prints none.
         best: Smallest and largest value among which the paper found the best one.
         logarithmic: Whether the axis of the setting is drawn logarithmically.
+        runs: Training runs behind a printed standard deviation; five in the only paper that prints deviations.
     """
 
     along: str
@@ -135,6 +138,7 @@ class PublishedSweep(Section):
     values: dict[str, dict[str, dict[str, list[PrintedNumber]]]] = Field(default_factory=dict)
     best: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
     logarithmic: bool = True
+    runs: Positive = 5
 
     @model_validator(mode="after")
     def _curves_have_all_points(self) -> Self:

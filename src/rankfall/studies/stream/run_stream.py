@@ -239,8 +239,8 @@ class _Stream:
         for day in days[1:]:
             methods = measured_methods(day, directories)
             before = known.get(day)
-            # the values of a day never change, so its summary is reused
-            if before is not None and [method.name for method in before.methods] == methods:
+            # the values of a day never change, so its summary is reused; earlier versions wrote no verdicts
+            if before is not None and before.verdicts and [method.name for method in before.methods] == methods:
                 entries.append(before)
             elif methods:
                 entries.append(summarise_day(day, directories, config.metrics))
@@ -259,6 +259,7 @@ class _Stream:
             incomplete=[name for name in names if name not in complete],
             failed=list(self.failed.values()),
             refused=[failure for failures in self.refused.values() for failure in failures],
+            verdicts=summary.verdicts,
         )
 
     def _known_days(self) -> dict[str, DayResult]:

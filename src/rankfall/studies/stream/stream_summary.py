@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from rankfall.studies.results import MethodTest, MetricSummary
+    from rankfall.studies.results import MethodTest, MetricSummary, Verdict
 
     Directories = Mapping[str, Sequence[Path]]  # run directories of each method, one per seed
 
@@ -34,6 +34,7 @@ def summarise_day(day: str, directories: Directories, metrics: Sequence[str]) ->
     methods = measured_methods(day, directories)
     summaries: dict[str, dict[str, MetricSummary]] = {method: {} for method in methods}
     tests: list[MethodTest] = []
+    verdicts: list[Verdict] = []
     impressions = 0
     for metric in metrics if methods else ():
         values = {method: _values(day, directories[method], metric) for method in methods}
@@ -45,7 +46,8 @@ def summarise_day(day: str, directories: Directories, metrics: Sequence[str]) ->
         for method in summary.methods:
             summaries[method.name] |= method.metrics
         tests += summary.tests
-    return DayResult(day, impressions, [MethodResult(name, of) for name, of in summaries.items()], tests)
+        verdicts += summary.verdicts
+    return DayResult(day, impressions, [MethodResult(name, of) for name, of in summaries.items()], tests, verdicts)
 
 
 def summarise_days(days: Sequence[DayResult], directories: Directories, metrics: Sequence[str]) -> tuple[str, Summary]:
@@ -60,7 +62,7 @@ def summarise_days(days: Sequence[DayResult], directories: Directories, metrics:
     if not used or not complete:
         return "days", Summary([], [])
     if len(used) == 1:
-        return "impressions", Summary(used[0].methods, used[0].tests)
+        return "impressions", Summary(used[0].methods, used[0].tests, used[0].verdicts)
 
     def over_days(metric: str, method: str) -> Tensor:
         return torch.tensor([summaries[entry.day, method][metric].values for entry in used], dtype=torch.double).T
