@@ -19,6 +19,8 @@ from rankfall import registry
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_MATH = ".. math:: "
+
 
 @dataclass(frozen=True)
 class Documentation:
@@ -28,11 +30,13 @@ class Documentation:
         title: First paragraph, without the citation and the full stop.
         citation: The parts of the citation are separated by semicolons. Empty if there is none.
         arguments: Description of each parameter.
+        text: Paragraphs after the title. Formulas are in LaTeX.
     """
 
     title: str
     citation: str
     arguments: dict[str, str]
+    text: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ def documentation(component: Callable[..., Any]) -> Documentation:
     if function := getattr(component, "function", None):
         described = documentation(function).arguments
         arguments = {name: described[name] for name in inspect.signature(component).parameters if name in described}
-    return Documentation(title, citation, arguments)
+    return Documentation(title, citation, arguments, _paragraphs(parsed.long_description or ""))
 
 
 def option_docs(kind: registry.Kind, name: str) -> list[OptionDoc]:
@@ -91,6 +95,12 @@ def option_docs(kind: registry.Kind, name: str) -> list[OptionDoc]:
         )
         for one in registry.options(kind, name).values()
     ]
+
+
+def _paragraphs(text: str) -> tuple[str, ...]:
+    """Return the paragraphs of a text. Those that are a formula keep their backslashes."""
+    parts = [" ".join(part.split()) for part in text.split("\n\n")]
+    return tuple(part.removeprefix(_MATH) if part.startswith(_MATH) else plain(part) for part in parts if part)
 
 
 def plain(text: str) -> str:

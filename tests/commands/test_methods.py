@@ -10,6 +10,7 @@ import pytest
 from rankfall import losses, metrics, objectives, ops
 from rankfall.commands.methods import PAPERS, Kind, Method, cited, default_text, find_methods, find_models
 from rankfall.component_docs import option_docs
+from rankfall.metrics.named import forms
 from rankfall.registry import names
 from support.command_line import run
 from support.paths import ROOT
@@ -80,6 +81,29 @@ def test_models_have_options_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"name": "attention", "default": 80}.items() <= next(
         option for option in found["options"] if option["name"] == "attention"
     ).items()
+
+
+def test_metrics_have_their_definition(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("methods", "ndcg", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["names"] == ["ndcg", "ndcg@k", "ndcg_linear", "ndcg_linear@k"]
+    assert found["text"][0] == r"\sum_{i: r_i \le k} \frac{G(y_i)}{\log_2(1 + r_i)}"
+    options = {option["name"]: option for option in found["options"]}
+    assert set(options) == {"k", "ties", "gain", "empty"}
+    assert options["gain"]["default"] == "exp2"
+    assert "2^y - 1" in options["gain"]["meaning"]
+    assert run("methods", "ndcg") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "in configurations ndcg@k, ndcg_linear, ndcg_linear@k" in printed
+    assert "divided by its largest value over all orders" in printed
+
+
+def test_every_metric_of_configurations_is_listed_and_defined(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = find_methods(Kind.METRIC)
+    assert sorted(name for method in listed for name in method.names) == sorted(forms())
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    for name in (*forms(), "STAGE/recall", "STAGE/ndcg", "STAGE/lost", "STAGE/ndcg_published@k"):
+        assert f"`{name}`" in page, name
 
 
 def test_an_unknown_method_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

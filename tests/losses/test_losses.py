@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankfall import losses, ops
+from rankfall import losses, metrics, ops
 from rankfall.losses import _pairs
 
 if TYPE_CHECKING:
@@ -197,13 +197,16 @@ def pirank_ndcg(s: Numbers, y: Numbers, w: Numbers, k: int | None = None, tau: f
     return 1 - dcg / ideal(gain, k)
 
 
-def pirank_arp(s: Numbers, y: Numbers, w: Numbers, k: int | None = None, tau: float = 1.0) -> float:
+def pirank_arp(
+    s: Numbers, y: Numbers, w: Numbers, k: int | None = None, tau: float = 1.0, variant: str = "sound"
+) -> float:
     relevance = [a * label for a, label in zip(w, y, strict=True)]
     total = sum(
         rank * sum(p * a for p, a in zip(row, relevance, strict=True))
         for rank, row in enumerate(neural_rows(s, tau)[:k], start=1)
     )
-    return total / sum(relevance)
+    counted = sum(relevance[:k] if variant == "published" else relevance)
+    return total / counted if counted else 0.0
 
 
 def tie_orders(y: Numbers) -> list[list[int]]:
@@ -329,7 +332,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "lambda_recall_loss": [{"m": 3, "k": 2}, {"m": 1, "k": 3, "sigma": 2.0}, {"m": 2, "k": 50}, {"m": 50, "k": 2}],
     "approx_ndcg_loss": [{"tau": 0.5}, {}],
     "pirank_ndcg_loss": [{"k": 3}, {}, {"tau": 0.5}, {"k": 50, "tau": 2.0}],
-    "pirank_arp_loss": [{}, {"k": 3, "tau": 0.5}, {"k": 50}],
+    "pirank_arp_loss": [{}, {"k": 3, "tau": 0.5}, {"k": 50}, {"k": 3, "variant": "published"}],
     "sort_cross_entropy_loss": [{}, {"tau": 2.0, "scale": "sum"}, {"label_tau": 0.5}, {"ties": "position"}],
     "relax_loss": [
         {"m": 3, "k": 2},
@@ -526,6 +529,8 @@ def test_the_order_of_rows_does_not_matter(name: str, options: dict[str, Any]) -
     scores, labels = random_lists(4, 7, seed=13)
     if positional(name, options):
         labels = torch.arange(7, dtype=torch.float64).expand(4, 7)
+    if name == "pirank_arp_loss" and options.get("variant") == "published":
+        labels = torch.ones_like(labels)  # its denominator has the labels of the first items
     order = torch.randperm(7, generator=torch.Generator().manual_seed(14))
     value, gradient = value_and_gradient(name, scores, labels, reduction="none", **options)
     moved, moved_gradient = value_and_gradient(name, scores[:, order], labels[:, order], reduction="none", **options)
@@ -973,6 +978,43 @@ def test_tau_may_be_trained() -> None:
     assert tau.grad is not None
     assert tau.grad.isfinite()
     assert tau.grad != 0
+
+
+@pytest.mark.witness("derivation", "pirank_ndcg_loss", "pirank_arp_loss")
+@pytest.mark.parametrize("sort", SORTS, ids=lambda sort: sort.__name__)
+@pytest.mark.parametrize("k", [None, 3, 50])
+def test_straight_through_has_the_value_of_the_metric_and_the_gradient_of_the_soft_loss(
+    k: int | None, sort: Any
+) -> None:
+    scores, labels = random_lists(5, 8, seed=60)
+    scores = scores.round()  # with ties
+    mask = random_mask(5, 8, seed=61)
+    for name in ("pirank_ndcg_loss", "pirank_arp_loss"):
+        options = {"k": k, "sort": sort}
+        hard, of_hard = value_and_gradient(name, scores, labels, mask=mask, straight_through=True, **options)
+        _, of_soft = value_and_gradient(name, scores, labels, mask=mask, **options)
+        torch.testing.assert_close(of_hard, of_soft)
+        if name == "pirank_ndcg_loss":
+            expected = (1 - metrics.ndcg(scores, labels, k=k, mask=mask, empty=1.0)).mean()
+        elif k != 3:
+            expected = metrics.arp(scores, labels, mask=mask).mean()
+        else:
+            continue
+        torch.testing.assert_close(hard, expected)
+
+
+@pytest.mark.witness("hand", "pirank_arp_loss")
+def test_the_published_denominator_has_the_first_labels() -> None:
+    scores, labels = torch.tensor([1.0, 3.0, 2.0]), torch.tensor([1.0, 2.0, 4.0])
+    options: dict[str, Any] = {"k": 2, "tau": 1e-3}  # ranks 1 and 2 hold the labels 2 and 4: 1 * 2 + 2 * 4
+    assert losses.pirank_arp_loss(scores, labels, **options).item() == pytest.approx(10 / 7)
+    assert losses.pirank_arp_loss(scores, labels, variant="published", **options).item() == pytest.approx(10 / 3)
+    mask = torch.tensor([False, True, True, True])
+    padded = [torch.cat([torch.tensor([9.0]), values]) for values in (scores, labels)]
+    value = losses.pirank_arp_loss(padded[0], padded[1], mask=mask, variant="published", **options)
+    assert value.item() == pytest.approx(10 / 3)
+    with pytest.raises(ValueError, match="variant"):
+        losses.pirank_arp_loss(scores, labels, variant="printed")  # type: ignore[arg-type]
 
 
 # --- Gumbel noise -----------------------------------------------------------------------------------------------

@@ -556,7 +556,7 @@ def test_later_options_leave_weights_and_descriptions_as_they_were(kind: str) ->
     linears = [part for part in model.modules() if isinstance(part, nn.Linear)]
     torch.manual_seed(3)
     for table in model.embedding.tables.values():
-        nn.Embedding(*table.weight.shape, padding_idx=0)
+        nn.Embedding(table.num_embeddings, table.embedding_dim, padding_idx=0)
     for linear in linears:  # modules in the order of their construction
         again = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None)
         assert torch.equal(again.weight, linear.weight)

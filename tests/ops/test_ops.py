@@ -33,6 +33,7 @@ SORTS: dict[str, dict[str, Any]] = {
     "pirank_sort": {"tau": 0.7, "depth": 2},
     "pirank_sort/deep": {"tau": 0.7, "depth": 3},
     "pirank_sort/flat": {"tau": 0.7, "depth": 1},
+    "pirank_sort/free": {"tau": 0.7, "branches": [2, 5, 4], "tau_shares": [0.3, 0.5]},
 }
 TOPKS: dict[str, dict[str, Any]] = {
     "dftopk": {"tau": 0.7},
@@ -147,20 +148,30 @@ def bitonic(n: int) -> list[list[tuple[int, int]]]:
     return layers
 
 
-def loop_pirank_sort(s: list[float], k: int, tau: float, depth: int) -> list[list[float]]:
+def loop_pirank_sort(
+    s: list[float],
+    k: int,
+    tau: float,
+    depth: int | None = None,
+    branches: list[int] | None = None,
+    tau_shares: list[float] | None = None,
+) -> list[list[float]]:
     n = len(s)
-    branches = next(b for b in itertools.count(1) if b**depth >= n)
+    if branches is None:
+        assert depth is not None
+        branches = [next(b for b in itertools.count(1) if b**depth >= n)] * depth
+    taus = [tau * share for share in [*(tau_shares or [1.0] * (len(branches) - 1)), 1.0]]
 
     def node(items: list[int], level: int) -> tuple[list[float], list[dict[int, float]]]:
         if level == 0:
             return [s[i] for i in items], [{i: 1.0} for i in items]
-        size = branches ** (level - 1)
+        size = math.prod(branches[: level - 1])
         values, rows = [], []
         for start in range(0, len(items), size):
             v, r = node(items[start : start + size], level - 1)
             values += v
             rows += r
-        kept = loop_neural_sort(values, k, tau)
+        kept = loop_neural_sort(values, k, taus[level - 1])
         new_rows = []
         for q in kept:
             row = dict.fromkeys(items, 0.0)
@@ -170,7 +181,46 @@ def loop_pirank_sort(s: list[float], k: int, tau: float, depth: int) -> list[lis
             new_rows.append(row)
         return [sum(a * b for a, b in zip(q, values, strict=True)) for q in kept], new_rows
 
-    return [[row[i] for i in range(n)] for row in node(list(range(n)), depth)[1]]
+    return [[row[i] for i in range(n)] for row in node(list(range(n)), len(branches))[1]]
+
+
+def published_tree(
+    s: list[float], k: int, branches: list[int], kept: list[int], taus: list[float]
+) -> np.ndarray[Any, Any]:
+    """PiRank, eq. 13 to 17, index by index, for a list as long as the product of the branches; kept includes k_d."""
+    depth = len(branches)
+    sizes = [1, *kept]
+    leaf = [math.prod(branches[:j]) for j in range(depth)]
+    values = {
+        (0, *place): s[sum(i * step for i, step in zip(place, leaf, strict=True))]
+        for place in itertools.product(*map(range, branches))
+    }
+    rows = dict.fromkeys(values, 1.0)  # by position in the node's values and by leaf
+    for j in range(depth):
+        below = list(itertools.product(range(sizes[j]), range(branches[j])))
+        q: dict[tuple[int, ...], float] = {}
+        above: dict[tuple[int, ...], float] = {}
+        for node in itertools.product(*map(range, branches[j + 1 :])):
+            inside = {place: values[(*place, *node)] for place in below}
+            spread = {place: sum(abs(value - other) for other in inside.values()) for place, value in inside.items()}
+            for rank in range(sizes[j + 1]):
+                logits = [
+                    ((sizes[j] * branches[j] - 1 - 2 * rank) * inside[place] - spread[place]) / taus[j]
+                    for place in below
+                ]
+                for place, p in zip(below, softmax(logits), strict=True):
+                    q[(rank, *place, *node)] = p
+                above[(rank, *node)] = sum(q[(rank, *place, *node)] * inside[place] for place in below)
+        rows = {
+            (rank, *place): sum(q[(rank, m, *place[j:])] * rows[(m, *place)] for m in range(sizes[j]))
+            for rank in range(sizes[j + 1])
+            for place in itertools.product(*map(range, branches))
+        }
+        values = above
+    result = np.zeros((sizes[-1], len(s)))
+    for (rank, *node_path), p in rows.items():
+        result[rank, sum(i * step for i, step in zip(node_path, leaf, strict=True))] = p
+    return result
 
 
 def bisect(phi: Callable[[float], float], s: list[float], k: int, tau: float) -> list[float]:
@@ -225,7 +275,7 @@ def loop_operator(name: str, s: list[float], k: int, options: dict[str, Any]) ->
     if function == "hard_topk":
         order = sorted(range(len(s)), key=lambda i: (-s[i], i))[:k]
         return np.array([float(i in order) for i in range(len(s))])
-    if function == "pirank_sort" and options["depth"] == 1:
+    if function == "pirank_sort" and options.get("depth") == 1:
         return np.array(loop_neural_sort(s, k, options["tau"]))
     loops: dict[str, Callable[..., list[list[float]]]] = {
         "neural_sort": loop_neural_sort,
@@ -609,9 +659,10 @@ def test_everything_is_kept_when_there_are_places_for_all(name: str, k: int) -> 
 @pytest.mark.parametrize("name", [*SOFT_TOPKS, "hard_topk", "topk/neural_sort/flat", "topk/soft_sort/flat"])
 def test_lists_of_every_length_are_kept_if_k_is_not_less(name: str, more: int) -> None:
     name, flat, _ = name.partition("/flat")  # a large tau takes another path through the sums of rows
+    changes: dict[str, Any] = {"tau": 50.0} if flat else {}
     for n in range(1, 41):
         scores = lists(n, 2, n, dtype=torch.float32).requires_grad_()
-        p = apply(name, scores, k=n + more, **({"tau": 50.0} if flat else {}))
+        p = apply(name, scores, k=n + more, **changes)
         assert torch.equal(p, torch.ones_like(p)), n
         if name != "hard_topk":  # its gradient passes straight through
             (grad,) = torch.autograd.grad(p.sum(), scores)
@@ -804,6 +855,70 @@ def test_inclusion_with_noise_is_the_mean_over_draws() -> None:
     )
     rows = ops.neural_sort(scores, k=2, mask=mask, gumbel_samples=3, beta=0.5, generator=seed(1))
     torch.testing.assert_close(noisy, rows.sum(-2).mean(0))
+
+
+@pytest.mark.witness("brute force", "pirank_sort")
+@pytest.mark.parametrize(
+    ("branches", "kept", "tau_shares"),
+    [
+        ([3, 2], None, None),
+        ([3, 2], [3], [0.2]),
+        ([2, 3], [2], [0.7]),
+        ([2, 2, 3], None, [0.1, 0.4]),
+        ([2, 2, 3], [2, 3], None),
+        ([3, 1, 4], [2, 2], [0.3, 0.3]),
+        ([6], None, None),
+        ([1, 6], [1], [0.5]),
+    ],
+)
+def test_free_trees_are_those_of_the_published_equations(
+    branches: list[int], kept: list[int] | None, tau_shares: list[float] | None
+) -> None:
+    k, tau, n = 2, 0.7, math.prod(branches)
+    keeps: list[int] = []
+    for children in branches:
+        keeps.append(min(k, children * (keeps[-1] if keeps else 1)))
+    keeps = keeps if kept is None else [*kept, k]
+    taus = [tau] * len(branches) if tau_shares is None else [tau * share for share in [*tau_shares, 1]]
+    scores = lists(50, 3, n)
+    options: dict[str, Any] = {"branches": branches, "kept": kept, "tau_shares": tau_shares}
+    found = ops.pirank_sort(scores, k=k, tau=tau, **options)
+    for one, rows in zip(scores.tolist(), found, strict=True):
+        np.testing.assert_allclose(rows, published_tree(one, k, branches, keeps, taus), rtol=1e-10, atol=1e-14)
+    own = ops.pirank_sort(scores, k=k, tau=torch.full((3, 1), tau, dtype=torch.float64), **options)
+    torch.testing.assert_close(own, found)  # one temperature per list
+    assert torch.autograd.gradcheck(lambda s: ops.pirank_sort(s, k=k, tau=tau, **options), scores.requires_grad_())
+
+
+@pytest.mark.witness("hand", "pirank_sort")
+def test_a_free_tree_of_one_level_is_neural_sort_and_figure_4_is_sorted() -> None:
+    scores = lists(51, 4, 7)
+    assert torch.equal(ops.pirank_sort(scores, k=3, branches=[9], tau=0.3), ops.neural_sort(scores, k=3, tau=0.3))
+    figure = torch.tensor([0.2, 0.5, 0.3, 0.4, 0.1, 0.7])
+    rows = ops.pirank_sort(figure, k=2, branches=[3, 2], kept=[2], tau=1e-3)
+    torch.testing.assert_close(rows @ figure, torch.tensor([0.7, 0.5]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"branches": []}, "branches must have at least one level"),
+        ({"branches": [2, 0]}, r"branches\[1\] must be at least 1, got 0"),
+        ({"branches": [2, 2]}, r"branches must have a product of at least 6, .* got \[2, 2\]"),
+        ({"branches": [5]}, r"branches must have a product of at least 6"),
+        ({"branches": [3, 2], "depth": 3}, "depth must be 2, the number of branches"),
+        ({"branches": [3, 2], "kept": [1]}, r"kept\[0\] must be from 2 to 3, got 1"),
+        ({"branches": [3, 2], "kept": [4]}, r"kept\[0\] must be from 2 to 3, got 4"),
+        ({"branches": [3, 2], "kept": [2, 2]}, "kept must have one value per level below the root, 1, got 2"),
+        ({"kept": [2]}, "kept must have one value per level below the root, 0, got 1"),
+        ({"depth": 3, "tau_shares": [1.0, 0.5]}, "tau_shares must not decrease, nor exceed 1"),
+        ({"depth": 2, "tau_shares": [1.5]}, "tau_shares must not decrease, nor exceed 1"),
+        ({"depth": 2, "tau_shares": [0.0]}, r"tau_shares\[0\]"),
+    ],
+)
+def test_trees_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ops.pirank_sort(torch.randn(6), k=2, **options)
 
 
 def test_a_tree_of_one_level_includes_what_neural_sort_includes() -> None:

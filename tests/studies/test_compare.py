@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import hashlib
 import itertools
 import json
 import math
@@ -405,6 +406,19 @@ def test_further_stage_metrics_test_again_without_training_again(tmp_path: Path)
     path.write_text(yaml.safe_dump(content | {"methods": {"bce": {"stage_metrics": ["opa"]}}}))
     with pytest.raises(ConfigError, match=r"methods\.bce\.stage_metrics: unknown"):
         make_plan(load_comparison(path), tmp_path / "other")
+
+
+def test_later_options_leave_names_of_runs_as_they_were(write: Callable[..., Path], tmp_path: Path) -> None:
+    plan = make_plan(load_comparison(write()), tmp_path)
+    run = next(runs[0] for (method, _), runs in plan.trials().items() if method == "softmax")
+    content = run.config.model_dump(mode="json")
+    content.pop("metrics")
+    content["data"].pop("path")
+    content["model"].pop("init")
+    for key in ("checkpoint_every", "keep", "track", "mlflow"):
+        content["training"].pop(key)
+    text = json.dumps([content, plan.data_checksum], sort_keys=True)
+    assert run.directory.name == f"softmax_loss-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def test_other_data_are_another_run(write: Callable[..., Path], tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ from support.cascades import content, liked_log
 from support.logs import DAYS, item_columns, random_day, write_log
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -104,7 +105,7 @@ def test_further_metrics_of_a_stage_are_those_of_a_loop(log: Path) -> None:
     def score(batch: Impressions) -> list[Tensor]:
         return [torch.sin(batch.item.float() * 3)]
 
-    def ndcg(gains: list[float]) -> float:
+    def ndcg(gains: Sequence[float]) -> float:
         discounts = [1 / math.log2(rank + 1) for rank in (1, 2, 3)]
         ideal = sorted(gains, reverse=True)
         return float(np.dot(gains[:3], discounts) / np.dot(ideal[:3], discounts))
@@ -211,6 +212,32 @@ def test_the_same_seed_gives_the_same_weights(log: Path, tmp_path: Path) -> None
     a, b, c = ((tmp_path / name / "checkpoints" / "last.safetensors").read_bytes() for name in "abc")
     assert a == b
     assert a != c
+
+
+def test_stages_classify_grades(log: Path, tmp_path: Path) -> None:
+    changes = content(log, objective={"name": "per_stage", "loss": "grade_softmax_loss"})
+    changes = set_option(changes, "stages.0.model", {"kind": "mlp", "hidden": [16], "dim": 4, "grades": 10})
+    config = validate_cascade(set_option(changes, "stages.1.model.grades", 10))
+    assert train(config, tmp_path / "run").best_metric > 0.5  # chance is 3 / 11
+    _, cascade = load_run(tmp_path / "run")
+    (batch,) = rf.data.ImpressionLoader(log, DAYS[1], batch=100, shuffle=False)
+    for model in cascade.models.values():
+        assert isinstance(model, rf.models.Scorer)
+        assert model.config()["grades"] == 10
+        logits = model.outputs(batch)  # type: ignore[operator]
+        assert logits.shape == (*batch.mask.shape, 10)
+        torch.testing.assert_close(model(batch), rf.losses.expected_grade(logits))
+    objective, _ = make_objective(config)
+    outputs = [model.outputs(batch) for model in cascade.models.values()]  # type: ignore[operator]
+    value = objective(outputs, batch.grade.float(), relevance=batch.relevance, mask=batch.mask)
+    expected = torch.zeros(())
+    for logits in outputs:
+        chosen = torch.log_softmax(logits, -1).gather(-1, batch.grade.long().unsqueeze(-1)).squeeze(-1)
+        expected -= ((chosen * batch.mask).sum(-1) / batch.mask.sum(-1)).mean()
+    torch.testing.assert_close(value, expected)
+    few = validate_cascade(set_option(set_option(changes, "stages.0.model.grades", 3), "stages.1.model.grades", 3))
+    with pytest.raises(ValueError, match=r"outside 0\.\.2, the 3 grades"):
+        train(few, tmp_path / "few")
 
 
 def test_adagrad_trains_sparse_tables_as_dense_ones(log: Path, tmp_path: Path) -> None:
@@ -365,6 +392,8 @@ def test_train_and_evaluate_commands(log: Path, tmp_path: Path, capsys: pytest.C
         ),
         ("objective", {"name": "per_stage", "loss": {"name": "relax_loss", "m": 3}}, "relax_loss needs the option 'k'"),
         ("objective", {"name": "per_stage", "loss": "grade_softmax_loss"}, "but a stage gives one score"),
+        ("stages.0.model.grades", 4, "two_tower has no option 'grades'"),
+        ("stages.1.model.grades", 1, "stages.1.model.grades: found 1, expected greater than or equal to 2"),
     ],
 )
 def test_wrong_configurations_are_explained(log: Path, tmp_path: Path, key: str, value: Any, message: str) -> None:

@@ -212,6 +212,18 @@ def test_a_constant_schedule_trains_as_a_number(data: Path, tmp_path: Path) -> N
     assert weights(tmp_path / "schedule") == weights(tmp_path / "number")
 
 
+def test_straight_through_trains_the_same_weights(data: Path, tmp_path: Path) -> None:
+    for name, through in {"soft": False, "hard": True}.items():
+        loss = {"name": "pirank_ndcg_loss", "k": 5, "tau": 4.0, "straight_through": through}
+        train(validate(config_for(data, loss=loss, training={"epochs": 2})), tmp_path / name)
+    (soft, _), (hard, _) = (
+        read_checkpoint(tmp_path / name / "checkpoints" / "last.safetensors") for name in ("soft", "hard")
+    )
+    torch.testing.assert_close(hard, soft)
+    lines = [json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0]) for name in ("soft", "hard")]
+    assert lines[0]["loss"] != pytest.approx(lines[1]["loss"], rel=1e-3)
+
+
 SCHEDULE = {"start": 10, "end": 1}
 
 
@@ -220,7 +232,7 @@ def test_every_temperature_of_a_loss_can_follow_a_schedule(name: str) -> None:
     required: dict[str, Any] = {"m": 2, "k": 2, "topk": "dftopk"}
     options = registry.options("loss", name)
     given = {one.name: required[one.name] for one in options.values() if one.required}
-    variants = [{"tau": SCHEDULE}] if "tau" in options else []
+    variants: list[dict[str, Any]] = [{"tau": SCHEDULE}] if "tau" in options else []
     for operator, place in ((one, "topk" if "topk" in options else "sort") for one in registry.names("operator")):
         own = [one for one in registry.options("operator", operator) if one in ("tau", "steepness")]
         if place in options and own and (place == "topk" or operator in registry.SORTS):

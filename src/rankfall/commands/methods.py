@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -16,12 +16,15 @@ from rankfall.commands.options import AsJson
 from rankfall.commands.terminal import examples, print_json, print_result
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rankfall.component_docs import OptionDoc
 
 EXAMPLES = examples(
     "rankfall methods",
     "rankfall methods lcron",
     "rankfall methods --kind loss",
+    "rankfall methods ndcg",
     "rankfall methods --kind operator --json",
 )
 
@@ -90,7 +93,8 @@ class Method:
         line: Title of the doc string.
         citation: Citation in the title.
         papers: References of the citation.
-        config: Name in configurations. Empty if configurations cannot name it.
+        config: Name in configurations. Empty if configurations cannot name it, or if it is a metric.
+        names: Names of a metric in configurations, such as ``ndcg@k``.
     """
 
     name: str
@@ -99,6 +103,7 @@ class Method:
     citation: str
     papers: list[str]
     config: str
+    names: list[str] = field(default_factory=list)
 
 
 def methods(
@@ -113,7 +118,7 @@ def methods(
 ) -> None:
     """List all methods (operators, losses, objectives, metrics) with their papers, or explain one.
 
-    With NAME, prints the options of a method or model.
+    With NAME, prints the definition and the options of a method or model.
     """
     if name is not None:
         _show_one(name, kind, as_json)
@@ -136,19 +141,22 @@ def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
 
     everything = [method for one in Kind for method in find_methods(one) if kind in (None, one)]
     everything += find_models() if kind is None else []
-    matches = [method for method in everything if name in (method.name, method.config)]
+    matches = [method for method in everything if name in (method.name, method.config, *method.names)]
     if not matches:
-        names = [one for method in everything for one in (method.name, method.config) if one]
+        names = [one for method in everything for one in (method.name, method.config, *method.names) if one]
         raise typer.BadParameter(
             f"unknown method {name!r}{did_you_mean(name, names)}; 'rankfall methods' lists all methods",
             param_hint="NAME",
         )
     if as_json:
-        print_json([asdict(method) | {"options": _json_options(method)} for method in matches])
+        print_json([asdict(method) | {"text": _text(method), "options": _json_options(method)} for method in matches])
         return
     for method in matches:
-        called = f", in configurations {method.config}" if method.config not in ("", method.name) else ""
+        others = _other_names(method)
+        called = f", in configurations {', '.join(others)}" if others else ""
         print_result(f"{method.name} ({method.kind}{called}): {method.line}")
+        for paragraph in _text(method):
+            print_result(escape(paragraph))
         if options := find_options(method):
             print_result(_options_table(options))
     if any(method.papers for method in matches):
@@ -161,11 +169,13 @@ def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
 def find_methods(kind: Kind) -> list[Method]:
     """Return the public methods of one kind, in the order of their package's ``__all__``."""
     from rankfall import losses, metrics, objectives, ops, registry
+    from rankfall.metrics.named import forms
 
     package = {Kind.OPERATOR: ops, Kind.LOSS: losses, Kind.OBJECTIVE: objectives, Kind.METRIC: metrics}[kind]
     members = {name: getattr(package, name) for name in package.__all__}
     if kind is Kind.METRIC:
-        return [_describe(kind, name, one, "") for name, one in members.items() if inspect.isfunction(one)]
+        functions = {name: one for name, one in members.items() if inspect.isfunction(one)}
+        return [replace(_describe(kind, name, one, ""), names=forms(one)) for name, one in functions.items()]
     registered = cast("registry.Kind", kind.value)
     configs = {registry.get(registered, config): config for config in registry.names(registered)}
     return [_describe(kind, name, one, configs[one]) for name, one in members.items() if one in configs]
@@ -187,14 +197,42 @@ def _describe(kind: str, name: str, member: Any, config: str) -> Method:
 
 
 def find_options(method: Method) -> list[OptionDoc]:
-    """Return the options that a configuration can give. A metric's options are part of its name (``ndcg@10``)."""
+    """Return the options that a configuration can give, or the arguments of a metric, which its names fix."""
     from rankfall.component_docs import option_docs
 
     match method.kind:
         case "operator" | "loss" | "objective" | "model":
             return option_docs(method.kind, method.config)
         case _:
-            return []
+            return _arguments(_function(method))
+
+
+def _arguments(function: Callable[..., Any]) -> list[OptionDoc]:
+    """Return the keyword arguments of a metric."""
+    from rankfall import registry
+    from rankfall.component_docs import OptionDoc, documentation
+
+    described = documentation(function).arguments
+    return [
+        OptionDoc(one.name, registry.REQUIRED if one.default is one.empty else one.default, described[one.name])
+        for one in inspect.signature(function).parameters.values()
+        if one.kind is one.KEYWORD_ONLY and one.name not in ("mask", "generator")
+    ]
+
+
+def _function(method: Method) -> Callable[..., Any]:
+    from rankfall import metrics, registry
+
+    if method.kind == Kind.METRIC:
+        return cast("Callable[..., Any]", getattr(metrics, method.name))
+    return registry.get(cast("registry.Kind", method.kind), method.config)
+
+
+def _text(method: Method) -> list[str]:
+    """Return the paragraphs of the doc string after its title."""
+    from rankfall.component_docs import documentation
+
+    return list(documentation(_function(method)).text)
 
 
 def cited(citation: str) -> list[str]:
@@ -243,15 +281,19 @@ def default_text(option: OptionDoc) -> str:
 def _table(kind: Kind, methods: list[Method]) -> Table:
     plural = "losses" if kind is Kind.LOSS else f"{kind}s"
     table = Table(title=f"{len(methods)} {plural}", title_justify="left", title_style="bold", expand=True)
-    in_python = any(method.config not in ("", method.name) for method in methods)
+    in_python = any(_other_names(method) for method in methods)
     table.add_column("name\n[dim]in configurations[/]" if in_python else "name", style="cyan", no_wrap=True)
     table.add_column("description", ratio=3)
     table.add_column("paper", ratio=2)
     for method in methods:
-        other = method.config not in ("", method.name)
-        name = f"{method.name}\n[dim]{method.config}[/]" if other else method.name
+        name = "\n".join([method.name, *(f"[dim]{other}[/]" for other in _other_names(method))])
         table.add_row(name, escape(method.line), escape(method.citation))
     return table
+
+
+def _other_names(method: Method) -> list[str]:
+    """Return the names in configurations that are not the name in Python."""
+    return [name for name in (method.config, *method.names) if name not in ("", method.name)]
 
 
 def _references(methods: list[Method]) -> Table:

@@ -43,6 +43,7 @@ def pirank_ndcg_loss(
     k: int | None = None,
     tau: float | Tensor | None = None,
     sort: SoftSort = neural_sort,
+    straight_through: bool = False,
     reduction: Reduction = "mean",
 ) -> Tensor:
     r"""One minus NDCG@k of the softly sorted gains (PIR, eq. 8-10; NeuralNDCG).
@@ -60,6 +61,9 @@ def pirank_ndcg_loss(
         tau: Positive temperature of `sort`: a number, a scalar tensor, or one value per list ``(..., 1)``. Default: the
             default of `sort`.
         sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
+        straight_through: Whether the value is that of the hard permutation, with the gradient of the soft one, as in
+            the published code. The loss is linear in the permutation, so the gradient, and with it the trained model,
+            is the same as without. Equal scores share their ranks.
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
     Returns:
@@ -74,7 +78,7 @@ def pirank_ndcg_loss(
     scores, labels, mask = check_lists(scores, labels, mask)
     of_items = item_weight(weight, scores, mask)
     gain = gains(labels, mask) if of_items is None else gains(labels, mask) * of_items
-    by_rank = _softly_sorted(gain, scores, sort, k=k, tau=tau, mask=mask)
+    by_rank = _softly_sorted(gain, scores, sort, k=k, tau=tau, mask=mask, straight_through=straight_through)
     dcg = (by_rank * discounts(by_rank.shape[-1], by_rank)).sum(-1)
     per_list = (1 - safe_divide(dcg, ideal_dcg(gain, k=k))).masked_fill(~has_positive(gain, mask), 0.0)
     return reduce_lists(per_list, weight=weight, reduction=reduction)
@@ -89,6 +93,8 @@ def pirank_arp_loss(
     k: int | None = None,
     tau: float | Tensor | None = None,
     sort: SoftSort = neural_sort,
+    straight_through: bool = False,
+    variant: Literal["sound", "published"] = "sound",
     reduction: Reduction = "mean",
 ) -> Tensor:
     r"""Average relevance position of the softly sorted labels (PIR, eq. 11).
@@ -99,6 +105,9 @@ def pirank_arp_loss(
     nothing, so with a small k the loss can decrease when relevant items are lost: use it with all ranks, or beside
     another loss.
 
+    The printed equation sums the first k labels in the denominator, in the order in which the items are given. The
+    default sums all labels, so that the value does not depend on that order; for the default k both are equal.
+
     Args:
         scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
         labels: Tensor ``(..., n)`` of relevance labels, not negative. Higher is better.
@@ -108,6 +117,11 @@ def pirank_arp_loss(
         tau: Positive temperature of `sort`: a number, a scalar tensor, or one value per list ``(..., 1)``. Default: the
             default of `sort`.
         sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
+        straight_through: Whether the value is that of the hard permutation, with the gradient of the soft one, as in
+            the published code. The loss is linear in the permutation, so the gradient, and with it the trained model,
+            is the same as without. Equal scores share their ranks.
+        variant: ``"sound"`` divides by the sum of all labels, so that the value is the ARP if k is the length of the
+            list. ``"published"`` divides by the sum of the first k labels, as the equation is printed.
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
     Returns:
@@ -119,12 +133,16 @@ def pirank_arp_loss(
         >>> pirank_arp_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))
         tensor(1.5000)
     """
+    check_choice("variant", variant, ("sound", "published"))
     scores, labels, mask = check_lists(scores, labels, mask)
     of_items = item_weight(weight, scores, mask)
     relevance = labels if of_items is None else labels * of_items
-    by_rank = _softly_sorted(relevance, scores, sort, k=k, tau=tau, mask=mask)
+    by_rank = _softly_sorted(relevance, scores, sort, k=k, tau=tau, mask=mask, straight_through=straight_through)
     position = torch.arange(1, by_rank.shape[-1] + 1, device=by_rank.device)
-    per_list = safe_divide((by_rank * position).sum(-1), relevance.sum(-1))
+    counted = relevance
+    if variant == "published":
+        counted = relevance.masked_fill(mask.cumsum(-1) > by_rank.shape[-1], 0.0)
+    per_list = safe_divide((by_rank * position).sum(-1), counted.sum(-1))
     return reduce_lists(per_list.masked_fill(~has_positive(labels, mask), 0.0), weight=weight, reduction=reduction)
 
 
@@ -334,13 +352,26 @@ def _softly_sorted(
     k: int | None,
     tau: float | Tensor | None,
     mask: Tensor,
+    straight_through: bool,
 ) -> Float[Tensor, "*batch k"]:
     """Return the value that the soft permutation puts on each of the first k ranks.
 
     This is not a matmul, since autocast would compute it in half precision.
     """
     ranks = scores.shape[-1] if k is None else check_count("k", k)
-    return (_rows(scores, sort, k=ranks, tau=tau, mask=mask) * values[..., None, :]).sum(-1)
+    rows = _rows(scores, sort, k=ranks, tau=tau, mask=mask)
+    if straight_through:
+        rows = _hard_rows(scores, ranks, mask) + (rows - rows.detach())
+    return (rows * values[..., None, :]).sum(-1)
+
+
+def _hard_rows(scores: Tensor, k: int, mask: Tensor) -> Float[Tensor, "*batch k n"]:
+    """Return the first k rows of the hard permutation, in which the items of equal scores share their ranks equally."""
+    costs = -scores.detach().masked_fill(~mask, -torch.inf)
+    ascending = costs.sort(-1).values
+    first, end = (torch.searchsorted(ascending, costs, right=right).unsqueeze(-2) for right in (False, True))
+    rank = torch.arange(k, device=scores.device).unsqueeze(-1)
+    return ((rank >= first) & (rank < end) & mask.unsqueeze(-2)).to(scores.dtype) / (end - first)
 
 
 def _rows(

@@ -9,7 +9,7 @@ from torch import nn
 
 from rankfall.models.attention import AttentionPooling
 from rankfall.models.layers import Network
-from rankfall.models.scorer import Scorer
+from rankfall.models.scorer import GradeScorer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rankfall.models.layers import LayerOptions
 
 
-class DIN(Scorer):
+class DIN(GradeScorer):
     """Deep interest network (Zhou et al. 2018).
 
     The input of the hidden layers is the context, the user, the candidate, and each sequence pooled by an attention
@@ -47,6 +47,8 @@ class DIN(Scorer):
         residual: Whether to add a layer's input to its output where their widths are equal.
         init: Initial weights of linear maps: ``"default"`` for those of torch, ``"he"`` for a normal distribution with
             variance 2 / inputs and biases of 0 (He et al. 2015).
+        grades: Number of label grades, at least 2, for a model with one logit per grade, which `grade_softmax_loss`
+            trains. The score of an item is its expected grade. Default: one output, the score.
         only: Names of the features that the model uses, such as ``user.age``, ``context.hour``, ``item.author`` and
             ``sequence.history``. Default: all features.
         tables: Embedding tables ``(rows, dim)`` by name that are used instead of new ones, such as those of another
@@ -72,6 +74,7 @@ class DIN(Scorer):
         dropout: float = 0.0,
         residual: bool = False,
         init: str = "default",
+        grades: int | None = None,
         only: Iterable[str] | None = None,
         tables: Mapping[str, nn.Embedding] | None = None,
         sparse: bool | int = False,
@@ -91,6 +94,7 @@ class DIN(Scorer):
             only=only,
             tables=tables,
             sparse=sparse,
+            grades=grades,
             hidden=list(hidden),
             attention=attention,
             attention_activation=attention_activation,
@@ -103,10 +107,10 @@ class DIN(Scorer):
             AttentionPooling(width, attention, activation=attention_activation, init=init) for width in widths
         )
         width = self.embedding.request_width + sum(widths) + self.embedding.item_width
-        self.head = Network(width, hidden, 1, **layers)
+        self.head = Network(width, hidden, grades or 1, **layers)
 
-    def forward(self, batch: ImpressionFeatures) -> Float[Tensor, "batch n"]:
-        """Return the scores ``(B, N)`` of the items of a batch."""
+    def outputs(self, batch: ImpressionFeatures) -> Float[Tensor, "batch n outputs"]:
+        """Return the outputs ``(B, N, 1)``, or the logits ``(B, N, grades)``, of the items of a batch."""
         request = self.embedding.request(batch)
         item = self.embedding.by_name(batch.items)
         interests = []
@@ -118,5 +122,5 @@ class DIN(Scorer):
         parts = [torch.cat([*interests, *candidates], dim=-1)]
         if request:
             parts.insert(0, torch.cat(request, dim=-1).unsqueeze(-2))
-        scores: Tensor = self.head(*parts, mask=batch.mask)
-        return scores.squeeze(-1)
+        outputs: Tensor = self.head(*parts, mask=batch.mask)
+        return outputs

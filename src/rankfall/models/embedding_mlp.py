@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from rankfall.models.layers import Network
-from rankfall.models.scorer import Scorer
+from rankfall.models.scorer import GradeScorer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rankfall.models.layers import LayerOptions
 
 
-class EmbeddingMLP(Scorer):
+class EmbeddingMLP(GradeScorer):
     """Multilayer perceptron on embedded features.
 
     The input of the hidden layers is the request (its context, its user and the mean of each sequence) and the item.
@@ -41,6 +41,8 @@ class EmbeddingMLP(Scorer):
         residual: Whether to add a layer's input to its output where their widths are equal.
         init: Initial weights of linear maps: ``"default"`` for those of torch, ``"he"`` for a normal distribution with
             variance 2 / inputs and biases of 0 (He et al. 2015).
+        grades: Number of label grades, at least 2, for a model with one logit per grade, which `grade_softmax_loss`
+            trains. The score of an item is its expected grade. Default: one output, the score.
         only: Names of the features that the model uses, such as ``user.age``, ``context.hour``, ``item.author`` and
             ``sequence.history``. Default: all features.
         tables: Embedding tables ``(rows, dim)`` by name that are used instead of new ones, such as those of another
@@ -64,6 +66,7 @@ class EmbeddingMLP(Scorer):
         dropout: float = 0.0,
         residual: bool = False,
         init: str = "default",
+        grades: int | None = None,
         only: Iterable[str] | None = None,
         tables: Mapping[str, nn.Embedding] | None = None,
         sparse: bool | int = False,
@@ -77,16 +80,24 @@ class EmbeddingMLP(Scorer):
             "init": init,
         }
         super().__init__(
-            features, dim=dim, std=std, only=only, tables=tables, sparse=sparse, hidden=list(hidden), **layers
+            features,
+            dim=dim,
+            std=std,
+            only=only,
+            tables=tables,
+            sparse=sparse,
+            grades=grades,
+            hidden=list(hidden),
+            **layers,
         )
         events = sum(map(self.embedding.event_width, self.embedding.sequences))
         width = self.embedding.request_width + events + self.embedding.item_width
-        self.head = Network(width, hidden, 1, **layers)
+        self.head = Network(width, hidden, grades or 1, **layers)
 
-    def forward(self, batch: ImpressionFeatures) -> Float[Tensor, "batch n"]:
-        """Return the scores ``(B, N)`` of the items of a batch."""
+    def outputs(self, batch: ImpressionFeatures) -> Float[Tensor, "batch n outputs"]:
+        """Return the outputs ``(B, N, 1)``, or the logits ``(B, N, grades)``, of the items of a batch."""
         request = [*self.embedding.request(batch), *self.embedding.mean_events(batch)]
         items = self.embedding.items(batch.items)
         parts = [torch.cat(request, dim=-1).unsqueeze(-2), items] if request else [items]
-        scores: Tensor = self.head(*parts, mask=batch.mask)
-        return scores.squeeze(-1)
+        outputs: Tensor = self.head(*parts, mask=batch.mask)
+        return outputs

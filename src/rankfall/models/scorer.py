@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from rankfall.models.embedding import FeatureEmbedding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from jaxtyping import Float
+
     from rankfall.data.impressions.spec import Features
+    from rankfall.models.inputs import ImpressionFeatures
 
 # Defaults of options that were added later. Descriptions leave them out, so that files stay as they were.
-_LATER: dict[str, Any] = {"norm_momentum": 0.1, "init": "default"}
+_LATER: dict[str, Any] = {"norm_momentum": 0.1, "init": "default", "grades": None}
 
 
 class Scorer(nn.Module):
@@ -55,3 +59,31 @@ class Scorer(nn.Module):
     def config(self) -> dict[str, Any]:
         """Return the kind and the options of the model as JSON values, without the features it was built for."""
         return {"kind": self.kind, **self._options}
+
+
+class GradeScorer(Scorer):
+    """Base class of models that put out one number per item, or one logit per label grade.
+
+    Args:
+        features: Features of the impression log that the model is built for.
+        grades: Number of label grades, at least 2, for one logit per grade. The score of an item is its expected grade.
+            None for one output, the score.
+        options: Options of :class:`Scorer`.
+    """
+
+    def __init__(self, features: Features, *, grades: int | None, **options: Any) -> None:
+        super().__init__(features, grades=grades, **options)
+        if grades is not None and grades < 2:
+            raise ValueError(f"grades must be at least 2, got {grades}")
+        self.grades = grades
+
+    def outputs(self, batch: ImpressionFeatures) -> Float[Tensor, "batch n outputs"]:
+        """Return the outputs ``(B, N, 1)``, or the logits ``(B, N, grades)``, of the items of a batch."""
+        raise NotImplementedError
+
+    def forward(self, batch: ImpressionFeatures) -> Float[Tensor, "batch n"]:
+        """Return the scores ``(B, N)`` of the items of a batch."""
+        outputs = self.outputs(batch)
+        if self.grades is None:
+            return outputs.squeeze(-1)
+        return (outputs.softmax(-1) * torch.arange(self.grades, device=outputs.device)).sum(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -24,6 +25,8 @@ from rankfall.ops import topk as make_topk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from jaxtyping import Bool, Float
 
     from rankfall.ops import SoftSort, TopK
 
@@ -189,7 +192,8 @@ class SortCE(Objective):
 class PerStage(Objective):
     """Any loss of each stage's scores, with the full-stage grades as labels (rankfall).
 
-    Use it to train a cascade with a loss of :mod:`rankfall.losses` that has no objective of its own.
+    Use it to train a cascade with a loss of :mod:`rankfall.losses` that has no objective of its own. With
+    ``grade_softmax_loss`` the stages put out one logit per grade, ``(..., n, grades)`` instead of scores.
 
     Args:
         loss: A module of :mod:`rankfall.losses`; in configurations, the name of a loss or a mapping of its name and
@@ -225,12 +229,42 @@ class PerStage(Objective):
         self.relevant = None if labels == "grades" or relevant is None else check_count("relevant", relevant)
         self.losses = nn.ModuleList(copy.deepcopy(loss) for _ in range(stages))
 
+    def parts(
+        self,
+        scores: Sequence[Tensor],
+        labels: Float[Tensor, "*batch n"],
+        *,
+        relevance: Tensor | None = None,
+        depth: Tensor | None = None,
+        mask: Bool[Tensor, "*batch n"] | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the loss of each stage by name; see :meth:`Objective.parts`.
+
+        Args:
+            scores: One floating tensor ``(..., n)`` per stage, or logits ``(..., n, grades)`` for a loss that takes
+                them.
+            labels: Tensor ``(..., n)`` of full-stage grades. Higher is better.
+            relevance: Tensor ``(..., n)``, above 0 for relevant items. Default: items with a grade above 0 are
+                relevant.
+            depth: Tensor ``(..., n)`` of the deepest stage that each item reached in the log. Not used.
+            mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+        """
+        if isinstance(scores, list | tuple) and all(_are_logits(stage, labels) for stage in scores):
+            batch = self._check([stage[..., 0] for stage in scores], labels, relevance, depth, mask)
+            return self.terms(replace(batch, scores=list(scores)))
+        return super().parts(scores, labels, relevance=relevance, depth=depth, mask=mask)
+
     def terms(self, batch: Impression) -> dict[str, Tensor]:
         labels = batch.grades if self.relevant is None else batch.truth(self.relevant)
         return {
             f"stage{t}/loss": loss(scores, labels, mask=batch.mask)
             for t, (loss, scores) in enumerate(zip(self.losses, batch.scores, strict=True), 1)
         }
+
+
+def _are_logits(scores: Tensor, labels: Tensor) -> bool:
+    both = isinstance(scores, Tensor) and isinstance(labels, Tensor)
+    return both and scores.ndim == labels.ndim + 1
 
 
 class _Adaptive(Objective):

@@ -120,11 +120,15 @@ class Operator:
     @property
     def _lazy(self) -> bool:
         """Whether rows are computed on demand, so that all of them can be summed."""
-        return self.name in _LAZY_ROWS or (self.name == "pirank_sort" and self.options.get("depth") in (None, 1))
+        return self.name in _LAZY_ROWS or (
+            self.name == "pirank_sort"
+            and self.options.get("depth") in (None, 1)
+            and all(self.options.get(name) is None for name in _TREE)
+        )
 
     def _rows(self, scores: Tensor, mask: Tensor | None) -> SoftRows:
         name = "neural_sort" if self.name == "pirank_sort" else self.name  # a tree of one level
-        options = {key: value for key, value in self.options.items() if key not in (*_NOISE, "depth")}
+        options = {key: value for key, value in self.options.items() if key not in (*_NOISE, *_TREE, "depth")}
         return _LAZY_ROWS[name](scores, mask=mask, **options)
 
 
@@ -287,6 +291,7 @@ def _log(p: Tensor) -> Tensor:
 
 
 _NOISE = ("gumbel_samples", "beta", "generator")
+_TREE = ("branches", "kept", "tau_shares")
 _SELECTIONS: dict[str, Callable[..., Tensor]] = {
     "dftopk": dftopk,
     "lapsum_topk": lapsum_topk,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from rankfall._lists import check_count, check_positive, check_scores
 from rankfall.ops.neural_sort import neural_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jaxtyping import Bool, Float
 
 
@@ -23,9 +26,12 @@ def pirank_sort(
     k: int,
     tau: float | Tensor = 1.0,
     depth: int | None = None,
+    branches: Sequence[int] | None = None,
+    kept: Sequence[int] | None = None,
+    tau_shares: Sequence[float] | None = None,
     mask: Bool[Tensor, "*batch n"] | None = None,
 ) -> Float[Tensor, "*batch k n"]:
-    """Soft permutation by merging soft top-k lists in a tree (PIR, eq. 13-17).
+    r"""Soft permutation by merging soft top-k lists in a tree (PIR, eq. 13-17).
 
     The n items are the leaves of a tree of `depth` levels with about :math:`n^{1/depth}` children per node. Each node
     sorts the items that its children kept with NeuralSort and keeps the first k; the rows of the levels are multiplied
@@ -33,12 +39,21 @@ def pirank_sort(
     n)`. Here nodes compute only the k rows that they keep, so the cost is about linear in n at any depth, and more
     levels save nothing. Use it to reproduce PiRank. The tree of a list depends only on its number of real items.
 
+    `branches`, `kept` and `tau_shares` choose the tree of the paper freely: a node of level j has :math:`b_j` children
+    and keeps :math:`k_j` values at the temperature :math:`\tau_j`. Level 1 joins neighbouring items.
+
     Args:
         scores: Floating tensor ``(..., n)``, one list of n items in the last dimension. Higher is better.
         k: Number of rows to return, at least 1.
         tau: Positive temperature: a number, a scalar tensor, or one value per list ``(..., 1)``. The smaller it is,
             the closer the result is to the hard one.
-        depth: Number of levels of the tree, at least 1. Default: 1, which costs least.
+        depth: Number of levels of the tree, at least 1. Default: 1, which costs least, or the number of `branches`.
+        branches: Number of children per node of each level, from the leaves to the root. Their product must be at least
+            n. Default: the smallest number with room for the list, the same for all levels.
+        kept: Number of values that a node of each level below the root keeps, from the leaves on. It must be at least
+            k, or everything that the node has if that is less. Default: the smallest number allowed.
+        tau_shares: Temperature of each level below the root as a share of `tau`, from the leaves on: above 0, not
+            decreasing, at most 1. Default: 1.
         mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
 
     Returns:
@@ -57,21 +72,69 @@ def pirank_sort(
     check_positive("tau", tau)
     wide, mask = check_scores(scores, mask)
     n = wide.shape[-1]
-    depth = 1 if depth is None else check_count("depth", depth)
-    if depth == 1:
+    depth = _check_depth(depth, branches)
+    if depth == 1 and (branches is None or branches[0] >= n):
+        _check_levels("kept", kept, 0)
+        _check_levels("tau_shares", tau_shares, 0)
         return neural_rows(scores, tau, mask).probabilities(0, k).to(scores.dtype)
+    sizes = [_root(n, depth)] * depth if branches is None else list(branches)
+    if math.prod(sizes) < n:
+        raise ValueError(f"branches must have a product of at least {n}, the length of the lists, got {sizes}")
+    keeps = _check_kept(kept, sizes, k)
+    shares = _check_tau_shares(tau_shares, depth)
     wide = wide / tau  # once for all levels: the values that a node keeps are means of scores
     real = torch.ones_like(wide, dtype=torch.bool) if mask is None else mask
-    branches = _root(n, depth)
-    slot = _slots(real, branches, depth)  # the leaf of each item
-    leaves = math.prod([branches] * depth)
+    slot = _slots(real, sizes[0], depth) if branches is None else _slots_of_one_tree(real, sizes)  # leaf of each item
+    leaves = math.prod(sizes)
     spare = wide.new_zeros(*wide.shape[:-1], leaves + 1)  # all masked items go to one leaf past the end
     values = spare.scatter(-1, slot, wide)[..., :-1]
     filled = (spare > 0).scatter(-1, slot, real)[..., :-1]
     with _full_precision(wide.device):
-        rows = _merge(values, filled, k, branches, depth)
-    rows = F.pad(rows, (0, 1))  # add the leaf past the end again
+        rows = _merge(values, filled, sizes, keeps, shares)
+    rows = F.pad(rows, (0, 1, 0, k - keeps[-1]))  # the leaf past the end again, and ranks that no list has
     return rows.gather(-1, slot.unsqueeze(-2).expand(*rows.shape[:-1], n)).to(scores.dtype)
+
+
+def _check_depth(depth: int | None, branches: Sequence[int] | None) -> int:
+    if branches is None:
+        return 1 if depth is None else check_count("depth", depth)
+    if not branches:
+        raise ValueError("branches must have at least one level, got none")
+    for level, children in enumerate(branches):
+        check_count(f"branches[{level}]", children)
+    if depth not in (None, len(branches)):
+        raise ValueError(f"depth must be {len(branches)}, the number of branches, or left out, got {depth}")
+    return len(branches)
+
+
+def _check_levels(name: str, values: Sequence[float] | None, count: int) -> None:
+    if values is not None and len(values) != count:
+        raise ValueError(f"{name} must have one value per level below the root, {count}, got {len(values)}")
+
+
+def _check_kept(kept: Sequence[int] | None, branches: Sequence[int], k: int) -> list[int]:
+    """Return the number of values that the nodes of each level keep, which is at most k for the root."""
+    _check_levels("kept", kept, len(branches) - 1)
+    keeps: list[int] = []
+    for level, children in enumerate(branches):
+        joined = children * (keeps[-1] if keeps else 1)
+        least = min(k, joined)
+        keep = least if kept is None or level == len(kept) else check_count(f"kept[{level}]", kept[level])
+        if not least <= keep <= joined:
+            raise ValueError(f"kept[{level}] must be from {least} to {joined}, got {keep}")
+        keeps.append(keep)
+    return keeps
+
+
+def _check_tau_shares(tau_shares: Sequence[float] | None, depth: int) -> list[float]:
+    """Return the temperature of each level as a share of that of the root."""
+    _check_levels("tau_shares", tau_shares, depth - 1)
+    shares = [1.0] * depth if tau_shares is None else [*tau_shares, 1.0]
+    for level, share in enumerate(shares):
+        check_positive(f"tau_shares[{level}]", share)
+    if any(low > high for low, high in itertools.pairwise(shares)):
+        raise ValueError(f"tau_shares must not decrease, nor exceed 1, got {shares[:-1]}")
+    return shares
 
 
 def _full_precision(device: torch.device) -> AbstractContextManager[None]:
@@ -105,24 +168,30 @@ def _slots(real: Tensor, branches: int, depth: int) -> Tensor:
     return slot.masked_fill(~real, math.prod([branches] * depth))
 
 
-def _merge(values: Tensor, real: Tensor, k: int, branches: int, depth: int) -> Tensor:
-    """Return the rows ``(..., k, leaves)`` of the tree over the values of the leaves."""
+def _slots_of_one_tree(real: Tensor, branches: Sequence[int]) -> Tensor:
+    """Return the leaf of each item, its position among the real items: every list has the same tree."""
+    return (real.cumsum(-1) - 1).masked_fill(~real, math.prod(branches))
+
+
+def _merge(
+    values: Tensor, real: Tensor, branches: Sequence[int], keeps: Sequence[int], taus: Sequence[float]
+) -> Tensor:
+    """Return the rows ``(..., kept, leaves)`` of the tree over the values of the leaves."""
     batch = values.shape[:-1]
     # At each level: the values of each node (..., nodes, kept), and its rows over the leaves below (..., kept, width).
     nodes, kept, width = values.shape[-1], 1, 1
     values, real = values.unsqueeze(-1), real.unsqueeze(-1)
     rows = real.to(values.dtype).unsqueeze(-1)
-    for _ in range(depth):
-        nodes = nodes // branches
-        joined = values.reshape(*batch, nodes, branches * kept)
-        joined_real = real.reshape(*batch, nodes, branches * kept)
-        keep = min(k, branches * kept)
-        q = neural_rows(joined, 1.0, joined_real).probabilities(0, keep)
+    for children, keep, tau in zip(branches, keeps, taus, strict=True):
+        nodes = nodes // children
+        joined = values.reshape(*batch, nodes, children * kept)
+        joined_real = real.reshape(*batch, nodes, children * kept)
+        q = neural_rows(joined, tau, joined_real).probabilities(0, keep)
         values = torch.matmul(q, joined.unsqueeze(-1)).squeeze(-1)
-        below = rows.reshape(*batch, nodes, branches, kept, width)
-        parts = torch.matmul(q.unflatten(-1, (branches, kept)).transpose(-3, -2), below)  # one product per child
-        width = width * branches
+        below = rows.reshape(*batch, nodes, children, kept, width)
+        parts = torch.matmul(q.unflatten(-1, (children, kept)).transpose(-3, -2), below)  # one product per child
+        width = width * children
         rows = parts.transpose(-3, -2).reshape(*batch, nodes, keep, width)
         real = torch.arange(keep, device=values.device) < joined_real.sum(-1, keepdim=True)
         kept = keep
-    return F.pad(rows.squeeze(-3), (0, 0, 0, k - kept))
+    return rows.squeeze(-3)

@@ -323,6 +323,10 @@ def _is_settled(config: ComparisonConfig, method: str) -> bool:
     return changes.get("tune") == {} or (kind in BASELINES and BASELINES[kind].tunes_itself)
 
 
+# Options that did not exist when names were fixed, with their defaults, which leave the name of a run as it was.
+_LATER = (("data", "labels", "full"), ("model", "init", "default"))
+
+
 def _run_name(config: RunConfig, data_checksum: str) -> str:
     """Return the name of a run: the same for the same training on the same data, wherever they are stored."""
     content = config.model_dump(
@@ -334,7 +338,8 @@ def _run_name(config: RunConfig, data_checksum: str) -> str:
             "training": {"checkpoint_every", "keep", "track", "mlflow"},
         },
     )
-    if content["data"].get("labels") == "full":  # names from before this option existed stay the same
-        del content["data"]["labels"]
+    for section, key, default in _LATER:
+        if content.get(section, {}).get(key) == default:
+            del content[section][key]
     text = json.dumps([content, data_checksum], sort_keys=True)
     return f"{method_of(config).title}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -101,13 +101,16 @@ def make_objective(config: CascadeConfig) -> BuiltObjective:
     return objective, temperatures
 
 
-def check_objective(objective: Objective, temperatures: Sequence[Temperature], *, stages: int) -> None:
+def check_objective(
+    objective: Objective, temperatures: Sequence[Temperature], *, stages: int, classifies: bool = False
+) -> None:
     """Call an objective on one impression, so that it refuses options that do not fit each other before training.
 
     Args:
         objective: The objective, which may have its number of stages from `objective.quotas`.
         temperatures: Temperatures in it that follow a schedule.
         stages: Number of stages of the cascade.
+        classifies: Whether the objective takes logits of the label grades instead of scores.
 
     Raises:
         ConfigError: If the objective refuses its options, or was built for another number of stages.
@@ -116,7 +119,7 @@ def check_objective(objective: Objective, temperatures: Sequence[Temperature], *
         raise ConfigError(f"objective.quotas: found {objective.stages}, expected one for each of {stages} stages")
     for temperature in temperatures:
         temperature.set(0.0)
-    scores = [torch.tensor([[0.0, 1.0, 2.0]])] * stages
+    scores = [torch.zeros(1, 3, 3) if classifies else torch.tensor([[0.0, 1.0, 2.0]])] * stages
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             objective(scores, torch.tensor([[2.0, 1.0, 0.0]]), depth=torch.tensor([[2, 1, 0]]))

@@ -16,6 +16,7 @@ from rankfall._yaml_config import ConfigError
 from rankfall.cascade import Cascade
 from rankfall.data import ImpressionLoader, ImpressionLog
 from rankfall.data.impressions.compatibility import encoding_signature
+from rankfall.models.scorer import GradeScorer
 from rankfall.objectives import BCE, Objective
 from rankfall.training.build_cascade import (
     Optimizers,
@@ -125,21 +126,30 @@ class DayLoader(Loader["Impressions"], Protocol):
 
 
 class _Network(nn.Module):
-    """A cascade and its objective in one module."""
+    """A cascade and its objective in one module.
 
-    def __init__(self, cascade: Cascade, objective: Objective) -> None:
+    Args:
+        cascade: The cascade.
+        objective: The objective.
+        classifies: Whether the objective takes logits of the label grades instead of scores.
+    """
+
+    def __init__(self, cascade: Cascade, objective: Objective, *, classifies: bool) -> None:
         super().__init__()
-        self.cascade, self.objective = cascade, objective
+        self.cascade, self.objective, self.classifies = cascade, objective, classifies
 
     def forward(self, batch: Impressions) -> tuple[dict[str, Tensor], list[str]]:
         """Return the terms of the objective, and the names of stages with scores that are NaN or infinite."""
-        scores = self.cascade(batch)
+        scores = self._logits(batch) if self.classifies else self.cascade(batch)
         bad = [name for name, stage in zip(self.cascade.names, scores, strict=True) if not stage.isfinite().all()]
         if bad:  # objectives refuse such scores, but the names of the terms are needed
             scores = [torch.zeros_like(stage) for stage in scores]
         labels = batch.grade.float()
         terms = self.objective.parts(scores, labels, relevance=batch.relevance, depth=batch.depth, mask=batch.mask)
         return terms, bad
+
+    def _logits(self, batch: Impressions) -> list[Tensor]:
+        return [model.outputs(batch) for model in self.cascade.models.values() if isinstance(model, GradeScorer)]
 
 
 class CascadeLearner(Learner["Impressions"]):
@@ -155,7 +165,9 @@ class CascadeLearner(Learner["Impressions"]):
         self.cascade = make_cascade(config, features)
         self.objective, self.temperatures = built
         self.modules = {"cascade": self.cascade, "objective": self.objective}
-        self.network = _Network(self.cascade, self.objective).to(self.group.device)
+        self.network = _Network(self.cascade, self.objective, classifies=config.objective.classifies).to(
+            self.group.device
+        )
         self.optimizer = Optimizers(config.optimizer, self.cascade, self.objective)
         self.clip = config.optimizer.clip
         if self.group.device.type == "cuda" and "sparse" in self.optimizer.parts:
@@ -361,7 +373,7 @@ def build_objective(log: ImpressionLog, config: CascadeConfig) -> BuiltObjective
         ConfigError: If the objective refuses its options, or would train a stage on no item of the log.
     """
     built = make_objective(config)
-    check_objective(*built, stages=len(config.stages))
+    check_objective(*built, stages=len(config.stages), classifies=config.objective.classifies)
     _check_depths(log, config, built[0])
     return built
 

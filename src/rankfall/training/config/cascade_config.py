@@ -28,7 +28,7 @@ from rankfall.training.config.cascade_metric_names import (
     measures,
 )
 from rankfall.training.config.component_checks import check_model, check_objective
-from rankfall.training.config.presets import with_preset
+from rankfall.training.config.network_presets import with_preset
 from rankfall.training.config.sections import (
     Count,
     Kept,
@@ -121,6 +121,12 @@ class ObjectiveConfig(Section):
         """The options of the objective, without its name."""
         return dict(self.model_extra or {})
 
+    @property
+    def classifies(self) -> bool:
+        """Whether the loss of the stages takes logits of the label grades instead of scores."""
+        loss = self.options.get("loss") if self.name == "per_stage" else None
+        return (loss.get("name") if isinstance(loss, dict) else loss) == "grade_softmax_loss"
+
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         check_objective(self.name, self.options)
@@ -198,6 +204,12 @@ class CascadeConfig(Section):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"stages: two stages have the name {name!r}")
+        for place, stage in enumerate(self.stages):
+            if self.objective.classifies and stage.model.get("grades") is None:
+                raise ValueError(
+                    f"stages.{place}.model.grades: missing; grade_softmax_loss needs one output per grade, but a stage "
+                    "gives one score without this option of din and mlp"
+                )
         metric = self.training.metric
         if metric != JOINT and metric.rpartition("/")[0] not in names:
             raise ValueError(f"training.metric: found {metric!r}, the stages are {', '.join(names)}")

@@ -44,14 +44,17 @@ _OPTION_TYPES: dict[str, dict[str, Any]] = {
     "attention": _COUNT,
     "attention_activation": _ACTIVATION,
     "beta": _POSITIVE,
+    "branches": _COUNT,
     "depth": _COUNT,
     "dim": _COUNT,
     "dropout": {"float": Share | list[Share]},
     "e2e_weight": _NOT_NEGATIVE,
+    "grades": {"int": Annotated[int, Field(ge=2)]},
     "gumbel_samples": {"int": Annotated[int, Field(ge=0)]},
     "hidden": _COUNT,
     "init": {"str": Init},
     "k": _COUNT,
+    "kept": _COUNT,
     "label_tau": _POSITIVE,
     "m": _COUNT,
     "min_depth": {"int": int | str},  # a number or the name of a logged stage
@@ -66,6 +69,7 @@ _OPTION_TYPES: dict[str, dict[str, Any]] = {
     "steepness": _POSITIVE,
     "swap": {"str": Literal["cauchy", "logistic", "reciprocal", "optimal"]},
     "tau": _POSITIVE,
+    "tau_shares": _FRACTION,
     "temperature": _POSITIVE,
 }
 _TYPES: dict[str, Any] = {
@@ -213,8 +217,6 @@ def check_stage_loss(name: str, value: Any) -> None:
         raise OptionError(f"found {shown(value)}, expected a loss's name or {{name: ..., its options}}", name)
     loss = given["name"]
     _check_name(loss, registry.names("loss"), (name,) if isinstance(value, str) else (name, "name"))
-    if loss == "grade_softmax_loss":
-        raise OptionError(f"{loss} needs one output per grade, but a stage gives one score", name)
     try:
         check_loss(loss, {key: option for key, option in given.items() if key != "name"})
     except OptionError as error:

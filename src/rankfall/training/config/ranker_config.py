@@ -21,7 +21,7 @@ from pydantic import (
 from rankfall import registry
 from rankfall._yaml_config import KIND, ConfigError, Section, explain
 from rankfall.training.config.component_checks import check_loss
-from rankfall.training.config.presets import PRESETS, with_preset
+from rankfall.training.config.network_presets import PRESETS, with_preset
 from rankfall.training.config.sections import (
     Activation,
     Count,

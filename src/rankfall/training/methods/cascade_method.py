@@ -86,7 +86,8 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         return cascade_with_defaults(self.config)
 
     def _build_loss(self) -> None:
-        check_objective(*make_objective(try_depths(self.config)), stages=len(self.config.stages))
+        built = make_objective(try_depths(self.config))
+        check_objective(*built, stages=len(self.config.stages), classifies=self.config.objective.classifies)
 
     # --- data ---------------------------------------------------------------------------------------------------
 
