@@ -594,3 +594,16 @@ def test_the_list_shows_the_kind_of_data(capsys: pytest.CaptureFixture[str]) -> 
     listed = {one["name"]: one["data"] for one in json.loads(capsys.readouterr().out)}
     assert listed["arf-table2"] == "lists"
     assert listed["arf-table3"] == listed["lcron-table12"] == listed["dftopk-table1"] == "impressions"
+
+
+def test_the_list_shows_which_reproductions_have_improved_methods(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli("reproduce", "--list", "--json") == 0
+    improved = {one["name"]: one["improved"] for one in json.loads(capsys.readouterr().out)}
+    assert improved["lcron-table2"]
+    assert not improved["lcron-table5"]  # published numbers only
+
+
+def test_improved_without_improved_methods_is_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, mentioned in (([], False), (["--improved"], True)):
+        assert cli("reproduce", "lcron-table5", "--out", str(tmp_path), *options) == 0
+        assert ("--improved changes nothing: lcron-table5" in " ".join(capsys.readouterr().err.split())) is mentioned

@@ -781,7 +781,7 @@ def test_a_trial_that_fails_is_not_chosen(compare: Callable[..., ComparisonResul
         ),
         ({"metrics": ["ndgc"]}, "ndcg"),
         ({"seeds": [1, 1]}, "contain a seed twice"),
-        ({"against": "rigde"}, "against: found 'rigde', expected one of the methods, did you mean 'ridge'"),
+        ({"against": "rigde"}, "against: found 'rigde', did you mean 'ridge'; the methods are"),
         ({"data": {}}, "data.path"),
         ({"folds": None}, "train is missing"),
         ({"folds": {"one": {"train": ["A"], "valid": ["B"], "test": ["Z"]}}}, "no split 'Z'"),

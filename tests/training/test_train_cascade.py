@@ -163,6 +163,11 @@ def test_further_metrics_are_evaluated_and_validated(log: Path, tmp_path: Path) 
     ("changes", "message"),
     [
         ({"stage_metrics": ["ndgc@3"]}, "stage_metrics.0: found 'ndgc@3', did you mean ndcg@k"),
+        ({"stage_metrics": ["ndcg_publised@3"]}, "found 'ndcg_publised@3', did you mean ndcg_published@k; allowed are"),
+        (
+            {"stage_metrics": ["ndcg_published@0"]},
+            "'ndcg_published@0'; expected ndcg_published or ndcg_published@k",
+        ),
         ({"stage_metrics": ["ndcg"]}, "stage_metrics.0: found 'ndcg', .* expected ndcg_linear or ndcg@k"),
         ({"training": {"metric": "ranking/opa"}}, r"'ranking/opa', expected .* stage_metrics \(which is empty\)"),
         ({"training": {"metric": "ranking/lost"}}, "found 'ranking/lost', expected joint_recall"),
