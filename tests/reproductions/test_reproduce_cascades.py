@@ -35,6 +35,7 @@ from rankfall.reproductions.protocols import (
     CASCADE_RATES,
     batch_for,
     cascade_config,
+    cascade_deviations,
     compare_cascades,
     method_sections,
 )
@@ -327,6 +328,14 @@ def test_what_is_tuned_is_set_without_tuning_too() -> None:
 def test_batches_are_as_large_as_the_log_allows() -> None:
     batches = [batch_for(TWO_STAGES, sized(count)) for count in (6_000_000, 60_000, 3_000)]
     assert batches == [1024, 128, 32]
+
+
+def test_differences_from_the_training_of_the_paper_are_stated() -> None:
+    assert cascade_deviations(TWO_STAGES, sized(6_000_000)) == []
+    (batches,) = cascade_deviations(TWO_STAGES, sized(3_000))
+    assert batches.startswith("Batches: 32 impressions instead of 1024, since there are 3,000 to train on")
+    (network,) = cascade_deviations(TWO_STAGES, sized(6_000_000, sequences=False))
+    assert network == "Network of ranking: an MLP instead of DIN, since the log has no sequences."
 
 
 def test_a_log_of_short_lists_is_refused() -> None:
