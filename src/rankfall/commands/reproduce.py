@@ -44,7 +44,7 @@ LISTED = {
     "lists": "on lists, with approximate times on two cores and the MSLR sample",
     "impressions": "on impressions, with approximate times on two cores and a simulated platform",
     "operators": "operators alone, without data, with approximate times on two cores",
-    "none": "published figures only: nobody outside has the traffic that they were measured on",
+    "none": "published numbers only, from online traffic that is not available",
 }
 
 
