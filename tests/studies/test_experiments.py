@@ -31,7 +31,9 @@ def test_every_file_is_valid(path: Path, tmp_path: Path) -> None:
 def published() -> dict[str, dict[str, Any]]:
     methods = load_comparison(EXPERIMENTS / "lcron_table2.yaml").methods
     return {
-        name.removesuffix(", published"): told or {} for name, told in methods.items() if name.endswith(", published")
+        name.removesuffix(", published"): changes or {}
+        for name, changes in methods.items()
+        if name.endswith(", published")
     }
 
 
@@ -47,7 +49,7 @@ def test_published_methods_have_published_labels_and_the_printed_learning_rate()
 
 
 def test_published_methods_try_four_points_of_the_grids_of_appendix_c() -> None:
-    tau = [1, 20, 50, 100, 200, 1000]
+    tau: list[float] = [1, 20, 50, 100, 200, 1000]
     printed: dict[str, dict[str, list[float]]] = {
         "BCE": {},
         "ICC": {"objective.temperature": [0.05, 0.1, 0.5, 1]},
@@ -58,9 +60,9 @@ def test_published_methods_try_four_points_of_the_grids_of_appendix_c() -> None:
         "ARF-v2": {"objective.tau": tau},
         "LCRON": {"objective.topk.tau": tau},
     }
-    for name, told in published().items():
-        assert told["tune"].keys() == printed[name].keys()
-        assert math.prod(map(len, told["tune"].values())) == (4 if printed[name] else 1)
-        for key, values in told["tune"].items():
+    for name, changes in published().items():
+        assert changes["tune"].keys() == printed[name].keys()
+        assert math.prod(map(len, changes["tune"].values())) == (4 if printed[name] else 1)
+        for key, values in changes["tune"].items():
             assert set(values) <= set(printed[name][key])
             assert {min(values), max(values)} == {min(printed[name][key]), max(printed[name][key])}

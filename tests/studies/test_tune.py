@@ -33,6 +33,7 @@ from support.planted import config_for, plant
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from rankfall.studies.search_space import Search
     from rankfall.training.config.load_config import TrainConfig
     from support.forks import Forks
 
@@ -441,6 +442,29 @@ def test_a_directory_that_holds_something_else_is_refused(
     with pytest.raises(ConfigError, match=r"data\.test: .*S9"):
         tune(load_search(write(data={"test": ["S9"]})), tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_search_of_an_earlier_version_continues(
+    write: Callable[..., Path],
+    fake: Callable[[Fake], list[TrainConfig]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake(peak)
+    out, model = tmp_path / "out", {"kind": "mlp", "hidden": [4]}
+    begun = tuning._begun
+
+    def without_later_options(search: Search) -> dict[str, Any]:
+        content = begun(search)
+        del content["config"]["model"]["init"]
+        return content
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tuning, "_begun", without_later_options)
+        tune(load_search(write(trials=1, model=model)), out)
+    assert len(tune(load_search(write(trials=2, model=model)), out).trials) == 2
+    with pytest.raises(ConfigError, match=r"model\.init was 'default' and is 'he'"):
+        tune(load_search(write(trials=2, model=model | {"init": "he"})), out)
 
 
 def test_truncated_journal_line_is_removed(

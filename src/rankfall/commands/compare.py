@@ -50,7 +50,7 @@ def compare(
         str | None,
         typer.Option(
             metavar="METHOD",
-            help="Test every method against this one: better or worse?",
+            help="Test whether each method is better or worse than this one.",
             show_default="that of CONFIG, or the method with the best mean",
         ),
     ] = None,
@@ -58,10 +58,11 @@ def compare(
     engine: EngineOption = EngineName.LOCAL,
     as_json: AsJson = False,
 ) -> None:
-    """Train several methods on the same data, and test which are worse than the best, or than one that you name.
+    """Train several methods on the same data, and test which are worse than the best one.
 
     A method is better than another if the difference is significant for other seeds and other queries (mixed model,
-    5 %, Holm correction). With a single seed the table makes no such claim; give at least two, better five.
+    5 %, Holm correction). With a single seed the table makes no such claim: use at least two, better five. --against
+    names another reference than the best method.
 
     CONFIG is a training configuration with the additional keys methods, seeds and folds. All methods have the same
     seeds and folds, and are tuned with the same number of trials, on validation data only. Finished runs in the output

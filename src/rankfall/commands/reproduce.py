@@ -44,7 +44,7 @@ LISTED = {
     "lists": "on lists, with approximate times on two cores and the MSLR sample",
     "impressions": "on impressions, with approximate times on two cores and a simulated platform",
     "operators": "operators alone, without data, with approximate times on two cores",
-    "none": "published figures only: nobody outside has the traffic that they were measured on",
+    "none": "published numbers only, from online traffic that is not available",
 }
 
 
@@ -239,7 +239,7 @@ def _list(as_json: bool) -> None:
     from rankfall.reproductions.task import Sheet
 
     for kind, title in LISTED.items():
-        rows = [[one[key] for key in ("name", "shows", "quick", "full")] for one in listed if one["data"] == kind]
+        rows = [[f"{one[key]}" for key in ("name", "shows", "quick", "full")] for one in listed if one["data"] == kind]
         if rows:
             _show_sheet(Sheet(title, ["name", "shows", "--quick", "full"], rows), wrapped="shows")
     print_result(Text("\n" + "\n".join(f"{paper.name}: {paper.reference}" for paper in papers())))

@@ -93,7 +93,7 @@ def _terminal_tests(result: MethodTable) -> Iterator[RenderableType]:
 
 
 def caption_style(result: MethodTable) -> str:
-    """Return how a terminal shows the caption: loudly if there is no claim."""
+    """Return the style of the caption in a terminal: bold if there is no claim."""
     return "dim italic" if makes_claims(result) else "bold"
 
 

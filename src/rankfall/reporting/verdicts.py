@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rankfall.studies.results import MethodTable, TestFigures, Verdict
 
-SMALLEST_P = 1e-99  # smaller p-values are not told apart
+SMALLEST_P = 1e-99  # smaller p-values are shown as smaller than this
 
 _MARKS = {"not distinguishable": "*"}
 _MARKS_AGAINST = {"reference": "=", "better": "+", "worse": "-"}

@@ -66,7 +66,7 @@ def find_reproduction(name: str) -> Reproduction:
 
 
 def run(reproduction: Reproduction, task: Task) -> Report:
-    """Run a reproduction with its driver; our better versions of published methods only if the task asks for them."""
+    """Run a reproduction with its driver; our better versions of published methods only if the task includes them."""
     driver = importlib.import_module(f"rankfall.reproductions.drivers.{reproduction.driver}")
     report: Report = driver.run(reproduction.with_variants(improved=task.improved), task)
     return report

@@ -202,14 +202,7 @@ def cascade_config(
     Raises:
         ValueError: Lists are too short for the first stage.
     """
-    lists = lists or {}
-    content = {
-        "data": {"path": str(data.path), **data.roles, **protocol.data, **lists},
-        **_cascade_sections(protocol, data, lists.get("length")),
-        "methods": methods,
-        "seeds": seeds,
-    }
-    return ComparisonConfig.model_validate(content)
+    return ComparisonConfig.model_validate(_cascade_content(protocol, data, data.roles, methods, seeds, lists))
 
 
 def stream_config(
@@ -220,38 +213,46 @@ def stream_config(
     seeds: Sequence[int],
     lists: Mapping[str, Any] | None = None,
 ) -> StreamConfig:
-    """Return a stream over all days of the data, tested on every day but the first.
+    """Return a stream over all days of the data, tested on every day but the first; see :func:`cascade_config`."""
+    days = {"days": f"{data.train[0]}..{data.test}"}
+    return StreamConfig.model_validate(_cascade_content(protocol, data, days, methods, seeds, lists))
 
-    Args:
-        protocol: Stages and training of the paper.
-        data: The log.
-        methods: Section of each method.
-        seeds: Seeds of the training runs.
-        lists: Options of the ``data`` section: length of test lists, random negatives.
 
-    Raises:
-        ValueError: Lists are too short for the first stage.
-    """
+def _cascade_content(
+    protocol: CascadeProtocol,
+    data: LogData,
+    days: Mapping[str, Any],
+    methods: Sections,
+    seeds: Sequence[int],
+    lists: Mapping[str, Any] | None,
+) -> dict[str, Any]:
     lists = lists or {}
-    content = {
-        "data": {"path": str(data.path), "days": f"{data.train[0]}..{data.test}", **protocol.data, **lists},
-        **_cascade_sections(protocol, data, lists.get("length")),
-        "methods": methods,
-        "seeds": seeds,
-    }
-    return StreamConfig.model_validate(content)
-
-
-def _cascade_sections(protocol: CascadeProtocol, data: LogData, length: int | None = None) -> dict[str, Any]:
-    """Return the stages and their training, with the length of test lists if it is not that of the log."""
-    _check_length(protocol, data, length)
+    _check_length(protocol, data, lists.get("length"))
     return {
+        "data": {"path": str(data.path), **days, **protocol.data, **lists},
         "relevant": protocol.relevant,
         "stages": [_stage_section(stage, data) for stage in protocol.stages],
         "optimizer": {"lr": protocol.lr, **protocol.optimizer},
         "training": {"epochs": 1, "batch": batch_for(protocol, data)},
         "stage_metrics": protocol.stage_metrics,
+        "methods": methods,
+        "seeds": seeds,
     }
+
+
+def cascade_deviations(protocol: CascadeProtocol, data: LogData) -> list[str]:
+    """Return where training on impressions differs from the protocol, as sentences for a report."""
+    found = []
+    batch = batch_for(protocol, data)
+    if batch != protocol.batch:
+        found.append(
+            f"Batches: {batch} impressions instead of {protocol.batch}, since there are {data.train_impressions:,} to "
+            f"train on; those of the paper are used from {MANY_IMPRESSIONS:,} on."
+        )
+    replaced = [stage.name for stage in protocol.stages if _lacks_sequences(stage, data)]
+    if replaced:
+        found.append(f"Network of {' and '.join(replaced)}: an MLP instead of DIN, since the log has no sequences.")
+    return found
 
 
 def batch_for(protocol: CascadeProtocol, data: LogData) -> int:
@@ -270,9 +271,12 @@ def _stage_section(stage: StageProtocol, data: LogData) -> dict[str, Any]:
 def _stage_model(stage: StageProtocol, data: LogData) -> dict[str, Any]:
     if stage.small_model is not None and data.train_impressions < MANY_IMPRESSIONS:
         return stage.small_model
-    if stage.model["kind"] == "din" and not data.sequences:
-        return {"kind": "mlp"}  # DIN needs a behaviour sequence
-    return stage.model
+    return {"kind": "mlp"} if _lacks_sequences(stage, data) else stage.model
+
+
+def _lacks_sequences(stage: StageProtocol, data: LogData) -> bool:
+    """Whether the log has no behaviour sequence, which DIN needs."""
+    return stage.model["kind"] == "din" and not data.sequences
 
 
 def _check_length(protocol: CascadeProtocol, data: LogData, length: int | None) -> None:

@@ -108,6 +108,11 @@ class Task:
         return log_data.prepare(self.source, platform, cache, size=self.size, seed=self.seed, progress=self.progress)
 
     @property
+    def quick(self) -> bool:
+        """Whether costs and properties are measured briefly: if nothing is tuned either."""
+        return not self.size.tune
+
+    @property
     def seeds(self) -> list[int]:
         """Seeds of training runs on ranking lists."""
         return list(range(self.seed, self.seed + self.size.seeds))

@@ -13,6 +13,7 @@ from rankfall._yaml_config import ConfigError, leaves, shown, to_yaml
 from rankfall.studies.comparison_summary import higher_is_better
 from rankfall.studies.optuna_journal import load_optuna, open_journal
 from rankfall.studies.results import SearchResult, TrialResult
+from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.run_directory import CHECKPOINTS, RESUME_MUTABLE_KEYS
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from rankfall.studies.search_space import Search
 
 JOURNAL, TRIALS, RESULTS, BEST, CONFIG = "study.journal", "trials", "trials.json", "best.yaml", "tune.yaml"
-_NEW_KEYS = {"config.data.labels": "full"}  # with their defaults; searches of earlier versions do not have them
 DEATHS = 3  # a trial fails when its process has died this many times
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "running"}
 
@@ -68,14 +68,14 @@ class Study:
                 self._study.set_user_attr("begun", begun)
                 write_file(self.out / CONFIG, to_yaml(self.search.written()))
             else:
-                self._check_same(leaves(before), leaves(begun))
+                config = validate_any(before["config"], where=str(self.out))  # fills in options that are newer than it
+                self._check_same(leaves(before | {"config": config.model_dump(mode="json")}), leaves(begun))
 
     def begun(self) -> dict[str, Any] | None:
         """Return the configuration that the search was started with, or None."""
         return self._study.user_attrs.get("begun")
 
     def _check_same(self, before: dict[str, Any], now: dict[str, Any]) -> None:
-        before = {key: value for key, value in _NEW_KEYS.items() if key in now} | before
         ignored = {f"config.{key}" for key in (*RESUME_MUTABLE_KEYS, *self.search.space)}
         differences = [
             f"{key.removeprefix('config.')} was {shown(before.get(key))} and is {shown(now.get(key))}"

@@ -53,18 +53,11 @@ def run(reproduction: CutoffTransfer, task: Task) -> Report:
         if f"{loss.name} {name}" in means
         for column, metric in metrics.items()
     ]
-    figure = HeatMaps(
-        cells,
-        title="Recall@m@k, trained for one pair of cut-offs and evaluated on another",
-        subtitle=f"{data.name}; framed: the best training for each evaluation",
-        row="trained for m'@k'",
-        column="evaluated at m@k",
-    )
     losses = list(dict.fromkeys(cell["panel"] for cell in cells))
     summary = {loss: summary_of(loss, cells) for loss in losses}
     return Report(
         sheets=[*(_sheet(loss, cells, list(metrics)) for loss in losses), _summary_sheet(summary, len(cutoffs))],
-        plots={reproduction.id: figure},
+        plots={reproduction.id: _figure(cells, data.name)},
         results={
             "comparison": comparison.to_json(),
             "cells": cells,
@@ -79,6 +72,16 @@ def run(reproduction: CutoffTransfer, task: Task) -> Report:
             *deviations(reproduction.protocol, task, data),
             *reproduction.notes,
         ],
+    )
+
+
+def _figure(cells: list[Cell], data: str) -> HeatMaps:
+    return HeatMaps(
+        cells,
+        title="Recall@m@k, trained for one pair of cut-offs and evaluated on another",
+        subtitle=f"{data}; framed: the best training for each evaluation",
+        row="trained for m'@k'",
+        column="evaluated at m@k",
     )
 
 

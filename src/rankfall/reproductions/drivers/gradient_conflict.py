@@ -6,7 +6,7 @@ boundary of a list is its k-th and its (k+1)-th best item:
 
 - relevant items that -log p lowers, summed over the relevant items of a list;
 - items on the wrong side of L_TopK, the binary cross entropy of p: relevant ones that it lowers, others that it raises.
-  This loss asks for as many items as are relevant, so it is only measured with that k;
+  Its target is the set of the relevant items, so it is only measured with their number as k;
 - absolute gradient of either loss that falls on the boundary;
 - pairs of a row and a relevant item, in the first k rows of a soft sort, for which the row lowers the item;
 - absolute gradient of these rows on relevant items that cancels in their sum.
@@ -45,7 +45,7 @@ ROUNDING = 1e-9  # share of the largest gradient of the list below which the sig
 def run(reproduction: GradientConflict, task: Task) -> Report:
     """Measure every operator at every k."""
     lists = reproduction.lists
-    if not task.size.tune:
+    if task.quick:
         lists = lists.model_copy(update={"lists": min(lists.lists, QUICK_LISTS)})
     scores, relevant = make_lists(lists, task.seed)
     shares: dict[str, dict[int, Shares]] = {name: {} for name in reproduction.operators}

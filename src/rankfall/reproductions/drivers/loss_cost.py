@@ -46,12 +46,11 @@ EPOCH, ALONE, GROWTH, MEMORY = "step s/epoch", "loss s/epoch", "loss grows like"
 def run(reproduction: LossCost, task: Task) -> Report:
     """Measure a step with every loss; times of all losses are taken in turns."""
     data = task.lists(reproduction.protocol)
-    quick = not task.size.tune
-    documents = QUICK_DOCUMENTS if quick else reproduction.documents
+    documents = QUICK_DOCUMENTS if task.quick else reproduction.documents
     contents = {method.name: _content(reproduction, data, method.config) for method in reproduction.methods}
     task.progress("times", 0, len(contents) + 1)
     lengths = [length for length in GROWTH_LENGTHS if length <= task.size.longest]
-    measured = _times(contents, documents, lengths, SECONDS / 10 if quick else SECONDS)
+    measured = _times(contents, documents, lengths, SECONDS / 10 if task.quick else SECONDS)
     for number, (name, content) in enumerate(contents.items(), 1):
         task.progress(f"memory of {name}", number, len(contents) + 1)
         full, small = (content, documents), (content, WARM_UP_DOCUMENTS)

@@ -90,39 +90,13 @@ def _report_of_one(
         }
         for name in reproduction.metrics
     }
-    figure = Lines(
-        [
-            {
-                "panel": data.name,
-                "series": method,
-                "x": point,
-                "y": values.mean,
-                "low": values.low,
-                "high": values.high,
-            }
-            for point, values in curve.items()
-        ]
-        + [
-            {"panel": f"published, {source}", "series": method, "x": point, "y": value}
-            for source, values in _published(published, metric).items()
-            for point, value in values.items()
-        ],
-        title=reproduction.heading,
-        subtitle=f"{metric}; shaded: best {variable} in the paper; band: 95 % confidence interval over queries",
-        x=reproduction.along,
-        y=metric,
-        series="data",
-        log_x=True,
-        ticks=sorted({*curve, *(published.points if published else ())}),
-        span=(published.best[0], published.best[1]) if published and published.best else None,
-    )
     return Report(
         comparisons=[(f"{method}, {reproduction.id} on {data.name}", comparison)],
         sheets=[
             _beside_published(f"{method}, {name}", variable, {data.name: here[name]}, _published(published, name))
             for name in reproduction.metrics
         ],
-        plots={reproduction.id: figure},
+        plots={reproduction.id: _figure_of_one(reproduction, data, method, curve)},
         results={
             "comparison": comparison.to_json(),
             f"best_{variable}": best,
@@ -130,6 +104,31 @@ def _report_of_one(
             **results,
         },
         notes=[*_best_points(variable, metric, best, published), *reproduction.notes],
+    )
+
+
+def _figure_of_one(reproduction: LossSweep, data: ListData, method: str, curve: Curve) -> Lines:
+    metric, published = reproduction.metrics[0], reproduction.published
+    ours = [
+        {"panel": data.name, "series": method, "x": point, "y": values.mean, "low": values.low, "high": values.high}
+        for point, values in curve.items()
+    ]
+    theirs = [
+        {"panel": f"published, {source}", "series": method, "x": point, "y": value}
+        for source, values in _published(published, metric).items()
+        for point, value in values.items()
+    ]
+    best = f"shaded: best {reproduction.variable} in the paper"
+    return Lines(
+        ours + theirs,
+        title=reproduction.heading,
+        subtitle=f"{metric}; {best}; band: 95 % confidence interval over queries",
+        x=reproduction.along,
+        y=metric,
+        series="data",
+        log_x=True,
+        ticks=sorted({*curve, *(published.points if published else ())}),
+        span=(published.best[0], published.best[1]) if published and published.best else None,
     )
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankfall.reproductions.protocols import batch_for, compare_cascades
+from rankfall.reproductions.protocols import cascade_deviations, compare_cascades
 from rankfall.reproductions.published_table import TableResult, table_report
 
 if TYPE_CHECKING:
-    from rankfall.reproductions.log_data import LogData
-    from rankfall.reproductions.paper_schema import CascadeProtocol, ObjectiveComparison
+    from rankfall.reproductions.paper_schema import ObjectiveComparison
     from rankfall.reproductions.task import Report, Task
 
 
@@ -21,9 +20,9 @@ def run(reproduction: ObjectiveComparison, task: Task) -> Report:
     comparison = compare_cascades(
         task, data, protocol, reproduction.methods, tune=reproduction.tune, lists=reproduction.lists
     )
-    notes = list(reproduction.notes)
+    notes = [*cascade_deviations(protocol, data), *reproduction.notes]
     if not reproduction.tune:
-        notes.append(_untuned_note(protocol, data))
+        notes.append(f"Learning rate: {protocol.lr:g} for all methods, as in the paper, without tuning.")
     result = TableResult(
         title=reproduction.title,
         published=published,
@@ -33,13 +32,6 @@ def run(reproduction: ObjectiveComparison, task: Task) -> Report:
     )
     report = table_report(reproduction.id, result, notes)
     return report if reproduction.leader is None else _with_rivals(report, reproduction, result)
-
-
-def _untuned_note(protocol: CascadeProtocol, data: LogData) -> str:
-    return (
-        f"Learning rate {protocol.lr:g}, batches of {batch_for(protocol, data)} impressions ({protocol.batch} in the "
-        "paper), without tuning."
-    )
 
 
 def _with_rivals(report: Report, reproduction: ObjectiveComparison, result: TableResult) -> Report:

@@ -59,7 +59,7 @@ class Cost:
 def run(reproduction: ObjectiveRuntime, task: Task) -> Report:
     """Measure a training step with every objective."""
     data = task.log(reproduction.protocol.platform)
-    batch = min(reproduction.protocol.batch, BATCH if task.size.tune else QUICK_BATCH, data.train_impressions)
+    batch = min(reproduction.protocol.batch, QUICK_BATCH if task.quick else BATCH, data.train_impressions)
     costs = _costs(_configs(reproduction, task, data), batch, task)
     return Report(
         sheets=[_measured(reproduction, data, costs, batch), _published(reproduction)],
@@ -93,7 +93,7 @@ def _costs(configs: Mapping[str, str], batch: int, task: Task) -> dict[str, Cost
     """Measure the times in turns, so that other load of the machine affects all objectives, then the memory."""
     task.progress(f"steps of {batch} impressions", 0, len(configs) + 1)
     steps = {name: training_step(config, batch) for name, config in configs.items()}
-    clocks = time_in_turns(steps, seconds=SECONDS if task.size.tune else QUICK_SECONDS)
+    clocks = time_in_turns(steps, seconds=QUICK_SECONDS if task.quick else SECONDS)
     costs = {}
     for number, (name, config) in enumerate(configs.items(), 1):
         task.progress(f"memory of {name}", number, len(configs) + 1)

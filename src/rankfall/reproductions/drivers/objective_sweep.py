@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankfall.reproductions.paper_schema import fill, variables_in
-from rankfall.reproductions.protocols import compare_cascades
+from rankfall.reproductions.protocols import cascade_deviations, compare_cascades
 from rankfall.reproductions.published_sweep import SweepResult, SweepRun, pick_points, sweep_report
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ def run(reproduction: ObjectiveSweep, task: Task) -> Report:
     """Train every objective at every published point, without tuning."""
     data = task.log(reproduction.protocol.platform)
     sweep = _sweep_lists if variables_in(reproduction.lists) else _sweep_methods
-    return sweep_report(reproduction.id, sweep(reproduction, task, data), reproduction.notes)
+    notes = [*cascade_deviations(reproduction.protocol, data), *reproduction.notes]
+    return sweep_report(reproduction.id, sweep(reproduction, task, data), notes)
 
 
 def _sweep_methods(reproduction: ObjectiveSweep, task: Task, data: LogData) -> SweepResult:

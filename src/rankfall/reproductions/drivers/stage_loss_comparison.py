@@ -15,7 +15,7 @@ import torch
 from rankfall.data.impressions.loader.label_schemes import rank_grades
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.metrics.named import parse
-from rankfall.reproductions.protocols import compare_cascades
+from rankfall.reproductions.protocols import cascade_deviations, compare_cascades
 from rankfall.reproductions.published_table import TableResult, format_value, join_reports, table_report
 from rankfall.reproductions.task import Sheet
 from rankfall.studies.compare import higher_is_better
@@ -55,7 +55,8 @@ def run(reproduction: StageLossComparison, task: Task) -> Report:
             data=data,
             methods=reproduction.methods,
         )
-        report = table_report(f"{reproduction.id}-{name}", result, reproduction.notes)
+        notes = [*cascade_deviations(protocol, data), *reproduction.notes]
+        report = table_report(f"{reproduction.id}-{name}", result, notes)
         reports[data.name] = replace(report, sheets=[*report.sheets, _linear_sheet(comparison, linear, data.name)])
     return join_reports(reports)
 
@@ -69,7 +70,7 @@ def _linear_sheet(comparison: ComparisonResult, metrics: Sequence[str], data: st
 
 
 def cutoffs(protocol: CascadeProtocol) -> dict[str, int]:
-    """Return the variables of methods and metrics: the best `k` items shall be among the `m` that are kept."""
+    """Return the variables of methods and metrics: the `k` best items should be among the `m` that are kept."""
     return {"m": protocol.stages[0].quota, "k": protocol.relevant}
 
 

@@ -1,8 +1,8 @@
 """A soft top-k by temperature: its distance to the hard one, and the size of its gradient.
 
 Two gradients of L_TopK, the binary cross entropy of the inclusions, are shown: with respect to the scores, which has a
-factor 1 / tau, and with respect to the scores divided by tau, as papers write it. An optimizer that divides by the size
-of the gradient, as Adam does, cannot tell them apart.
+factor 1 / tau, and with respect to the scores divided by tau, as papers write it. Both give the same steps with an
+optimizer that divides by the size of the gradient, such as Adam.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ from rankfall.training.temperatures import Temperature, scheduled
 from rankfall.training.train_ranker import load_lists, train
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rankfall.data.lists.list_loader import Lists
     from rankfall.reproductions.list_data import ListData
     from rankfall.reproductions.paper_schema import Number, Options, TrainingCurves
@@ -57,24 +59,7 @@ def run(reproduction: TrainingCurves, task: Task) -> Report:
     )
     summaries = {_label(tau): _summary(_label(tau), rows) for tau in taus}
     return Report(
-        sheets=[
-            Sheet(
-                f"{metric} on {data.name}, validation lists; gradient of the loss by the scores of a list",
-                ["", "relaxed", "hard", "relaxed - hard", "best hard", "first epoch", "gradient norm, first epoch"],
-                [
-                    [
-                        name,
-                        format_value(one["relaxed"]),
-                        format_value(one["hard"]),
-                        f"{one['relaxed'] - one['hard']:+.3f}",
-                        format_value(one["best"]),
-                        format_value(one["first"]),
-                        f"{one['gradient']:.2g}",
-                    ]
-                    for name, one in summaries.items()
-                ],
-            )
-        ],
+        sheets=[_sheet(f"{metric} on {data.name}, validation lists", summaries)],
         plots={reproduction.id: figure},
         results={
             "curves": rows,
@@ -85,6 +70,23 @@ def run(reproduction: TrainingCurves, task: Task) -> Report:
         },
         notes=[*deviations(reproduction.protocol, task, data), *reproduction.notes],
     )
+
+
+def _sheet(title: str, summaries: Mapping[str, Mapping[str, float]]) -> Sheet:
+    rows = [
+        [
+            name,
+            format_value(one["relaxed"]),
+            format_value(one["hard"]),
+            f"{one['relaxed'] - one['hard']:+.3f}",
+            format_value(one["best"]),
+            format_value(one["first"]),
+            f"{one['gradient']:.2g}",
+        ]
+        for name, one in summaries.items()
+    ]
+    columns = ["", "relaxed", "hard", "relaxed - hard", "best hard", "first epoch", "gradient norm, first epoch"]
+    return Sheet(f"{title}; gradient of the loss by the scores of a list", columns, rows)
 
 
 def _label(tau: Tau) -> str:

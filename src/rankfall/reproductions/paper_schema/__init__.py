@@ -15,7 +15,7 @@ a metric or the options of lists is a variable, replaced by each value of a swee
 ``paper_file``      the whole file, and what it states beside its tables
 ==================  ====================================================
 
-Nothing here imports torch, so that ``rankfall reproduce --list`` answers at once.
+Nothing here imports torch, so that ``rankfall reproduce --list`` responds at once.
 """
 
 from rankfall.reproductions.paper_schema.methods import (
