@@ -88,7 +88,8 @@ def reproduce(
     source = _source(reproduction, data)
     out = out or DEFAULT_OUT / reproduction.id
     out.mkdir(parents=True, exist_ok=True)
-    print_message(f"{reproduction.id} on {source.name}{', quick' * quick}: {reproduction.shows}")
+    where = "" if reproduction.data in ("operators", "none") else f" on {source.name}"
+    print_message(f"{reproduction.id}{where}{', quick' * quick}: {reproduction.shows}")
     with interruptible(lambda: f"finished runs are kept in {out}; the same command continues from there"):
         report = _run(reproduction, source, quick=quick, improved=improved, out=out, seed=seed, jobs=jobs)
     content = {
