@@ -67,12 +67,14 @@ experiments: .venv/.dev
 	test -d prepared/clueweb09 || $(BIN)/rankfall prepare letor --out prepared/clueweb09 \
 	  $(foreach part,1 2 3 4 5,$(RANKFALL_DATA)/clueweb09/fold$(part).txt.gz)
 	$(foreach name,mq2007 mslr_sample clueweb09,$(BIN)/rankfall compare experiments/$(name).yaml --out runs/$(name) --jobs 2;)
-	test -d prepared/recflow-like || $(BIN)/rankfall simulate prepared/recflow-like --preset recflow-like --seed 1 --requests-per-day 1500
-	test -d prepared/recflow-like-3 || $(BIN)/rankfall simulate prepared/recflow-like-3 --preset recflow-like-3 --seed 1 --requests-per-day 1500
-	test -d prepared/recflow-noisy || $(BIN)/rankfall simulate prepared/recflow-noisy --preset recflow-noisy --seed 1 --requests-per-day 1500
+	test -d prepared/recflow-like || $(BIN)/rankfall simulate prepared/recflow-like --preset recflow-like --seed 1
+	test -d prepared/recflow-like-3 || $(BIN)/rankfall simulate prepared/recflow-like-3 --preset recflow-like-3 --seed 1
 	test -d prepared/mq2007-funnel || $(BIN)/rankfall prepare mq2007 $(RANKFALL_DATA)/mq2007 --out prepared/mq2007-funnel
 	$(foreach name,recflow_like recflow_like_3 mq2007_funnel,$(BIN)/rankfall compare experiments/$(name).yaml --out runs/$(name) --jobs 2;)
-	$(BIN)/rankfall compare experiments/recflow_like.yaml --out runs/recflow_noisy --jobs 2 data.path=prepared/recflow-noisy
+	$(foreach preset,recflow-like recflow-noisy recflow-like-3,test -d prepared/$(preset)-1500 || \
+	  $(BIN)/rankfall simulate prepared/$(preset)-1500 --preset $(preset) --seed 1 --requests-per-day 1500;)
+	$(foreach name,lcron_table2 lcron_table6,$(BIN)/rankfall compare experiments/$(name).yaml --out runs/$(name) --jobs 2;)
+	$(BIN)/rankfall compare experiments/lcron_table2.yaml --out runs/lcron_table2_noisy --jobs 2 data.path=prepared/recflow-noisy-1500
 
 clean:
 	rm -rf .venv demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
