@@ -681,6 +681,18 @@ def test_rows_beyond_the_length_of_a_list_are_zero(name: str, more: int) -> None
         assert not rows[:, n:].any()
 
 
+@pytest.mark.witness("extremes")
+@pytest.mark.parametrize("more", [0, 1, 2, 40])
+@pytest.mark.parametrize("name", SORTS)
+def test_rows_beyond_the_length_of_a_padded_list_are_zero(name: str, more: int) -> None:
+    for n in (2, 13, 20, 40):
+        scores = lists(n, 2, n, dtype=torch.float32)
+        mask = torch.stack([torch.arange(n) < n - 1, torch.ones(n, dtype=torch.bool)])
+        rows = apply(name, scores, k=n + more, mask=mask)
+        torch.testing.assert_close(rows.sum(-1), (torch.arange(n + more) < mask.sum(-1, keepdim=True)).float())
+        assert not rows[0, :, n - 1].any()
+
+
 @pytest.mark.witness("shapes and types")
 @pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5), (2, 1, 3, 5)], ids=str)
 @pytest.mark.parametrize("name", ALL)

@@ -368,6 +368,7 @@ def test_a_page_shows_the_tests_and_claims_nothing_with_one_seed(seeds: int, tmp
         assert float(row[1]) == pytest.approx(tests[0].difference, abs=6e-5)
         assert [float(cell) for cell in row[3:]] == pytest.approx([test.adjusted_p_value for test in tests], rel=0.06)
     assert ("NO CLAIM" in found.words) == (seeds == 1)
+    assert ("with this seed" in found.words) == (seeds == 1)
     assert ("Bold: best mean" in found.words) == (seeds > 1)
     assert any(" *" in cell for row in found.table("method") for cell in row) == (seeds > 1)
 

@@ -230,6 +230,19 @@ def test_a_sweep_of_several_data_sets_and_metrics() -> None:
     assert report.comparisons[0][1].metrics == [METRIC, "other"]
 
 
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_one_seed_marks_no_best_value(seeds: int) -> None:
+    published = sweep({"S": {"m": {METRIC: [0.1, 0.3]}}}, [1.0, 2.0])
+    comparison = compared({"x": 0.5, "y": 0.6}, seeds=seeds)
+    runs = [SweepRun("m", 1.0, "c", "x"), SweepRun("m", 2.0, "c", "y")]
+    (sheet, *_) = sweep_report("name", swept(published, {"c": comparison}, runs)).sheets
+    assert sheet.rows[0] == ["m, here", ".5000", ".6000" if seeds == 1 else ".6000 <"]
+    assert ["m, published", ".1000", ".3000 <"] in sheet.rows
+
+    table_plot = table_report("name", result_of(comparison, table({"S": {"x": [0.9], "y": [0.8]}}))).plots["name"]
+    assert ("no claim" in table_plot.svg()) == (seeds == 1)
+
+
 def test_a_sweep_of_methods_counts_pairs_at_each_point() -> None:
     published = sweep({"S": {"a": {METRIC: [0.1, 0.3]}, "b": {METRIC: [0.2, 0.2]}}}, [0, 5])
     comparisons = {"none": compared({"a": 0.5, "b": 0.6}), "five": compared({"a": 0.5, "b": 0.5001})}

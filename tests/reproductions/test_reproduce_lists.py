@@ -462,3 +462,15 @@ def test_the_panels_of_a_source_have_the_same_lines() -> None:
     panels = Dots(rows, title="").panels()
     assert [panel.methods for panel in panels] == [["a", "b", "c"], ["a", "b", "c"], ["c"]]
     assert [panel.best for panel in panels] == [{"b"}, set(), set()]  # a single method is not the best
+
+
+def test_one_seed_marks_no_best_method_in_figures() -> None:
+    rows = [
+        {"method": method, "source": source, "metric": "ndcg", "value": value}
+        for source in ("here", "published")
+        for method, value in (("a", 0.1), ("b", 0.2))
+    ]
+    figure = Dots(rows, title="", one_seed="here")
+    assert [panel.best for panel in figure.panels()] == [set(), {"b"}]
+    assert "here: one seed, no claim" in figure.svg()
+    assert "no claim" not in Dots(rows, title="").svg()

@@ -89,7 +89,8 @@ def reproduce(
     source = _source(reproduction, data)
     out = out or DEFAULT_OUT / reproduction.id
     out.mkdir(parents=True, exist_ok=True)
-    print_message(f"{reproduction.id} on {source.name}{', quick' * quick}: {reproduction.shows}")
+    where = "" if reproduction.data in ("operators", "none") else f" on {source.name}"
+    print_message(f"{reproduction.id}{where}{', quick' * quick}: {reproduction.shows}")
     if improved and not reproduction.has_improved:
         print_message(f"--improved changes nothing: {reproduction.id} has no improved versions of its methods")
     with interruptible(lambda: f"finished runs are kept in {out}; the same command continues from there"):

@@ -78,7 +78,8 @@ def _finding(result: MethodTable, metric: str) -> str:
     if verdicts:
         reference = next(iter(verdicts.values())).against
         figures = f"{short(means[reference].mean)}; chance is {short(means[reference].chance)}."
-        role = f"is the reference, with {metric}" if named_reference(result) else f"has the best {metric},"
+        best = f"has the best {metric}" + " with this seed" * (not makes_claims(result))
+        role = f"is the reference, with {metric}" if named_reference(result) else f"{best},"
         sentences.append(f"{reference} {role} {figures}")
     if not makes_claims(result):
         sentences.append(caption(result, best=""))

@@ -155,11 +155,12 @@ class DotPanel:
     methods: list[str]
     rows: list[Record]
     higher_is_better: bool
+    claims: bool = True
 
     @property
     def best(self) -> set[str]:
-        """Methods with the best value, if there are several methods."""
-        if len(self.rows) < 2:
+        """Methods with the best value, if there are several methods and the panel makes claims."""
+        if len(self.rows) < 2 or not self.claims:
             return set()
         best = (max if self.higher_is_better else min)(row["value"] for row in self.rows)
         return {row["method"] for row in self.rows if row["value"] == best}
@@ -170,13 +171,14 @@ class Dots:
     """One panel per metric and source with the value of every method, in the order of the paper.
 
     A row has method, source, metric, value, and low and high if an interval is known. With `costs`, lower values of all
-    metrics are better.
+    metrics are better. A source with a single seed (`one_seed`) makes no claim, so its best values have no mark.
     """
 
     rows: Sequence[Record]
     title: str
     subtitle: str = ""
     costs: bool = False
+    one_seed: str | None = None
 
     def panels(self) -> list[DotPanel]:
         """Return the panels, source after source. The panels of a source have the same methods."""
@@ -188,7 +190,8 @@ class Dots:
             for metric in metrics:
                 rows = [row for row in self.rows if row["source"] == source and row["metric"] == metric]
                 higher = not self.costs and higher_is_better(metric)
-                found += [DotPanel(source, metric, methods, rows, higher)] if rows else []
+                claims = source != self.one_seed
+                found += [DotPanel(source, metric, methods, rows, higher, claims)] if rows else []
         return found
 
     def svg(self) -> str:
@@ -210,6 +213,7 @@ class Dots:
             top += height + _LINE + _GAP
         lines_drawn = any("low" in row for row in self.rows)
         marks = "red: best of a panel" + "; lines: 95 % confidence intervals" * lines_drawn
+        marks += f"; {self.one_seed}: one seed, no claim which is best" if self.one_seed else ""
         subtitle = "\n".join(filter(None, [self.subtitle, marks]))
         return _document(self.title, subtitle, label + len(metrics) * (width + _GAP) - _GAP, top - _GAP, parts)
 

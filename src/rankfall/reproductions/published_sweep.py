@@ -91,6 +91,11 @@ class SweepResult:
         measured = [metric for comparison in self.comparisons.values() for metric in comparison.metrics]
         return list(dict.fromkeys([self.metric, *(metric for metric in measured if metric in printed)]))
 
+    @property
+    def claims(self) -> bool:
+        """Whether we have several seeds. One seed says nothing about which value is the best."""
+        return all(len(comparison.seeds) > 1 for comparison in self.comparisons.values())
+
     def published_curves(self, source: str, metric: str | None = None) -> Curves:
         """Published values of a data set by method and point."""
         return self.published.figures(source, metric or self.metric)
@@ -228,7 +233,7 @@ def _column(curves: Curves, point: Number) -> dict[str, float]:
 def _sheet(result: SweepResult, metric: str) -> Sheet:
     points, sources, along = result.points, result.sources, result.published.along
     single = all(len(methods) == 1 for methods in result.published.values.values())
-    body = _rows("here", result.curves(metric), points, single=single)
+    body = _rows("here", result.curves(metric), points, single=single, marked=result.claims)
     for source in sources:
         label = "published" if len(sources) == 1 else f"published, {source}"
         body += [[], *_rows(label, result.published_curves(source, metric), points, single=single)]
@@ -245,13 +250,18 @@ def _sheet(result: SweepResult, metric: str) -> Sheet:
     )
 
 
-def _rows(source: str, curves: Curves, points: Sequence[Number], *, single: bool) -> list[list[str]]:
+def _rows(
+    source: str, curves: Curves, points: Sequence[Number], *, single: bool, marked: bool = True
+) -> list[list[str]]:
     """A row per method; the best value is marked among methods at a point, or among the points of a single method."""
+
+    def rivals(curve: Mapping[Number, float], point: Number) -> Mapping[Any, float]:
+        if not marked:
+            return {}
+        return curve if single else _column(curves, point)
+
     return [
-        [
-            f"{method}, {source}",
-            *(_cell(curve, point, curve if single else _column(curves, point)) for point in points),
-        ]
+        [f"{method}, {source}", *(_cell(curve, point, rivals(curve, point)) for point in points)]
         for method, curve in curves.items()
     ]
 
@@ -260,7 +270,8 @@ def _cell(curve: Mapping[Number, float], point: Number, rivals: Mapping[Any, flo
     """The value, marked if it is the best of those it is compared with."""
     if point not in curve:
         return ""
-    return f"{format_value(curve[point], 4)}{' <' * (curve[point] == max(rivals.values()))}"
+    best = max(rivals.values(), default=None)
+    return f"{format_value(curve[point], 4)}{' <' * (curve[point] == best)}"
 
 
 def _figure(result: SweepResult) -> Lines:

@@ -126,7 +126,7 @@ def table_report(name: str, result: TableResult, notes: Sequence[str] = ()) -> R
             *(_variants_sheet(result, metric) for metric in published.metrics if result.improved_methods()),
             *([_oracle_sheet(result.oracle)] if result.oracle else []),
         ],
-        plots={name: Dots(_records(result), title=f"{result.title}, here and as published")},
+        plots={name: _figure(result)},
         results=result.to_json(),
         notes=notes,
     )
@@ -222,6 +222,14 @@ def _gain(result: TableResult, metric: str, name: str, before: str) -> str:
 def _oracle_sheet(oracle: Mapping[str, float]) -> Sheet:
     title = "oracle: the order by true utility, an upper bound up to chance"
     return Sheet(title, ["", *oracle], [["oracle", *(format_value(value) for value in oracle.values())]])
+
+
+def _figure(result: TableResult) -> Dots:
+    return Dots(
+        _records(result),
+        title=f"{result.title}, here and as published",
+        one_seed=result.data.name if len(result.comparison.seeds) < 2 else None,
+    )
 
 
 def _records(result: TableResult) -> list[dict[str, Any]]:

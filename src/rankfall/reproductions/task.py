@@ -123,6 +123,11 @@ class Task:
         return list(range(self.seed, self.seed + self.size.cascade_seeds))
 
 
+def one_seed_note(seeds: Sequence[int]) -> list[str]:
+    """Return the note of a report without tests over seeds: one seed makes no claim."""
+    return [] if len(seeds) > 1 else ["One seed: no claim about which is better. Another seed may change the order."]
+
+
 @dataclass(frozen=True, slots=True)
 class Sheet:
     """A table of text. An empty row separates sections."""

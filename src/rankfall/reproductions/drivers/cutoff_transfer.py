@@ -17,7 +17,7 @@ from rankfall.reproductions.protocols import (
 )
 from rankfall.reproductions.published_sweep import pick_points
 from rankfall.reproductions.published_table import format_value
-from rankfall.reproductions.task import Report, Sheet
+from rankfall.reproductions.task import Report, Sheet, one_seed_note
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,7 +56,10 @@ def run(reproduction: CutoffTransfer, task: Task) -> Report:
     losses = list(dict.fromkeys(cell["panel"] for cell in cells))
     summary = {loss: summary_of(loss, cells) for loss in losses}
     return Report(
-        sheets=[*(_sheet(loss, cells, list(metrics)) for loss in losses), _summary_sheet(summary, len(cutoffs))],
+        sheets=[
+            *(_sheet(loss, cells, list(metrics), claims=len(comparison.seeds) > 1) for loss in losses),
+            _summary_sheet(summary, len(cutoffs)),
+        ],
         plots={reproduction.id: _figure(cells, data.name)},
         results={
             "comparison": comparison.to_json(),
@@ -69,6 +72,7 @@ def run(reproduction: CutoffTransfer, task: Task) -> Report:
         },
         notes=[
             f"The paper, on {reproduction.data_set}: {reproduction.claim}",
+            *one_seed_note(comparison.seeds),
             *deviations(reproduction.protocol, task, data),
             *reproduction.notes,
         ],
@@ -115,11 +119,11 @@ def _best_row(loss: str, column: str, cells: Sequence[Cell]) -> str:
     return row
 
 
-def _sheet(loss: str, cells: Sequence[Cell], cutoffs: Sequence[str]) -> Sheet:
+def _sheet(loss: str, cells: Sequence[Cell], cutoffs: Sequence[str], *, claims: bool) -> Sheet:
     values = {(cell["row"], cell["column"]): cell["value"] for cell in cells if cell["panel"] == loss}
     best = {column: _best_row(loss, column, cells) for column in cutoffs}
     rows = [
-        [row, *(f"{format_value(values[row, column])}{' <' * (best[column] == row)}" for column in cutoffs)]
+        [row, *(f"{format_value(values[row, column])}{' <' * (claims and best[column] == row)}" for column in cutoffs)]
         for row in cutoffs
         if (row, cutoffs[0]) in values
     ]

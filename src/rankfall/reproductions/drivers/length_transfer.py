@@ -16,7 +16,7 @@ from rankfall.reproductions.paper_schema import fill
 from rankfall.reproductions.protocols import deviations, list_config, run_comparison
 from rankfall.reproductions.published_sweep import pick_points
 from rankfall.reproductions.published_table import format_value
-from rankfall.reproductions.task import Report, Sheet
+from rankfall.reproductions.task import Report, Sheet, one_seed_note
 from rankfall.studies.comparison_plan import ComparisonConfig, make_plan
 from rankfall.training.scoring import score
 from rankfall.training.train_ranker import load_lists, load_run
@@ -60,7 +60,11 @@ def run(reproduction: LengthTransfer, task: Task) -> Report:
             "published": {"sizes": reproduction.lengths, "claims": [one.claim for one in patterns]},
             "data": data.summary(),
         },
-        notes=[*deviations(reproduction.protocol, task, data), *reproduction.notes],
+        notes=[
+            *one_seed_note(comparison.seeds),
+            *deviations(reproduction.protocol, task, data),
+            *reproduction.notes,
+        ],
     )
 
 

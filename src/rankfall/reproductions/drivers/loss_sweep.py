@@ -10,7 +10,7 @@ from rankfall.reproductions.paper_schema import fill
 from rankfall.reproductions.protocols import deviations, list_config, oracle, run_comparison
 from rankfall.reproductions.published_sweep import pick_points
 from rankfall.reproductions.published_table import format_value
-from rankfall.reproductions.task import Report, Sheet
+from rankfall.reproductions.task import Report, Sheet, one_seed_note
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,6 +81,7 @@ def _report_of_one(
     ((method, curve),) = curves.items()
     metric, published, variable = reproduction.metrics[0], reproduction.published, reproduction.variable
     best = max(curve, key=lambda point: curve[point].mean, default=None)
+    claims = len(comparison.seeds) > 1
     measured = {one.name: one.metrics for one in comparison.methods}
     here = {
         name: {
@@ -93,7 +94,9 @@ def _report_of_one(
     return Report(
         comparisons=[(f"{method}, {reproduction.id} on {data.name}", comparison)],
         sheets=[
-            _beside_published(f"{method}, {name}", variable, {data.name: here[name]}, _published(published, name))
+            _beside_published(
+                f"{method}, {name}", variable, {data.name: here[name]}, _published(published, name), claims=claims
+            )
             for name in reproduction.metrics
         ],
         plots={reproduction.id: _figure_of_one(reproduction, data, method, curve)},
@@ -103,7 +106,7 @@ def _report_of_one(
             "published": _published_json(reproduction),
             **results,
         },
-        notes=[*_best_points(variable, metric, best, published), *reproduction.notes],
+        notes=[*_best_points(variable, metric, best if claims else None, published), *reproduction.notes],
     )
 
 
@@ -143,19 +146,26 @@ def _published(published: PublishedSweep | None, metric: str) -> dict[str, dict[
 
 
 def _beside_published(
-    title: str, variable: str, here: Mapping[str, Mapping[Number, float]], published: dict[str, dict[Number, float]]
+    title: str,
+    variable: str,
+    here: Mapping[str, Mapping[Number, float]],
+    published: dict[str, dict[Number, float]],
+    *,
+    claims: bool,
 ) -> Sheet:
-    """A row for each point, with the best of each column marked."""
+    """A row for each point, with the best of each column marked; of our columns only if they make claims."""
     columns = {f"here, {name}": values for name, values in here.items()}
     columns |= {f"published, {source}": values for source, values in published.items()}
     points = sorted({point for values in columns.values() for point in values})
 
-    def cell(values: Mapping[Number, float], point: Number) -> str:
+    def cell(column: str, point: Number) -> str:
+        values = columns[column]
         if point not in values:
             return "-"
-        return f"{format_value(values[point])}{' <' * (values[point] == max(values.values()))}"
+        marked = (claims or column.startswith("published")) and values[point] == max(values.values())
+        return f"{format_value(values[point])}{' <' * marked}"
 
-    rows = [[f"{point:g}", *(cell(values, point) for values in columns.values())] for point in points]
+    rows = [[f"{point:g}", *(cell(column, point) for column in columns)] for point in points]
     return Sheet(f"{title}: here, and as published", [variable, *columns], rows)
 
 
@@ -231,7 +241,7 @@ def _report_of_several(
             "published": None,
             **results,
         },
-        notes=reproduction.notes,
+        notes=[*one_seed_note(comparison.seeds), *reproduction.notes],
     )
 
 
