@@ -165,6 +165,11 @@ def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
     return value
 
 
+def is_published(variant: str) -> bool:
+    """Whether the variant of a method is the published one. Raises an error unless it is that or the sound one."""
+    return check_choice("variant", variant, ("sound", "published")) == "published"
+
+
 def _check_float(name: str, tensor: Tensor) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")

@@ -98,6 +98,17 @@ def test_metrics_have_their_definition(capsys: pytest.CaptureFixture[str]) -> No
     assert "divided by its largest value over all orders" in printed
 
 
+@pytest.mark.parametrize(
+    ("name", "metric"), [("ndcg_linear@5", "ndcg"), ("recall@20@10", "recall"), ("map", "average_precision")]
+)
+def test_metrics_are_found_by_their_names_in_configurations(
+    name: str, metric: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("methods", name, "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["name"] == metric
+
+
 def test_every_metric_of_configurations_is_listed_and_defined(capsys: pytest.CaptureFixture[str]) -> None:
     listed = find_methods(Kind.METRIC)
     assert sorted(name for method in listed for name in method.names) == sorted(forms())

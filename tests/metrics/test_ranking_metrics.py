@@ -201,7 +201,7 @@ def test_opa_with_equal_labels() -> None:
 
 
 @pytest.mark.witness("hand", "ndcg")
-def test_names_say_which_gain() -> None:
+def test_names_select_the_gain() -> None:
     scores, labels = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 3.0, 2.0])
     discount = [1 / math.log2(rank + 1) for rank in (1, 2, 3)]
     for name, gains in {"ndcg@2": (1, 7, 3), "ndcg_linear@2": (1, 3, 2)}.items():

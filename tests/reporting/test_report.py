@@ -57,14 +57,14 @@ def ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def comparison(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory: Path = tmp_path_factory.mktemp("report")
-    told = content(log, training={"epochs": 2}) | {
+    settings = content(log, training={"epochs": 2}) | {
         "methods": {
             "LCRON, <DFTopK>": {"tune": {"objective.topk.tau": [0.5, 2.0]}},
             "BCE & co": {"objective": {"name": "bce"}, "tune": {"optimizer.lr": [0.01, 0.02]}},
         },
         "seeds": [0, 1],
     }
-    (directory / "comparison.yaml").write_text(yaml.safe_dump(told, sort_keys=False))
+    (directory / "comparison.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     assert run("compare", str(directory / "comparison.yaml"), "--out", str(directory / "out")) == 0
     return directory / "out"
 
@@ -191,8 +191,8 @@ def test_a_ranker_and_a_metric_that_should_be_low(ranker: Path, tmp_path: Path) 
     copy = shutil.copytree(ranker, tmp_path / "run")
     assert run("evaluate", str(copy), "--split", "valid") == 0
     assert Page(copy / "report.html").table("query")[0][1] == "ndcg@1"  # arp was not evaluated: the first that was
-    told = yaml.safe_load((copy / "config.yaml").read_text())
-    (copy / "config.yaml").write_text(yaml.safe_dump(told | {"metrics": ["ndcg", "arp"]}))
+    settings = yaml.safe_load((copy / "config.yaml").read_text())
+    (copy / "config.yaml").write_text(yaml.safe_dump(settings | {"metrics": ["ndcg", "arp"]}))
     assert run("evaluate", str(copy)) == 0
     found = Page(copy / "report.html")
     values = [value for value in pq.read_table(copy / "values.parquet")["arp"].to_pylist() if value == value]

@@ -99,7 +99,7 @@ def test_pirank_leads_on_thirteen_of_sixteen_metrics_and_alone_on_nine() -> None
     assert bold.count({"PiRank-NDCG"}) == 9
 
 
-def test_claims_of_lambdaloss_that_its_tables_do_not_bear_out() -> None:
+def test_claims_of_lambdaloss_that_its_tables_do_not_support() -> None:
     """The statements in lambdaloss.yaml quote these cells."""
     one, two = printed("lambdaloss-table1"), printed("lambdaloss-table2")
     baselines = ("Pairwise (RankNet)", "Softmax", "Gumbel ApproxNDCG")
@@ -224,7 +224,7 @@ def test_pirank_trains_100000_steps_of_its_network_on_large_data(tmp_path: Path,
     assert deviations(protocol, task, large) == []
 
 
-def test_small_data_deviate_and_say_so(tmp_path: Path, small: ListData) -> None:
+def test_deviations_on_small_data_are_stated(tmp_path: Path, small: ListData) -> None:
     protocol = load(LossComparison, "pirank-table1").protocol
     full, quick = (Task(out=tmp_path, source=GENERATED, size=size) for size in (Size(), QUICK))
     assert is_tuned(protocol, full, small)

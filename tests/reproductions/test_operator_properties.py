@@ -134,7 +134,7 @@ def test_the_cross_entropy_is_measured_where_as_many_items_are_relevant() -> Non
     assert WRONG not in gradient_conflict.measure(OPTIONS["dftopk"], scores, relevant, 6)
 
 
-def test_rows_pull_against_each_other_as_finite_differences_show() -> None:
+def test_rows_have_opposite_gradients_as_finite_differences_show() -> None:
     scores, relevant = make_lists(SMALL, seed=4)
     k, lowered, parts, sums = 4, [], 0.0, 0.0
     for s, chosen in zip(scores.numpy(), relevant.numpy(), strict=True):

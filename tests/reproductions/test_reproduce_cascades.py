@@ -35,6 +35,7 @@ from rankfall.reproductions.protocols import (
     CASCADE_RATES,
     batch_for,
     cascade_config,
+    cascade_deviations,
     compare_cascades,
     method_sections,
 )
@@ -329,6 +330,14 @@ def test_batches_are_as_large_as_the_log_allows() -> None:
     assert batches == [1024, 128, 32]
 
 
+def test_differences_from_the_training_of_the_paper_are_stated() -> None:
+    assert cascade_deviations(TWO_STAGES, sized(6_000_000)) == []
+    (batches,) = cascade_deviations(TWO_STAGES, sized(3_000))
+    assert batches.startswith("Batches: 32 impressions instead of 1024, since there are 3,000 to train on")
+    (network,) = cascade_deviations(TWO_STAGES, sized(6_000_000, sequences=False))
+    assert network == "Network of ranking: an MLP instead of DIN, since the log has no sequences."
+
+
 def test_a_log_of_short_lists_is_refused() -> None:
     with pytest.raises(ValueError, match="log has lists of 30 items, of which retrieval would keep 30; expected lists"):
         cascade_config(TWO_STAGES, sized(100, items=30), {"bce": {}}, seeds=[0])
@@ -594,3 +603,16 @@ def test_the_list_shows_the_kind_of_data(capsys: pytest.CaptureFixture[str]) -> 
     listed = {one["name"]: one["data"] for one in json.loads(capsys.readouterr().out)}
     assert listed["arf-table2"] == "lists"
     assert listed["arf-table3"] == listed["lcron-table12"] == listed["dftopk-table1"] == "impressions"
+
+
+def test_the_list_shows_which_reproductions_have_improved_methods(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli("reproduce", "--list", "--json") == 0
+    improved = {one["name"]: one["improved"] for one in json.loads(capsys.readouterr().out)}
+    assert improved["lcron-table2"]
+    assert not improved["lcron-table5"]  # published numbers only
+
+
+def test_improved_without_improved_methods_is_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, mentioned in (([], False), (["--improved"], True)):
+        assert cli("reproduce", "lcron-table5", "--out", str(tmp_path), *options) == 0
+        assert ("--improved changes nothing: lcron-table5" in " ".join(capsys.readouterr().err.split())) is mentioned

@@ -265,7 +265,7 @@ def test_a_difference_of_seeds_is_no_difference_of_methods() -> None:
     assert {verdict.outcome for verdict in verdicts} == {"not distinguishable"}
 
 
-def test_equal_methods_are_rarely_told_apart() -> None:
+def test_equal_methods_are_rarely_called_different() -> None:
     """The best of several equal methods is chosen by the same data; the correction for all pairs allows for that."""
     generator = torch.Generator().manual_seed(0)
     repeats, methods, seeds, queries = 80, 4, 5, 40
@@ -781,7 +781,7 @@ def test_a_trial_that_fails_is_not_chosen(compare: Callable[..., ComparisonResul
         ),
         ({"metrics": ["ndgc"]}, "ndcg"),
         ({"seeds": [1, 1]}, "contain a seed twice"),
-        ({"against": "rigde"}, "against: found 'rigde', expected one of the methods, did you mean 'ridge'"),
+        ({"against": "rigde"}, "against: found 'rigde', did you mean 'ridge'; the methods are"),
         ({"data": {}}, "data.path"),
         ({"folds": None}, "train is missing"),
         ({"folds": {"one": {"train": ["A"], "valid": ["B"], "test": ["Z"]}}}, "no split 'Z'"),

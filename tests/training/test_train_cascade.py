@@ -163,6 +163,11 @@ def test_further_metrics_are_evaluated_and_validated(log: Path, tmp_path: Path) 
     ("changes", "message"),
     [
         ({"stage_metrics": ["ndgc@3"]}, "stage_metrics.0: found 'ndgc@3', did you mean ndcg@k"),
+        ({"stage_metrics": ["ndcg_publised@3"]}, "found 'ndcg_publised@3', did you mean ndcg_published@k; allowed are"),
+        (
+            {"stage_metrics": ["ndcg_published@0"]},
+            "'ndcg_published@0'; expected ndcg_published or ndcg_published@k",
+        ),
         ({"stage_metrics": ["ndcg"]}, "stage_metrics.0: found 'ndcg', .* expected ndcg_linear or ndcg@k"),
         ({"training": {"metric": "ranking/opa"}}, r"'ranking/opa', expected .* stage_metrics \(which is empty\)"),
         ({"training": {"metric": "ranking/lost"}}, "found 'ranking/lost', expected joint_recall"),
@@ -297,14 +302,15 @@ def test_a_constant_schedule_is_a_number(log: Path) -> None:
 
 
 def test_depths_are_numbers_or_names_of_logged_stages(log: Path, tmp_path: Path) -> None:
-    told = set_option(content(log, objective={"name": "bce"}, training={"epochs": 1}), "stages.1.min_depth", "ranked")
-    told = set_option(told, "stages.0.min_depth", "dropped")
-    train(validate_cascade(told), tmp_path / "names")
+    settings = content(log, objective={"name": "bce"}, training={"epochs": 1})
+    settings = set_option(settings, "stages.1.min_depth", "ranked")
+    settings = set_option(settings, "stages.0.min_depth", "dropped")
+    train(validate_cascade(settings), tmp_path / "names")
     numbers = {"name": "bce", "min_depth": [0, 1]}  # of the logged stages dropped, ranked, shown
     train(config_for(log, objective=numbers, training={"epochs": 1}), tmp_path / "numbers")
     # what the objective says wins over what the stages say
-    told["objective"]["min_depth"] = ["shown", 2]
-    train(validate_cascade(told), tmp_path / "others")
+    settings["objective"]["min_depth"] = ["shown", 2]
+    train(validate_cascade(settings), tmp_path / "others")
     weights = {run.name: (run / "checkpoints" / "last.safetensors").read_bytes() for run in tmp_path.iterdir()}
     assert weights["names"] == weights["numbers"] != weights["others"]
 
@@ -420,9 +426,9 @@ def test_the_objective_is_built_once_and_not_by_validation(
 
 
 def test_the_learning_rate_of_cascades_stays_where_other_settings_are_given(log: Path) -> None:
-    told = content(log)
-    told["optimizer"] = {"clip": 1.0}
-    assert validate_cascade(told).optimizer.lr == 0.01
+    settings = content(log)
+    settings["optimizer"] = {"clip": 1.0}
+    assert validate_cascade(settings).optimizer.lr == 0.01
 
 
 def test_what_diverges_is_named(log: Path, tmp_path: Path) -> None:
@@ -521,9 +527,9 @@ def test_published_labels_need_a_relevant_stage(funnel_log: Path, tmp_path: Path
 
 
 def test_methods_of_a_comparison_have_their_own_labels(funnel_log: Path, tmp_path: Path) -> None:
-    told = funnel_content(funnel_log, None)
-    told["methods"] = {"full": {}, "published": {"data": {"labels": "published"}}}
-    plan = make_plan(validated(ComparisonConfig, told, "comparison"), tmp_path)
+    settings = funnel_content(funnel_log, None)
+    settings["methods"] = {"full": {}, "published": {"data": {"labels": "published"}}}
+    plan = make_plan(validated(ComparisonConfig, settings, "comparison"), tmp_path)
     full, published = (runs[0] for runs in plan.trials().values())
     assert [run.config.data.model_dump()["labels"] for run in (full, published)] == ["full", "published"]
     assert full.directory != published.directory
@@ -532,19 +538,19 @@ def test_methods_of_a_comparison_have_their_own_labels(funnel_log: Path, tmp_pat
 def test_test_lists_are_filled_up_from_the_batch_or_from_all_items(funnel_log: Path) -> None:
     log = ImpressionLog.load(funnel_log)
     for pool in ("items", "batch"):
-        told = funnel_content(funnel_log, None, training={"batch": 5})
-        told["data"] |= {"length": 60, "length_from": pool}
-        strangers = 0
-        for batch in make_loader(log, validate_cascade(told), "test"):
+        settings = funnel_content(funnel_log, None, training={"batch": 5})
+        settings["data"] |= {"length": 60, "length_from": pool}
+        foreign = 0
+        for batch in make_loader(log, validate_cascade(settings), "test"):
             own = set(batch.item[:, :40].flatten().tolist())  # lists of 40 items, followed by those that fill them up
             assert bool(batch.mask.all())
-            strangers += sum(item not in own for item in batch.item[:, 40:].flatten().tolist())
-        assert (strangers > 0) == (pool == "items")
+            foreign += sum(item not in own for item in batch.item[:, 40:].flatten().tolist())
+        assert (foreign > 0) == (pool == "items")
 
 
 def test_runs_with_full_labels_keep_their_names(funnel_log: Path, tmp_path: Path) -> None:
-    told = funnel_content(funnel_log, None) | {"methods": {"one": {}}}
-    plan = make_plan(validated(ComparisonConfig, told, "comparison"), tmp_path)
+    settings = funnel_content(funnel_log, None) | {"methods": {"one": {}}}
+    plan = make_plan(validated(ComparisonConfig, settings, "comparison"), tmp_path)
     [[run]] = plan.trials().values()
     content = run.config.model_dump(
         mode="json",
@@ -578,10 +584,10 @@ def comparison(log: Path) -> dict[str, Any]:
 
 
 def test_cascades_are_compared(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = comparison(log)
-    told["methods"]["bce"]["tune"] = {"optimizer.lr": [0.01, 0.02]}
+    settings = comparison(log)
+    settings["methods"]["bce"]["tune"] = {"optimizer.lr": [0.01, 0.02]}
     path = tmp_path / "comparison.yaml"
-    path.write_text(yaml.safe_dump(told, sort_keys=False))
+    path.write_text(yaml.safe_dump(settings, sort_keys=False))
     assert run_command("compare", str(path), "--out", str(tmp_path / "out"), "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads((tmp_path / "out" / "comparison.json").read_text())
@@ -597,8 +603,8 @@ def test_cascades_are_compared(log: Path, tmp_path: Path, capsys: pytest.Capture
 
 
 def test_comparisons_of_cascades_refuse_other_methods(log: Path, tmp_path: Path) -> None:
-    told = comparison(log)
-    told["methods"] = {"trees": {"kind": "lightgbm"}}
+    settings = comparison(log)
+    settings["methods"] = {"trees": {"kind": "lightgbm"}}
     path = tmp_path / "comparison.yaml"
-    path.write_text(yaml.safe_dump(told, sort_keys=False))
+    path.write_text(yaml.safe_dump(settings, sort_keys=False))
     assert run_command("compare", str(path), "--out", str(tmp_path / "out")) == 1

@@ -142,7 +142,7 @@ def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
 
     everything = [method for one in Kind for method in find_methods(one) if kind in (None, one)]
     everything += find_models() if kind is None else []
-    matches = [method for method in everything if name in (method.name, method.config, *method.names)]
+    matches = [method for method in everything if name in (method.name, method.config) or _is_named(method, name)]
     if not matches:
         names = [one for method in everything for one in (method.name, method.config, *method.names) if one]
         raise typer.BadParameter(
@@ -162,6 +162,11 @@ def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
             print_result(_options_table(options))
     if any(method.papers for method in matches):
         print_result(_references(matches))
+
+
+def _is_named(method: Method, name: str) -> bool:
+    """Whether a name in configurations is that of a metric, with numbers or letters as cutoffs."""
+    return name.partition("@")[0] in {form.partition("@")[0] for form in method.names}
 
 
 # --- what the package holds ---------------------------------------------------------------------------------------

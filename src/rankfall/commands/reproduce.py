@@ -68,7 +68,7 @@ def reproduce(
     ] = False,
     improved: Annotated[
         bool,
-        typer.Option("--improved", help="Run our better versions of published methods beside them."),
+        typer.Option("--improved", help="Also run our better versions of the published methods, beside them."),
     ] = False,
     out: Annotated[Path | None, out_option(show_default="reproduced/NAME")] = None,
     seed: Seed = 0,
@@ -77,9 +77,10 @@ def reproduce(
 ) -> None:
     """Run a published table or figure, and print the result beside the published numbers.
 
-    The published numbers were measured on data that cannot be redistributed: compare the order of methods and the gaps
-    between them, not the numbers. The output directory gets results.json, figures as PNG and SVG, and all runs; runs
-    that exist are not repeated. --json prints the content of results.json.
+    Methods are those of the paper, with its settings where the data allow them; differences are printed below the
+    tables. The published numbers were measured on data that cannot be redistributed: compare the order of methods and
+    the gaps between them, not the numbers. The output directory gets results.json, figures as PNG and SVG, and all
+    runs; runs that exist are not repeated. --json prints the content of results.json.
     """
     if listing:
         _list(as_json)
@@ -89,6 +90,8 @@ def reproduce(
     out = out or DEFAULT_OUT / reproduction.id
     out.mkdir(parents=True, exist_ok=True)
     print_message(f"{reproduction.id} on {source.name}{', quick' * quick}: {reproduction.shows}")
+    if improved and not reproduction.has_improved:
+        print_message(f"--improved changes nothing: {reproduction.id} has no improved versions of its methods")
     with interruptible(lambda: f"finished runs are kept in {out}; the same command continues from there"):
         report = _run(reproduction, source, quick=quick, improved=improved, out=out, seed=seed, jobs=jobs)
     content = {
@@ -226,6 +229,7 @@ def _list(as_json: bool) -> None:
             "quick": one.time.quick,
             "full": one.time.full,
             "data": one.data,
+            "improved": one.has_improved,
         }
         for one in reproductions().values()
     ]

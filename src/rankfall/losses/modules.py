@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import Reduction, check_choice, check_lists, has_positive, item_weight, reduce_lists
+from rankfall._lists import Reduction, check_choice, check_lists, has_positive, is_published, item_weight, reduce_lists
 from rankfall.losses.approx import approx_ndcg_loss
 from rankfall.losses.listwise import listmle_loss, softmax_loss
 from rankfall.losses.pairwise import lambda_loss, lambda_recall_loss, lambdarank_loss, ranknet_loss
@@ -262,7 +262,7 @@ class ARFLoss(_AdaptiveLoss):
         scale: Literal["mean", "sum", "mixed"] | None = None,
         reduction: Reduction = "mean",
     ) -> None:
-        published = check_choice("variant", variant, ("sound", "published")) == "published"
+        published = is_published(variant)
         of_recall, of_order = adaptive_scales(scale or ("sum" if published else "mean"))
         relaxed = RelaxLoss(
             m=m,

@@ -18,6 +18,7 @@ from rankfall._lists import (
     has_positive,
     has_recall_signal,
     ideal_dcg,
+    is_published,
     item_weight,
     list_mean,
     rank_order,
@@ -133,14 +134,14 @@ def pirank_arp_loss(
         >>> pirank_arp_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))
         tensor(1.5000)
     """
-    check_choice("variant", variant, ("sound", "published"))
+    published = is_published(variant)
     scores, labels, mask = check_lists(scores, labels, mask)
     of_items = item_weight(weight, scores, mask)
     relevance = labels if of_items is None else labels * of_items
     by_rank = _softly_sorted(relevance, scores, sort, k=k, tau=tau, mask=mask, straight_through=straight_through)
     position = torch.arange(1, by_rank.shape[-1] + 1, device=by_rank.device)
     counted = relevance
-    if variant == "published":
+    if published:
         counted = relevance.masked_fill(mask.cumsum(-1) > by_rank.shape[-1], 0.0)
     per_list = safe_divide((by_rank * position).sum(-1), counted.sum(-1))
     return reduce_lists(per_list.masked_fill(~has_positive(labels, mask), 0.0), weight=weight, reduction=reduction)
@@ -202,7 +203,7 @@ def sort_cross_entropy_loss(
     cost = cost if of_items is None else cost * of_items[..., None, :]
     order = rank_order(labels, mask)
     real = mask.gather(-1, order)  # real items come first in the order, so these are also the ranks of the list
-    published = _is_published(variant)
+    published = is_published(variant)
     if published or label_tau is not None:
         by_rank = (cost * _rows(labels, sort, k=n, tau=tau if label_tau is None else label_tau, mask=mask)).sum(-1)
     elif check_choice("ties", ties, ("average", "position")) == "average":
@@ -268,7 +269,7 @@ def relax_loss(
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     of_items = item_weight(weight, scores, mask)
-    published = _is_published(variant)
+    published = is_published(variant)
     if published or label_tau is not None:
         of_labels = tau if label_tau is None else label_tau
         truth = _rows(labels, sort, k=check_count("k", k), tau=of_labels, mask=mask).sum(-2)
@@ -349,10 +350,6 @@ def _tie_shares(by_rank: Tensor, labels: Tensor, mask: Tensor) -> Float[Tensor, 
 def _scaled(values: Tensor, mask: Tensor, scale: str) -> Tensor:
     """Return the mean or the sum over the real items or ranks of each list."""
     return list_mean(values, mask) if _check_scale(scale) == "mean" else values.masked_fill(~mask, 0.0).sum(-1)
-
-
-def _is_published(variant: str) -> bool:
-    return check_choice("variant", variant, ("sound", "published")) == "published"
 
 
 def _check_scale(scale: str) -> str:

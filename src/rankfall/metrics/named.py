@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rankfall.metrics.ranking import arp, average_precision, hit_rate, mrr, ndcg, opa, precision, recall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -61,9 +61,7 @@ def parse(name: str) -> NamedMetric:
     """
     word, *cutoffs = name.split("@")
     if word not in _METRICS:
-        close = get_close_matches(word, _METRICS, n=1)
-        hint = f", did you mean {_METRICS[close[0]].forms[-1]}" if close else ""
-        raise ValueError(f"found {name!r}{hint}; allowed are {', '.join(forms())}")
+        raise unknown_metric(name, forms())
     metric = _METRICS[word]
     for form in metric.forms:
         options = form.split("@")[1:]
@@ -71,6 +69,18 @@ def parse(name: str) -> NamedMetric:
             numbers = dict(zip(options, map(int, cutoffs), strict=True))
             return NamedMetric(name, metric.function, numbers | metric.options, higher_is_better=word != "arp")
     raise ValueError(f"found {name!r}; expected {' or '.join(metric.forms)}, where cutoffs are whole numbers above 0")
+
+
+def unknown_metric(name: str, allowed: Sequence[str]) -> ValueError:
+    """Return the error for a name that is none of the allowed forms, with the closest of them.
+
+    >>> unknown_metric("ndgc@10", ["ndcg", "ndcg@k", "mrr"])
+    ValueError("found 'ndgc@10', did you mean ndcg@k; allowed are ndcg, ndcg@k, mrr")
+    """
+    by_word = {form.partition("@")[0]: form for form in allowed}  # of several forms, the last one has the cutoff
+    close = get_close_matches(name.partition("@")[0], by_word, n=1)
+    hint = f", did you mean {by_word[close[0]]}" if close else ""
+    return ValueError(f"found {name!r}{hint}; allowed are {', '.join(allowed)}")
 
 
 def forms(function: Callable[..., Tensor] | None = None) -> list[str]:

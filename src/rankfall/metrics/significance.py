@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from rankfall._lists import check_choice, check_count
+from rankfall.metrics.student import student_quantile, student_survival
+from rankfall.metrics.variance_parts import VariancePart, between_runs, satterthwaite, total_variance, within_runs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -211,9 +212,9 @@ def crossed_test(
     would have been possible. `over` selects what the result generalises to. The variance of the difference is:
 
     - ``"queries"``: the variance of the differences per query (means over seeds), divided by the number of queries.
-      This is :func:`paired_test`; it answers for these weights only.
+      This is :func:`paired_test`; it holds for these weights only.
     - ``"seeds"``: the variance of the runs' means of each method, divided by the number of its runs, added up. This is
-      Welch's :func:`two_sample_test`; it answers for these queries only.
+      Welch's :func:`two_sample_test`; it holds for these queries only.
     - ``"both"``: the sum of the two, minus the variance of single values, which both contain. This is the variance of
       the mean in a mixed model with random seeds of each method crossed with random queries. It is never below either
       of the two. Its degrees of freedom are Satterthwaite's.
@@ -250,19 +251,19 @@ def crossed_test(
         _check_runs("a", len(a))
         _check_runs("b", len(b))
     difference = a.mean(0) - b.mean(0)
-    between_queries = _Part(float(difference.var()) / queries, queries - 1) if queries > 1 else _Part(0.0, 1)
-    between_runs = _between_runs(a, sizes) + _between_runs(b, sizes)
+    of_queries = VariancePart(float(difference.var()) / queries, queries - 1) if queries > 1 else VariancePart(0.0, 1)
+    of_runs = between_runs(a, sizes) + between_runs(b, sizes)
     if over == "queries":
-        variance, parts = between_queries.variance, [between_queries]
+        variance, parts = of_queries.variance, [of_queries]
     elif over == "seeds":
-        variance, parts = _total(between_runs), between_runs
+        variance, parts = total_variance(of_runs), of_runs
     else:
-        counted_twice = _within_runs(a, sizes) + _within_runs(b, sizes)
-        parts = [between_queries, *between_runs, *counted_twice]
-        once = between_queries.variance + _total(between_runs) - _total(counted_twice)
-        variance = max(once, between_queries.variance, _total(between_runs))
+        counted_twice = within_runs(a, sizes) + within_runs(b, sizes)
+        parts = [of_queries, *of_runs, *counted_twice]
+        once = of_queries.variance + total_variance(of_runs) - total_variance(counted_twice)
+        variance = max(once, of_queries.variance, total_variance(of_runs))
     error = _standard_error(variance, a, b)
-    freedom = _satterthwaite(variance, parts) if error > 0 else math.inf
+    freedom = satterthwaite(variance, parts) if error > 0 else math.inf
     return _t_test(float(difference.mean()), error, freedom, alternative, confidence, queries, dropped)
 
 
@@ -429,49 +430,7 @@ def _standard_error(variance: float, a: Tensor, b: Tensor) -> float:
     return 0.0 if error <= 4 * torch.finfo(torch.double).eps * largest else error
 
 
-# --- parts of the variance of a difference --------------------------------------------------------------------
-
-
-class _Part(NamedTuple):
-    """An estimate of a part of a variance, with its degrees of freedom."""
-
-    variance: float
-    freedom: float
-
-
-def _between_runs(values: Tensor, sizes: Sequence[int]) -> list[_Part]:
-    """Return the variance of the overall mean that comes from runs, for each fold."""
-    runs, queries = values.shape
-    if runs < 2:  # only a test over queries gets here
-        return []
-    return [
-        _Part(float(fold.mean(1).var()) / runs * (fold.shape[1] / queries) ** 2, runs - 1)
-        for fold in values.split(list(sizes), 1)
-    ]
-
-
-def _within_runs(values: Tensor, sizes: Sequence[int]) -> list[_Part]:
-    """Return the variance of the overall mean that comes from single values, neither from runs nor from queries."""
-    runs, queries = values.shape
-    parts = []
-    for fold in values.split(list(sizes), 1):
-        freedom = (runs - 1) * (fold.shape[1] - 1)
-        if freedom > 0:
-            rest = fold - fold.mean(0) - fold.mean(1, keepdim=True) + fold.mean()
-            parts.append(_Part(float(rest.square().sum()) / freedom * fold.shape[1] / runs / queries**2, freedom))
-    return parts
-
-
-def _total(parts: Sequence[_Part]) -> float:
-    return sum(part.variance for part in parts)
-
-
-def _satterthwaite(variance: float, parts: Sequence[_Part]) -> float:
-    """Return the degrees of freedom of a sum of independent variances."""
-    return variance**2 / sum(part.variance**2 / part.freedom for part in parts)
-
-
-# --- Student's distribution ---------------------------------------------------------------------------------
+# --- Student's test -----------------------------------------------------------------------------------------
 
 
 def _t_test(
@@ -490,8 +449,8 @@ def _t_test(
         p_value, margin = 0.0 if wanted > 0 else 1.0, 0.0
     else:
         statistic = difference / error
-        above = _student_survival(statistic, freedom)
-        below = _student_survival(-statistic, freedom)
+        above = student_survival(statistic, freedom)
+        below = student_survival(-statistic, freedom)
         p_value = {"two-sided": 2 * min(above, below), "greater": above, "less": below}[alternative]
         margin = error * student_quantile((1 - confidence) / 2, freedom)
     return TestResult(
@@ -504,59 +463,6 @@ def _t_test(
         dropped=dropped,
         freedom=float(freedom),
     )
-
-
-def _student_survival(t: float, freedom: float) -> float:
-    """Probability that Student's t with `freedom` degrees of freedom exceeds `t`.
-
-    >>> round(_student_survival(1.0, freedom=1.0), 4)  # Cauchy: 1/2 - atan(1) / pi
-    0.25
-    """
-    tail = 0.5 * _incomplete_beta(0.5 * freedom, 0.5, odds=t * t / freedom)
-    return tail if t > 0 else 1 - tail
-
-
-@lru_cache(maxsize=1024)  # tests over the same queries have the same degrees of freedom
-def student_quantile(tail: float, freedom: float) -> float:
-    """The t > 0 that is exceeded with the probability `tail` < 1/2, by bisection."""
-    high = 1.0
-    while _student_survival(high, freedom) > tail:
-        high *= 2
-    low = 0.0
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if _student_survival(middle, freedom) > tail else (low, middle)
-    return middle
-
-
-def _incomplete_beta(p: float, q: float, *, odds: float) -> float:
-    """Regularised incomplete beta function I_x(p, q) at x = 1 / (1 + odds)."""
-    if odds == 0:
-        return 1.0
-    log_x, log_rest = -math.log1p(odds), math.log(odds) - math.log1p(odds)
-    front = math.exp(p * log_x + q * log_rest + math.lgamma(p + q) - math.lgamma(p) - math.lgamma(q))
-    x = 1 / (1 + odds)
-    # The fraction converges fast below the mean of the distribution, and I_x(p, q) = 1 - I_{1-x}(q, p).
-    if x < (p + 1) / (p + q + 2):
-        return front * _beta_fraction(p, q, x) / p
-    return 1 - front * _beta_fraction(q, p, odds / (1 + odds)) / q
-
-
-def _beta_fraction(p: float, q: float, x: float) -> float:
-    """Continued fraction of the incomplete beta function (DLMF 8.17.22), by Lentz's method."""
-    tiny = 1e-300  # stands for a zero denominator
-    value, numerator, denominator = 1.0, 1.0, 0.0
-    for step in range(1, 100_000):
-        half = step // 2
-        if step % 2 == 0:
-            term = half * (q - half) * x / ((p + step - 1) * (p + step))
-        else:
-            term = -(p + half) * (p + q + half) * x / ((p + step - 1) * (p + step))
-        denominator = 1 / ((1 + term * denominator) or tiny)
-        numerator = (1 + term / numerator) or tiny
-        value *= numerator * denominator
-        if abs(numerator * denominator - 1) < 1e-15:
-            break
-    return 1 / value
 
 
 # --- bootstrap ----------------------------------------------------------------------------------------------

@@ -25,9 +25,10 @@ Examples:
 
 from rankfall.objectives._stages import Objective
 from rankfall.objectives.icc import ICC
-from rankfall.objectives.independent import ARF, BCE, ARFv2, FSLambdaLoss, FSRankNet, PerStage, SortCE
+from rankfall.objectives.independent import BCE, FSLambdaLoss, FSRankNet, PerStage
 from rankfall.objectives.lcron import LCRON
 from rankfall.objectives.rankflow import RankFlow
+from rankfall.objectives.soft_sorts import ARF, ARFv2, SortCE
 
 __all__ = [
     "ARF",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from rankfall._lists import check_choice, check_count, check_positive, rank_order
+from rankfall._lists import check_choice, check_count, check_positive, is_published, rank_order
 from rankfall.losses import lambdarank_loss, ranknet_loss
 from rankfall.objectives._stages import Impression, Objective, check_quotas
 
@@ -31,8 +31,8 @@ class ICC(Objective):
         temperature: Positive temperature of the soft cutoffs. The smaller it is, the harder they are.
         loss: Ranking loss of the fused scores: ``"lambdarank"`` as in the paper (the default of the sound variant), or
             ``"ranknet"`` (the default of the published variant).
-        variant: ``"published"`` is the baseline of LCRON's code, which uses RankNet. That code also trains pairs of
-            equal labels, in a direction that depends on the order of the items; here such pairs do not count.
+        variant: ``"published"`` is the baseline of LCRON's code: another default of `loss`. That code also trains pairs
+            of equal labels, in a direction that depends on the order of the items; here such pairs do not count.
 
     Examples:
         The cutoff is sharp, so the first item has the score 2 in either stage, and the second item the score of stage
@@ -56,8 +56,8 @@ class ICC(Objective):
         self.relevant = check_count("relevant", relevant)
         self.quotas = check_quotas(quotas, self.stages)
         self.temperature = check_positive("temperature", temperature)
-        self.variant = check_choice("variant", variant, ("sound", "published"))
-        default = "lambdarank" if variant == "sound" else "ranknet"
+        default = "ranknet" if is_published(variant) else "lambdarank"
+        self.variant = variant
         self.loss = check_choice("loss", loss or default, ("lambdarank", "ranknet"))
 
     def fuse(self, batch: Impression) -> Tensor:

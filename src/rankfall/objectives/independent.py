@@ -1,4 +1,4 @@
-"""Objectives that train every stage separately: BCE, full-stage learning to rank, ARF, soft sorts, any loss."""
+"""Objectives that train every stage separately: BCE, full-stage learning to rank, any loss."""
 
 from __future__ import annotations
 
@@ -9,29 +9,16 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import check_choice, check_count, has_positive, mean_over_lists
-from rankfall.losses import (
-    bce_loss,
-    lambda_loss,
-    ranknet_loss,
-    relax_loss,
-    sort_cross_entropy_loss,
-    topk_bce_loss,
-)
-from rankfall.losses.modules import adaptive_scales
-from rankfall.objectives._stages import Impression, Objective, check_quotas, count_stages, per_stage
-from rankfall.ops import neural_sort
-from rankfall.ops import topk as make_topk
+from rankfall._lists import check_choice, check_count, is_published
+from rankfall.losses import bce_loss, lambda_loss, ranknet_loss
+from rankfall.objectives._stages import Impression, Objective, per_stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jaxtyping import Bool, Float
 
-    from rankfall.ops import SoftSort, TopK
-
 ALL_ITEMS = -1  # the depth of items that were drawn at random
-VARIANTS = ("sound", "published")
 
 
 class BCE(Objective):
@@ -106,9 +93,9 @@ class FSLambdaLoss(Objective):
         version: Truncation of the pair weights at K, ``"sound"`` or ``"heuristic"``; see
             :func:`~rankfall.losses.lambda_loss`. Default: that of the variant.
         stages: Number of stages, at least 1.
-        variant: ``"published"`` is LCRON's baseline, which follows TF-Ranking: it has the ``"heuristic"`` truncation
-            (LLK, eq. 15). On random scores of 40 items, the gradients of the two variants have a cosine of 0.5 at `k` =
-            10 and 0.7 at `k` = 20, without `mix`. They are equal if `k` is the whole list.
+        variant: ``"published"`` is the baseline of LCRON's code, as in TF-Ranking: another default of `version`,
+            ``"heuristic"`` (LLK, eq. 15). On random scores of 40 items, the gradients of the two variants have a cosine
+            of 0.5 at `k` = 10 and 0.7 at `k` = 20, without `mix`. They are equal if `k` is the whole list.
     """
 
     def __init__(
@@ -122,11 +109,12 @@ class FSLambdaLoss(Objective):
         variant: Literal["sound", "published"] = "sound",
     ) -> None:
         super().__init__(stages)
-        self.variant = check_choice("variant", variant, VARIANTS)
+        published = is_published(variant)
+        self.variant = variant
         self.k = None if k is None else check_count("k", k)
         self.mix = mix
         self.gain = check_choice("gain", gain, ("linear", "exp2"))
-        self.version: Literal["sound", "heuristic"] = version or ("sound" if variant == "sound" else "heuristic")
+        self.version: Literal["sound", "heuristic"] = version or ("heuristic" if published else "sound")
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
         # the gain of LambdaLoss, 2^y - 1, of the label log2(1 + y) is y
@@ -134,56 +122,6 @@ class FSLambdaLoss(Objective):
         return {
             f"stage{t}/lambda": lambda_loss(
                 scores, labels, mask=batch.mask, k=self.k, mix=self.mix, version=self.version
-            )
-            for t, scores in enumerate(batch.scores, 1)
-        }
-
-
-class SortCE(Objective):
-    """Cross entropy of each stage's soft permutation with the permutation of the full-stage grades (LCR, table 7).
-
-    Every stage is trained with :func:`~rankfall.losses.sort_cross_entropy_loss`. Use it to train each stage on the
-    whole order of the items.
-
-    Args:
-        tau: Positive temperature of `sort`: a number or a scalar tensor. Default: the default of `sort`.
-        sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
-        label_tau: None for the hard permutation of the grades. Otherwise the positive temperature at which `sort` is
-            applied to the grades.
-        ties: Hard permutation of equal grades. ``"average"`` (the default of the sound variant) is the mean over all
-            their orders. ``"position"`` (the default of the published variant) puts the item that is given first before
-            the others, so that the loss depends on the order of the items.
-        variant: ``"sound"`` or ``"published"``, the default of `ties`.
-        stages: Number of stages, at least 1.
-    """
-
-    def __init__(
-        self,
-        *,
-        tau: float | Tensor | None = None,
-        sort: SoftSort = neural_sort,
-        label_tau: float | Tensor | None = None,
-        ties: Literal["average", "position"] | None = None,
-        variant: Literal["sound", "published"] = "sound",
-        stages: int = 2,
-    ) -> None:
-        super().__init__(stages)
-        self.tau = tau
-        self.sort = sort
-        self.label_tau = label_tau
-        self.variant = check_choice("variant", variant, VARIANTS)
-        self.ties = _check_ties(ties, variant)
-
-    def terms(self, batch: Impression) -> dict[str, Tensor]:
-        return {
-            f"stage{t}/sort": sort_cross_entropy_loss(
-                scores,
-                batch.grades,
-                mask=batch.mask,
-                tau=self.tau,
-                sort=self.sort,
-                label_tau=self.label_tau,
-                ties=self.ties,
             )
             for t, scores in enumerate(batch.scores, 1)
         }
@@ -265,180 +203,3 @@ class PerStage(Objective):
 def _are_logits(scores: Tensor, labels: Tensor) -> bool:
     both = isinstance(scores, Tensor) and isinstance(labels, Tensor)
     return both and scores.ndim == labels.ndim + 1
-
-
-class _Adaptive(Objective):
-    """A loss of the recall plus a loss of the whole order, balanced by one trained weight per stage (ARF, eq. 13)."""
-
-    def __init__(
-        self,
-        stages: int,
-        tau: float | Tensor | None,
-        sort: SoftSort,
-        label_tau: float | Tensor | None,
-        ties: Literal["average", "position"],
-        scale: str,
-    ) -> None:
-        super().__init__(stages)
-        self.tau = tau
-        self.sort = sort
-        self.label_tau = label_tau
-        self.ties = ties
-        self.scale = scale
-        self.of_recall, self.of_order = adaptive_scales(scale)
-        self.alpha = nn.Parameter(torch.ones(stages))
-
-    def recall(self, batch: Impression, stage: int) -> Tensor:
-        """Return the loss of the recall of one stage."""
-        raise NotImplementedError
-
-    def terms(self, batch: Impression) -> dict[str, Tensor]:
-        # the logarithm would pull alpha to 0 on lists without information about the order
-        share = mean_over_lists(has_positive(batch.grades, batch.mask).to(batch.grades.dtype))
-        terms = {}
-        for t, scores in enumerate(batch.scores):
-            order = sort_cross_entropy_loss(
-                scores,
-                batch.grades,
-                mask=batch.mask,
-                tau=self.tau,
-                sort=self.sort,
-                label_tau=self.label_tau,
-                ties=self.ties,
-                scale=self.of_order,
-            )
-            terms[f"stage{t + 1}/recall"] = self.recall(batch, t)
-            terms[f"stage{t + 1}/order"] = order / (2 * self.alpha[t].square()) + share * self.alpha[t].abs().log()
-        return terms
-
-
-class ARF(_Adaptive):
-    r"""ARF for each stage, with its quota as m and `relevant` as k (ARF, eq. 13).
-
-    .. math:: L_{Relax} + \frac{1}{2 \alpha^2} L_{Global} + \log |\alpha|
-
-    The weights :math:`\alpha`, one per stage, are parameters: pass them to the optimizer together with those of the
-    models. Use it to train each stage for the recall at its quota.
-
-    Args:
-        relevant: Number of relevant items per impression, at least 1: those with the best grades.
-        quotas: Number of items that each stage keeps; must not grow from stage to stage. The length is the number of
-            stages.
-        tau: Positive temperature of `sort`: a number or a scalar tensor. Default: the default of `sort`.
-        sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
-        label_tau: None for the hard permutation of the grades. Otherwise the positive temperature at which `sort` is
-            applied to the grades.
-        ties: Hard permutation of equal grades. ``"average"`` (the default of the sound variant) is the mean over all
-            their orders. ``"position"`` (the default of the published variant) puts the item that is given first before
-            the others, so that the loss depends on the order of the items.
-        variant: ``"published"`` is the baseline of LCRON's code: other defaults of `ties` and `scale`.
-        scale: ``"mean"`` of both losses (the default of the sound variant), ``"sum"`` of both as in ARF, eq. 11 and 12,
-            or ``"mixed"`` (the default of the published variant): the sum for the recall and the mean for the order, as
-            in LCRON's code. The trained weight starts at 1, so the scale decides the balance at the start: with 10
-            relevant of 40 items and equal scores, the ratio of recall to order is 1, 1/4 and 10.
-    """
-
-    def __init__(
-        self,
-        *,
-        relevant: int,
-        quotas: Sequence[int],
-        tau: float | Tensor | None = None,
-        sort: SoftSort = neural_sort,
-        label_tau: float | Tensor | None = None,
-        ties: Literal["average", "position"] | None = None,
-        variant: Literal["sound", "published"] = "sound",
-        scale: Literal["mean", "sum", "mixed"] | None = None,
-    ) -> None:
-        chosen = scale or ("mean" if variant == "sound" else "mixed")
-        super().__init__(len(quotas), tau, sort, label_tau, _check_ties(ties, variant), chosen)
-        self.variant = variant
-        self.relevant = check_count("relevant", relevant)
-        self.quotas = check_quotas(quotas, self.stages)
-
-    def recall(self, batch: Impression, stage: int) -> Tensor:
-        return relax_loss(
-            batch.scores[stage],
-            batch.relevance,
-            mask=batch.mask,
-            m=self.quotas[stage],
-            k=self.relevant,
-            tau=self.tau,
-            sort=self.sort,
-            scale=self.of_recall,
-        )
-
-
-class ARFv2(_Adaptive):
-    r"""ARF with :math:`L_{single}` of LCRON instead of :math:`L_{Relax}` (LCR, baseline).
-
-    .. math:: L_{single} + \frac{1}{2 \alpha^2} L_{Global} + \log |\alpha|
-
-    The weights :math:`\alpha`, one per stage, are parameters, as in :class:`ARF`. Use it as a baseline for
-    :class:`LCRON` that trains each stage separately.
-
-    Args:
-        relevant: Number of relevant items per impression, at least 1: those with the best grades.
-        topk: A soft top-k from :func:`rankfall.ops.topk`; in configurations, the name of any operator or a mapping of
-            its name and options. Default: NeuralSort at `tau`.
-        tau: Positive temperature of `sort`, and of the default of `topk`: a number or a scalar tensor. Default: the
-            default of `sort`.
-        sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
-        label_tau: None for the hard permutation of the grades. Otherwise the positive temperature at which `sort` is
-            applied to the grades.
-        ties: Hard permutation of equal grades. ``"average"`` (the default of the sound variant) is the mean over all
-            their orders. ``"position"`` (the default of the published variant) puts the item that is given first before
-            the others, so that the loss depends on the order of the items.
-        variant: Number of items m at which :math:`L_{single}` takes the inclusion, and the default of `ties`.
-            ``"sound"`` is `relevant`, as in :class:`LCRON`. ``"published"`` is the quota of the stage (LCR, sec. 5.2),
-            with which the loss cannot reach 0: the inclusion adds up to m, but only `relevant` items have the target 1.
-        scale: ``"mean"`` of both losses, ``"sum"`` of both, or ``"mixed"``: the sum for the inclusion and the mean for
-            the order.
-        quotas: Number of items that each stage keeps; must not grow from stage to stage. Needed, and used, by the
-            published variant only.
-        stages: Number of stages, at least 1. Default: the number of quotas, or 2.
-    """
-
-    def __init__(
-        self,
-        *,
-        relevant: int,
-        topk: TopK | None = None,
-        tau: float | Tensor | None = None,
-        sort: SoftSort = neural_sort,
-        label_tau: float | Tensor | None = None,
-        ties: Literal["average", "position"] | None = None,
-        variant: Literal["sound", "published"] = "sound",
-        scale: Literal["mean", "sum", "mixed"] = "mean",
-        quotas: Sequence[int] | int | None = None,
-        stages: int | None = None,
-    ) -> None:
-        super().__init__(count_stages(quotas, stages), tau, sort, label_tau, _check_ties(ties, variant), scale)
-        self.relevant = check_count("relevant", relevant)
-        self.variant = variant
-        if variant == "published" and quotas is None:
-            raise ValueError("quotas: found None, expected one number of items per stage for variant='published'")
-        self.quotas = None if quotas is None else check_quotas(quotas, self.stages)
-        self.kept = [relevant] * self.stages if variant == "sound" or self.quotas is None else self.quotas
-        if topk is None:
-            topk = make_topk("neural_sort") if tau is None else make_topk("neural_sort", tau=tau)
-        self.topk = topk
-
-    def recall(self, batch: Impression, stage: int) -> Tensor:
-        return topk_bce_loss(
-            batch.scores[stage],
-            batch.relevance,
-            mask=batch.mask,
-            k=self.relevant,
-            m=self.kept[stage],
-            topk=self.topk,
-            scale=self.of_recall,
-        )
-
-
-def _check_ties(ties: str | None, variant: str) -> Literal["average", "position"]:
-    """Return the order of equal grades: the one that is given, or that of the variant."""
-    check_choice("variant", variant, VARIANTS)
-    chosen = ties or ("average" if variant == "sound" else "position")
-    check_choice("ties", chosen, ("average", "position"))
-    return "average" if chosen == "average" else "position"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import check_choice, check_count, has_recall_signal, list_mean, mean_over_lists
+from rankfall._lists import check_choice, check_count, has_recall_signal, is_published, list_mean, mean_over_lists
 from rankfall.objectives._stages import Impression, Objective, check_quotas, count_stages
 from rankfall.ops import log_inclusion
 from rankfall.ops import topk as make_topk
@@ -80,7 +80,8 @@ class LCRON(Objective):
         self.topk: TopK = make_topk("neural_sort", tau=50.0) if topk is None else topk
         self.e2e_weight = _check_weight("e2e_weight", 1.0 if e2e_weight == "fixed" else e2e_weight)
         self.single_weight = _check_weight("single_weight", single_weight)
-        self.variant = check_choice("variant", variant, ("sound", "published"))
+        self._survival = published_survival if is_published(variant) else survival
+        self.variant = variant
         self.scale = check_choice("scale", scale, ("mean", "sum"))
         if self.e2e_weight == self.single_weight == 0:
             raise ValueError("e2e_weight and single_weight are both 0, so nothing would be trained")
@@ -99,8 +100,7 @@ class LCRON(Objective):
                 for scores, quota in zip(batch.scores, self.quotas, strict=True)
             ]
             counts = has_recall_signal(truth, batch.mask, min(self.quotas))
-            passed = survival(at_quota) if self.variant == "sound" else published_survival(at_quota)
-            e2e = self._cross_entropy(truth, *passed, batch.mask, counts)
+            e2e = self._cross_entropy(truth, *self._survival(at_quota), batch.mask, counts)
             terms["e2e"] = self._weighted(e2e, self.e2e_weight, -1, counts)
         if self.single_weight == 0:
             return terms

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from rankfall._lists import check_choice, check_count, check_positive, check_scores
+from rankfall._lists import check_choice, check_count, check_positive, check_scores, is_published
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +77,7 @@ def diff_sort(
     """
     check_choice("network", network, ("odd_even", "bitonic"))
     check_choice("swap", swap, tuple(_SWAPS))
-    check_choice("variant", variant, ("sound", "published"))
+    exchanges = not is_published(variant)
     if steepness is not None:
         check_positive("steepness", steepness)
     wide, mask = check_scores(scores, mask)
@@ -97,7 +97,7 @@ def diff_sort(
     if steepness is None:
         steepness = 2 * count.to(wide.dtype)
 
-    kept = _run(values, real, count, layers, steepness, swap, plain=plain, exchanges=variant == "sound")
+    kept = _run(values, real, count, layers, steepness, swap, plain=plain, exchanges=exchanges)
     eye = torch.eye(min(rows, wires), wires, dtype=wide.dtype, device=wide.device)
     matrix = _apply(kept, layers, eye.expand(*values.shape[:-1], *eye.shape))
     matrix = F.pad(matrix[..., :n], (0, 0, 0, rows - min(rows, wires)))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from rankfall._lists import check_choice, check_scores
+from rankfall._lists import check_scores, is_published
 from rankfall.ops._threshold import threshold_topk
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ def sparse_topk(
         >>> sparse_topk(torch.tensor([2.0, 1.5, 0.0]), 1)
         tensor([0.7500, 0.2500, 0.0000])
     """
-    check_choice("variant", variant, ("sound", "published"))
+    published = is_published(variant)
     x = threshold_topk(sparse_kind(p), scores, k, tau, mask)
-    if variant == "sound":
+    if not published:
         return x
     _, mask = check_scores(scores, mask)
     real = torch.ones_like(x, dtype=torch.bool) if mask is None else mask

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rankfall.metrics.significance import student_quantile
+from rankfall.metrics.student import student_quantile
 from rankfall.reproductions.paper_schema import Measured, mean_of
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def apart_here(comparison: ComparisonResult, metric: str, labels: Mapping[str, s
 
 
 def agreement_rows(columns: Iterable[Agreement | None]) -> list[list[str]]:
-    """Return the rows of a sheet that tell of agreement; columns without one are empty, and empty rows are left out."""
+    """Return the rows of a sheet that show agreement; columns without one are empty, and empty rows are left out."""
     cells = [["", "", ""] if one is None else one.cells() for one in columns]
     return [[heading, *of] for heading, *of in zip(ROWS, *cells, strict=True) if any(of)]
 

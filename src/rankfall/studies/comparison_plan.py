@@ -76,8 +76,8 @@ class ComparisonConfig(Section):
     @model_validator(mode="after")
     def _the_reference_is_a_method(self) -> Self:
         if self.against is not None and self.against not in self.methods:
-            expected = f"expected one of the methods{did_you_mean(self.against, self.methods)}"
-            raise ValueError(f"against: found {self.against!r}, {expected}")
+            hint = did_you_mean(self.against, self.methods)
+            raise ValueError(f"against: found {self.against!r}{hint}; the methods are {', '.join(self.methods)}")
         return self
 
     @model_validator(mode="after")

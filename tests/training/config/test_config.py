@@ -262,7 +262,7 @@ SEARCH = {**SMALLEST, "search": {"optimizer.lr": [0.1, 0.01]}}
 
 
 @pytest.mark.parametrize(
-    ("content", "told", "wrong"),
+    ("content", "expected", "wrong"),
     [
         (COMPARISON, {"seeds": [3], "jobs": 1}, "methods.softmax.loss.name=softmx_loss"),
         (STREAM, {"seeds": [0], "methods": STREAM["methods"]}, "methods.BCE.objective.name=bcd"),
@@ -270,13 +270,13 @@ SEARCH = {**SMALLEST, "search": {"optimizer.lr": [0.1, 0.01]}}
     ],
 )
 def test_show_knows_comparisons_streams_and_searches(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: dict[str, Any], told: dict[str, Any], wrong: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: dict[str, Any], expected: dict[str, Any], wrong: str
 ) -> None:
     file, again = tmp_path / "one.yaml", tmp_path / "again.yaml"
     file.write_text(yaml.safe_dump(content))
     assert run("config", "show", str(file)) == 0
     shown = capsys.readouterr().out
-    assert yaml.safe_load(shown).items() >= told.items()
+    assert yaml.safe_load(shown).items() >= expected.items()
     again.write_text(shown)
     assert run("config", "show", str(again)) == 0
     assert capsys.readouterr().out == shown

@@ -46,12 +46,23 @@ class Reproduction(Section):
     driver: str
     notes: list[str] = Field(default_factory=list)
 
+    @property
+    def has_improved(self) -> bool:
+        """Whether there are better versions of its methods, which ``--improved`` adds."""
+        return any(method.variant == "sound" for method in self._all_methods)
+
     def with_variants(self, *, improved: bool) -> Self:
         """Return a copy with the methods of the paper, and only if `improved` with our better versions of them."""
-        methods: list[Method] = getattr(self, "methods", [])
-        if improved or not any(method.variant == "sound" for method in methods):
+        if improved or not self.has_improved:
             return self
-        return self.model_copy(update={"methods": [method for method in methods if method.variant != "sound"]})
+        published = [method for method in self._all_methods if method.variant != "sound"]
+        return self.model_copy(update={"methods": published})
+
+    @property
+    def _all_methods(self) -> list[Method]:
+        """The methods; reproductions of operators have none."""
+        methods: list[Method] = getattr(self, "methods", [])
+        return methods
 
 
 class TableOfMethods(Reproduction):

@@ -146,15 +146,18 @@ def _is_cascade_metric(name: str) -> str:
 
 
 def _is_stage_metric(name: str) -> str:
-    from rankfall.metrics.named import parse
+    from rankfall.metrics.named import forms, parse, unknown_metric
 
     if name == "ndcg":
         raise ValueError("found 'ndcg', which is always measured, with gain 1 or 0; expected ndcg_linear or ndcg@k")
+    allowed = [*(form for form in forms() if form != "ndcg"), PUBLISHED_NDCG, f"{PUBLISHED_NDCG}@k"]
+    word = name.partition("@")[0]
+    if word not in {form.partition("@")[0] for form in allowed}:
+        raise unknown_metric(name, allowed)
     try:
         parse(list_metric(name))
-    except ValueError as error:
-        own = f", {PUBLISHED_NDCG}@k" if "allowed are" in str(error) else ""
-        raise ValueError(f"{error}{own}") from None
+    except ValueError as error:  # names the metric of lists that is applied
+        raise ValueError(str(error).replace(list_metric(word), word)) from None
     return name
 
 
