@@ -5,17 +5,21 @@ from __future__ import annotations
 import importlib
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from rankfall.reproductions.catalogue import papers, reproductions
 from rankfall.reproductions.coverage import page
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "coverage.md"
 STATEMENTS = [(paper.name, statement) for paper in papers() for statement in paper.statements]
 
 # tables and figures with content that can be measured or shown, counted in the papers
-EXPECTED = {
+EXPECTED: dict[str, dict[str, Sequence[int]]] = {
     "arf": {"table": range(1, 10), "figure": range(2, 7)},
     "lambdaloss": {"table": range(1, 3), "figure": range(1, 2)},
     "pirank": {"table": range(1, 2), "figure": [1, *range(4, 8)]},
