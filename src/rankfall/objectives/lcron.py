@@ -49,6 +49,8 @@ class LCRON(Objective):
             differ only where :math:`p` and :math:`1 - p` have separate gradients, that is for a soft sort with
             ``gradient="rows"``, the default of `topk`. On random scores of 40 items and with ``tau=50``, the two
             gradients of :math:`L_{e2e}` have a cosine of 0.94 in the first of two stages and are equal in the second.
+            Three seeds on two simulated platforms do not distinguish cascades trained with the published variant from
+            those with ``gradient="exact"``.
         scale: ``"mean"`` over the items of a list, or their ``"sum"`` as in LCR, eq. 11 and 12. The learned weights
             settle at the square root of their loss, so with sums each :math:`L_t` has a much smaller share.
 
