@@ -7,7 +7,7 @@ the component they are asked for.
 >>> names("model")
 ('two_tower', 'din', 'mlp')
 >>> list(options("operator", "sparse_topk"))
-['tau', 'p']
+['tau', 'p', 'variant']
 >>> check_options("loss", "lambda_recall_loss", ["m", "k", "sigm"])
 Traceback (most recent call last):
 ValueError: lambda_recall_loss has no option 'sigm', did you mean 'sigma'; its options are m, k, positive_only, sigma

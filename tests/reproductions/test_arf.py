@@ -164,7 +164,7 @@ def printed_losses(s: list[float], v: list[float], m: int, k: int, tau: float) -
     return relaxed, whole
 
 
-@pytest.mark.witness("derivation", "arf", "relax_loss", "sort_cross_entropy_loss")
+@pytest.mark.witness("derivation", "ARFLoss", "relax_loss", "sort_cross_entropy_loss")
 def test_published_variants_are_the_printed_equations() -> None:
     s, v = [0.3, -0.7, 1.1, 0.2, -1.5, 0.9], [1.0, 0.0, 2.0, 2.0, 0.0, 4.0]
     scores, labels = torch.tensor(s, dtype=torch.float64), torch.tensor(v, dtype=torch.float64)

@@ -277,8 +277,7 @@ class Loop(Generic[BatchT]):
         return True
 
     def _go_to(self, state: State, on_notice: OnNotice) -> None:
-        before = validate_any(state["config"], where=str(self.out))  # fills in options that are newer than the run
-        check_same(self.out, before.model_dump(mode="json"), self._config)
+        check_same(self.out, self._with_defaults(state["config"]), self._config)
         self._check_data(state)
         self._note_changed_versions(state["made_by"], on_notice)
         try:
@@ -290,6 +289,10 @@ class Loop(Generic[BatchT]):
                 f"{self.out}: the checkpoint of rankfall {release} does not fit this release, {__version__}: {error}. "
                 "Continue with that one, or start over with --force"
             ) from None
+
+    def _with_defaults(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the configuration of a checkpoint with the defaults of options that are newer than it."""
+        return validate_any(stored, where=str(self.out)).model_dump(mode="json")
 
     def _check_data(self, state: State) -> None:
         """Check that a checkpoint has the same data."""

@@ -32,6 +32,7 @@ from rankfall.data.impressions.loader import ItemFirstSeen
 from rankfall.data.impressions.log import open_day
 from rankfall.training.build_cascade import check_kept, check_quotas, with_depths
 from rankfall.training.config.component_checks import has_schedule
+from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.sections import Role
 from rankfall.training.loop import Loop, train_in
@@ -364,6 +365,10 @@ class _DayLoop(Loop["Impressions"]):
         self.learner.save(file, self.position)
         with new_content(file.with_name(LATEST)) as temporary:
             temporary.symlink_to(file.name)
+
+    def _with_defaults(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        days = {"train": self._days, "valid": self._days}  # not part of the checkpoint, since days may be added
+        return _resumable_settings(validate_any({**stored, "data": {**stored["data"], **days}}, where=str(self.out)))
 
     def _check_data(self, state: State) -> None:
         """Raise if a checkpoint was trained on other days; additional days are allowed."""
