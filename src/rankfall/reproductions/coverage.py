@@ -30,7 +30,7 @@ how tables are run.
 | *done* | the library has it as the paper states it |
 | *tested* | a command or a test checks the claim; the outcome is stated where it is clear |
 | *differs* | the library has it, or the claim holds, with the stated difference |
-| *unavailable* | it needs data or traffic that nobody outside has; printed numbers are shown |
+| *unavailable* | it needs data or traffic that is not public; printed numbers are shown |
 """
 
 

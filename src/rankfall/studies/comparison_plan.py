@@ -77,7 +77,8 @@ class ComparisonConfig(Section):
     def _the_reference_is_a_method(self) -> Self:
         if self.against is not None and self.against not in self.methods:
             hint = did_you_mean(self.against, self.methods)
-            raise ValueError(f"against: found {self.against!r}{hint}; the methods are {', '.join(self.methods)}")
+            names = ", ".join(map(repr, self.methods))  # names may contain commas
+            raise ValueError(f"against: found {self.against!r}{hint}; the methods are {names}")
         return self
 
     @model_validator(mode="after")

@@ -98,7 +98,7 @@ class Training:
         self._optimizer = make_optimizer(config.optimizer, self._model.parameters(), self._loss.parameters())
 
     def _count(self, documents: int) -> int:
-        """Return the number of lists with at least so many documents, or of all lists."""
+        """Return the number of first lists that have at least `documents` documents together, or of all lists."""
         totals: list[int] = list(accumulate(self._lists.lengths.tolist()))
         return min(len(totals), 1 + sum(total < documents for total in totals))
 

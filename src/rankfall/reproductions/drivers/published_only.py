@@ -1,4 +1,4 @@
-"""A published table that nobody outside can measure: it is shown with the reason."""
+"""A published table that cannot be measured without private traffic. The report shows it with the reason."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Statement(Section):
         kind: An equation, a protocol of data or training, or a claim in the text.
         what: What it states.
         state: "done"; "differs" if ours deviates, which `note` explains; "unavailable" if it needs data or traffic that
-            nobody outside has.
+            is not public.
         where: A name of the library, an option of the configuration, or a command.
         note: How ours differs, or what was found.
     """

@@ -82,7 +82,7 @@ class TableOfMethods(Reproduction):
 
 
 class PublishedOnly(Reproduction):
-    """A published table that nobody outside can measure, such as the result of an A/B test. It is shown, not run.
+    """A published table that needs private traffic, such as the result of an A/B test. It is shown, not run.
 
     Attributes:
         reason: What it would take to measure it.
