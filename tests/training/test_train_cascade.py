@@ -37,6 +37,7 @@ from rankfall.training.config.cascade_config import CascadeConfig, validate_casc
 from rankfall.training.config.overrides import set_option
 from rankfall.training.learner import clip_gradients
 from rankfall.training.run_directory import TrainingError
+from rankfall.training.scored_batch import ScoredBatch
 from rankfall.training.train_cascade import load_run, make_loader, measure, train
 from support.cascades import content, liked_log
 from support.logs import DAYS, item_columns, random_day, write_log
@@ -44,8 +45,6 @@ from support.logs import DAYS, item_columns, random_day, write_log
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from torch import Tensor
 
     from rankfall.data.impressions.loader import Impressions
 
@@ -67,8 +66,8 @@ def config_for(log: Path, **changes: Any) -> CascadeConfig:
 def test_measures_are_those_of_a_loop(log: Path) -> None:
     loader = rf.data.ImpressionLoader(log, DAYS[1], batch=16, shuffle=False)
 
-    def score(batch: Impressions) -> list[Tensor]:
-        return [torch.sin(batch.item.float() * 3), torch.cos(batch.item.float() * 5)]
+    def score(batch: Impressions) -> ScoredBatch:
+        return ScoredBatch.of_lists(batch, [torch.sin(batch.item.float() * 3), torch.cos(batch.item.float() * 5)])
 
     values, chance = measure_funnel(score, loader, names=["a", "b"], quotas=[6, 3], relevant=2)
     rows = ImpressionLog.load(log).days[DAYS[1]].table().to_pylist()
@@ -102,8 +101,8 @@ def test_further_metrics_of_a_stage_are_those_of_a_loop(log: Path) -> None:
     loader = rf.data.ImpressionLoader(log, DAYS[1], batch=16, shuffle=False)
     further = ["ndcg_linear@3", "ndcg@3", "ndcg_published@3", "opa", "arp"]
 
-    def score(batch: Impressions) -> list[Tensor]:
-        return [torch.sin(batch.item.float() * 3)]
+    def score(batch: Impressions) -> ScoredBatch:
+        return ScoredBatch.of_lists(batch, [torch.sin(batch.item.float() * 3)])
 
     def ndcg(gains: Sequence[float]) -> float:
         discounts = [1 / math.log2(rank + 1) for rank in (1, 2, 3)]

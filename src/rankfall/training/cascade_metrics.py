@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rankfall.data import ImpressionLoader
     from rankfall.data.impressions.loader import Impressions
     from rankfall.training.distributed.group import Group
+    from rankfall.training.scored_batch import ScoreBatch
 
 __all__ = ["JOINT", "ground_truth", "higher_is_better", "measure_funnel", "measures"]
 
@@ -74,7 +75,7 @@ def _count_of_worse(batch: Impressions, truth: Tensor) -> Tensor:
 
 
 def measure_funnel(
-    score: Callable[[Impressions], Sequence[Tensor]],
+    score: ScoreBatch,
     loader: ImpressionLoader,
     *,
     names: Sequence[str],
@@ -92,7 +93,7 @@ def measure_funnel(
     :func:`published_gains`.
 
     Args:
-        score: Returns the scores ``(B, N)`` of each stage for a batch.
+        score: Returns a batch with the scores of each stage.
         loader: Batches of impressions.
         names: Names of the stages.
         quotas: Number of items that each stage keeps.
@@ -109,11 +110,13 @@ def measure_funnel(
     values: list[dict[str, Tensor]] = []
     chances: list[dict[str, Tensor]] = []
     with torch.no_grad():
-        for number, batch in enumerate(loader):
+        for number, loaded in enumerate(loader):
             if number % group.world == group.rank:
                 generator = torch.Generator().manual_seed(SEED + number)
+                scored = score(loaded)
+                batch, scores = scored.batch, scored.scores
                 truth = ground_truth(batch, relevant)
-                scores, flat = score(batch), [torch.zeros_like(truth)] * len(names)
+                flat = [torch.zeros_like(truth)] * len(names)
                 values.append(
                     _values(scores, truth, batch.mask, names, quotas, generator)
                     | _further_values(scores, batch, truth, names, further)
@@ -123,10 +126,10 @@ def measure_funnel(
                     | _further_values(flat, batch, truth, names, further)
                 )
             else:
-                zeros = dict.fromkeys(measures(names, further), torch.zeros(len(batch)))
+                zeros = dict.fromkeys(measures(names, further), torch.zeros(len(loaded)))
                 values.append(zeros)
                 chances.append(zeros)
-            on_batch(len(batch))
+            on_batch(len(loaded))
     wanted = measures(names, further)
     return _joined(values, wanted, group), _joined(chances, wanted, group)
 

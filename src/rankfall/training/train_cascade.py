@@ -36,6 +36,7 @@ from rankfall.training.divergence_hints import divergence_hints
 from rankfall.training.learner import Learner, Loader
 from rankfall.training.loop import Loop, finished, train_in
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as
+from rankfall.training.scored_batch import ScoredBatch
 from rankfall.training.seeding import seeded
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from rankfall.training.learner import Position
     from rankfall.training.loop import OnNotice, Progress
     from rankfall.training.run_directory import TrainResult
+    from rankfall.training.scored_batch import ScoreBatch
 
 REQUESTS_SHOWN = 5
 
@@ -318,15 +320,11 @@ def measure(
     group: Group = ALONE,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the metrics of each impression in evaluation mode, and those of a random cascade."""
-
-    def score(batch: Impressions) -> list[Tensor]:
-        return [stage.cpu() for stage in cascade(batch.to(group.device))]
-
     was_training = cascade.training
     cascade.eval()
     try:
         return measure_funnel(
-            score,
+            scorer_of(cascade, group),
             loader,
             names=cascade.names,
             quotas=[stage.quota for stage in config.stages],
@@ -337,6 +335,16 @@ def measure(
         )
     finally:
         cascade.train(was_training)
+
+
+def scorer_of(cascade: Cascade, group: Group = ALONE) -> ScoreBatch:
+    """Return a function that scores the lists of a batch by all stages."""
+
+    @torch.no_grad()
+    def score(batch: Impressions) -> ScoredBatch:
+        return ScoredBatch.of_lists(batch, [stage.cpu() for stage in cascade(batch.to(group.device))])
+
+    return score
 
 
 def means_of(values: Mapping[str, Tensor]) -> dict[str, float]:
