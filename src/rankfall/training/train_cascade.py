@@ -226,6 +226,7 @@ class LogLearner(CascadeLearner):
         check_kept(self.objective, self.loader)
         self.valid = make_loader(log, config, "valid")
         self.batches = config.training.epochs * len(self.loader)
+        self.validate_every = config.training.validate_every
 
     def validate(self) -> dict[str, float]:
         """Return the means of all metrics over the validation impressions."""
