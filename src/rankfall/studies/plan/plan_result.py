@@ -1,4 +1,4 @@
-"""The result of ``rankfall plan`` (``plan.json``) as frozen dataclasses; :mod:`rankfall._results` defines the JSON form.
+"""The result of ``rankfall plan`` (``plan.json``); :mod:`rankfall._results` defines the JSON form.
 
 Costs are those of one request, in the unit of :attr:`PlanResult.unit`. Values are means of the planned metric over the
 requests with a relevant item; costs are means over all requests.
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rankfall._results import Number, Result
-from rankfall.training.stage_figures import Estimate, ListFigures
+from rankfall.training.stage_figures import Estimate, ListFigures  # noqa: TC001 (dataclass fields)
 
 PLAN = "plan.json"  # in the run directory
 
@@ -103,7 +103,7 @@ class CurrentQuotas(Result):
 
     point: FrontPoint
     dominated: bool
-    """Whether other quotas of the grid have at least this value for at most this cost, and are better in one of them."""
+    """Whether other quotas have at least this value for at most this cost, and are better in one of the two."""
     best_for_cost: GridPoint
     """The best point of the grid that costs no more."""
     cheapest_for_value: GridPoint
