@@ -17,7 +17,7 @@ from rankfall.training.methods import CascadeMethod, method_of
 from rankfall.training.per_list_table import values_table
 from rankfall.training.run_directory import read_config, read_config_as
 from rankfall.training.scoring import measure, score
-from rankfall.training.train_cascade import scorer_of
+from rankfall.training.train_cascade import scorer_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -82,7 +82,7 @@ def scores_of_run(
     total = opened.impressions
     with opened.refusing_new_ids():
         scores = collect_scores(
-            scorer_of(opened.cascade),
+            scorer_for(opened.cascade, opened.loader, opened.config, reach=reach),
             opened.loader,
             stages=opened.cascade.names,
             relevant=config.relevant,
