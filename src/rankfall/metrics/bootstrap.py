@@ -72,7 +72,7 @@ def _counts(rows: int, count: int, generator: torch.Generator) -> Tensor:
 
 def interval(
     figures: Float[Tensor, "resamples ..."], level: float = LEVEL
-) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+) -> tuple[Float[Tensor, ...], Float[Tensor, ...]]:
     """Return both ends of the percentile interval of figures, one row per resample.
 
     Resamples in which a figure is undefined (NaN) are left out.

@@ -133,4 +133,3 @@ def show_cost(value: float, unit: str) -> str:
         return f"{value / factor:.3g} {name}"
     text = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
     return f"{text} items" if unit == "items" else text
-

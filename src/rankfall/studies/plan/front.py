@@ -21,9 +21,9 @@ MOST_QUOTAS = 32  # of a stage in a grid that is not given
 WIDEST = 4  # times the current quota
 
 
-def default_reach(current: Sequence[int]) -> int:
-    """Return the largest quota of the first stage in a grid that is not given."""
-    return WIDEST * current[0]
+def default_reach(quota: int) -> int:
+    """Return the largest quota that a grid tries for a stage if none is given."""
+    return WIDEST * quota
 
 
 def make_grid(
@@ -59,7 +59,7 @@ def make_grid(
         elif stage == stages[-1]:
             grid[stage] = [quota]
         else:
-            low, high = current[-1], max(quota, min(WIDEST * quota, limit))
+            low, high = current[-1], max(quota, min(default_reach(quota), limit))
             steps = np.geomspace(low, high, count) if low < high else [quota]
             grid[stage] = sorted({quota, *(_round(step) for step in steps)})
     return grid

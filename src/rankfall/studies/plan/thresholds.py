@@ -1,4 +1,4 @@
-"""Dynamic quotas: a stage keeps the items above a threshold on its scores, so it keeps more for some requests than others.
+"""Dynamic quotas: a stage keeps the items above a threshold on its scores, more for some requests than for others.
 
 Thresholds are worth their trouble only if they keep more than fixed quotas of the same mean cost. Both are chosen on
 one half of the requests and measured on the other half, since a choice among hundreds looks better than it is on the
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rankfall.studies.stage_scores import StageScores
 
 SEED = 0  # of the halves
-MOST_CHOICES = 600  # of thresholds
+MOST_CHOICES = 1000  # of thresholds
 MOST_THRESHOLDS = 32  # of a stage
 MOST_COMPARISONS = 8
 FEWEST = 20  # requests with a relevant item in each half
