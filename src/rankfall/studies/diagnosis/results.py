@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rankfall._results import Number, Result
-from rankfall.training.stage_figures import Estimate
+from rankfall.training.stage_figures import Estimate  # noqa: TC001  # pydantic reads the annotations
 
 DIAGNOSIS = "diagnosis.json"  # in a run directory
 
