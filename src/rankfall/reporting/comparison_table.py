@@ -194,6 +194,11 @@ def short(number: float) -> str:
     return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
 
 
+def estimate(value: float, low: float, high: float) -> str:
+    """Return a figure with its interval."""
+    return f"{short(value)} [{short(low)}, {short(high)}]"
+
+
 def chance_levels(result: MethodTable) -> list[str]:
     """Return the chance level of each metric; none if no method has results."""
     return [short(result.methods[0].metrics[name].chance) for name in result.metrics] if result.methods else []
