@@ -117,11 +117,6 @@ def items_scored(stages: Sequence[str]) -> list[StageCost]:
     return [StageCost(stage, 0.0, 1.0) for stage in stages]
 
 
-def stage_costs(costs: Sequence[StageCost], entered: Sequence[float]) -> list[float]:
-    """Return the cost of each stage, given the mean number of items that enter it."""
-    return [cost.fixed + cost.per_item * count for cost, count in zip(costs, entered, strict=True)]
-
-
 def show_cost(value: float, unit: str) -> str:
     """Return a cost for people.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,33 @@ def default_reach(quota: int) -> int:
     return WIDEST * quota
 
 
+def parse_grid(words: Sequence[str], stages: Sequence[str]) -> dict[str, list[int]]:
+    """Return the quotas of ``STAGE=N,N,...`` by stage.
+
+    Raises:
+        ValueError: A word is wrong. The message names all problems.
+
+    Examples:
+        >>> parse_grid(["retrieval=20,50"], ["retrieval", "ranking"])
+        {'retrieval': [20, 50]}
+    """
+    grid: dict[str, list[int]] = {}
+    problems = []
+    for word in words:
+        stage, _, text = word.partition("=")
+        if stage not in stages:
+            problems.append(
+                f"found the stage {stage!r}, expected one of {', '.join(stages)}{did_you_mean(stage, stages)}"
+            )
+        elif not re.fullmatch(r" *0*[1-9][0-9]*( *, *0*[1-9][0-9]*)* *", text):
+            problems.append(f"found {word!r}, expected {stage}=N,N,... with whole numbers of at least 1")
+        else:
+            grid[stage] = [*grid.get(stage, []), *map(int, text.split(","))]
+    if problems:
+        raise ValueError("grid: " + "; ".join(problems))
+    return grid
+
+
 def make_grid(
     stages: Sequence[str], current: Sequence[int], given: Mapping[str, Sequence[int]], limit: int
 ) -> dict[str, list[int]]:
@@ -39,17 +67,7 @@ def make_grid(
         current: Quotas of the run, which are part of every default.
         given: Quotas by stage.
         limit: Length of the longest list, which no default exceeds.
-
-    Raises:
-        ValueError: A stage in `given` does not exist, or its quotas are wrong.
     """
-    for stage, quotas in given.items():
-        if stage not in stages:
-            raise ValueError(
-                f"grid: found the stage {stage!r}, expected one of {', '.join(stages)}{did_you_mean(stage, stages)}"
-            )
-        if not quotas or min(quotas) < 1:
-            raise ValueError(f"grid: found {stage}={','.join(map(str, quotas))}, expected quotas of at least 1")
     free = sum(stage not in given for stage in stages[:-1])
     count = min(MOST_QUOTAS, int(MOST_TUPLES ** (1 / max(1, free))))
     grid = {}

@@ -63,6 +63,8 @@ class FrontPoint(Result):
     cost: Number
     stage_costs: list[Number]
     """Cost of each stage; the sum is `cost`."""
+    entered: list[Number]
+    """Mean number of items that enter each stage."""
     value: Estimate
 
 

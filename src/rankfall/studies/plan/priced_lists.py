@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from rankfall.metrics.bootstrap import interval, resampled_sums
-from rankfall.studies.plan.costs import stage_costs
 from rankfall.studies.plan.plan_result import FrontPoint
 from rankfall.studies.plan.quota_search import search
 from rankfall.training.stage_figures import Estimate
@@ -76,14 +75,19 @@ class PricedLists:
         return Measured(
             list(choices),
             self._stage_costs(outcomes),
-            outcomes.kept / len(self.scores),
+            self._entered(outcomes),
             outcomes.values[:, self.defined],
         )
 
     def _stage_costs(self, outcomes: Outcomes) -> Floats:
         """Return the cost ``(choices, stages)`` of each stage."""
-        kept = outcomes.kept / len(self.scores)
-        return np.array([stage_costs(self.costs, [self.ranked, *of_choice[:-1]]) for of_choice in kept])
+        fixed = np.array([cost.fixed for cost in self.costs])
+        return fixed + np.array([cost.per_item for cost in self.costs]) * self._entered(outcomes)
+
+    def _entered(self, outcomes: Outcomes) -> Floats:
+        """Return the mean number of items ``(choices, stages)`` that enter each stage."""
+        kept = outcomes.kept[:, :-1] / len(self.scores)
+        return np.hstack([np.full((len(kept), 1), self.ranked), kept])
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,13 +97,13 @@ class Measured:
     Attributes:
         choices: The choices.
         stage_costs: Mean cost ``(choices, stages)``.
-        kept: Mean number of items ``(choices, stages)`` that each stage keeps.
+        entered: Mean number of items ``(choices, stages)`` that enter each stage.
         values: Values ``(choices, requests)``.
     """
 
     choices: list[Sequence[Rule]]
     stage_costs: Floats
-    kept: Floats
+    entered: Floats
     values: Floats
 
     @cached_property
@@ -118,6 +122,7 @@ class Measured:
             quotas=[rule for rule in self.choices[place] if isinstance(rule, int)],
             cost=float(self.cost[place]),
             stage_costs=self.stage_costs[place].tolist(),
+            entered=self.entered[place].tolist(),
             value=self.estimates[place],
         )
 

@@ -133,7 +133,7 @@ def _threshold_point(found: Measured, place: int) -> ThresholdPoint:
     return ThresholdPoint(
         thresholds=[rule.score for rule in rules],
         caps=[rule.cap for rule in rules],
-        mean_kept=found.kept[place, :-1].tolist(),
+        mean_kept=found.entered[place, 1:].tolist(),
         cost=float(found.cost[place]),
         value=found.estimates[place],
     )
