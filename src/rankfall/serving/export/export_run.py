@@ -133,7 +133,16 @@ def export_trained(
     of_requests = [name for name in inputs if not name.startswith("item.")]
     table = load_items(items, log, features, of_items, without=without)
     on_step("reading impressions", 0, None)
-    sample, logged = sample_requests(log, trained.days, table, features, of_requests, count=QUERIES, k=stages[-1].quota)
+    sample, logged = sample_requests(
+        log,
+        trained.days,
+        table,
+        features,
+        of_requests,
+        count=QUERIES,
+        k=stages[-1].quota,
+        relevant=trained.config.relevant,
+    )
     per_request = log.manifest["about"].get("item_features") == "per request"
     notes += [*table.notes, *check_features(logged, table, per_request=per_request)]
     encoding = Encoding.of_log(log)
