@@ -25,11 +25,14 @@ from typing import Any, Literal, Protocol
 
 from rankfall._results import Number, Result, ResultError
 from rankfall.training.evaluation import EvaluationSummary
+from rankfall.training.stage_figures import Estimate, ListFigures, StageFigures
 
 __all__ = [
     "ComparisonResult",
     "DayResult",
+    "Estimate",
     "EvaluationSummary",
+    "ListFigures",
     "MethodResult",
     "MethodRun",
     "MethodTable",
@@ -41,6 +44,7 @@ __all__ = [
     "SearchResult",
     "Settings",
     "SplitEvaluation",
+    "StageFigures",
     "StreamResult",
     "StreamRunSummary",
     "TestFigures",

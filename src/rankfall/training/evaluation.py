@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from rankfall._results import Number, Result
 from rankfall.metrics.named import parse
 from rankfall.training.scoring import measure
+from rankfall.training.stage_figures import ListFigures, StageFigures
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,20 @@ class EvaluationSummary(Result):
     """Number of lists on which a metric is undefined."""
     kept_whole: dict[str, int] | None = None
     """Cascades only: by stage, the number of impressions with no more items than the stage keeps."""
+    intervals: dict[str, list[Number]] = field(default_factory=dict)
+    """Lower and upper end of the 95 % bootstrap interval of each mean."""
+    resampled: Literal["requests", "users"] = "requests"
+    """What the bootstrap draws: requests, or users with all their requests where the log knows users."""
+    funnel: list[StageFigures] | None = None
+    """Cascades only: what each stage kept and lost."""
+    lists: ListFigures | None = None
+    """Cascades only: length of the measured lists."""
+    production: list[StageFigures] | None = None
+    """The same as `funnel` for the production system that wrote the log, where the log has its ranks."""
+    production_note: str | None = None
+    """How to read `production`."""
+    warnings: list[str] = field(default_factory=list)
+    """What a reader of the figures has to know."""
 
 
 @dataclass(frozen=True, slots=True)
