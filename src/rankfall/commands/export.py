@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 EXAMPLES = examples(
     "rankfall export runs/lcron --out bundle",
     "rankfall export runs/lcron --items new-items.parquet --recall 0.995 --out bundle",
+    "rankfall export runs/lcron --items items.parquet --display title --display category --out bundle",
     "rankfall export runs/lcron --stage ranking --out ranking-alone",
 )
 
@@ -36,6 +37,15 @@ def export(
         int,
         typer.Option("--examples", min=0, help="Number of logged requests stored in the bundle as a self-test."),
     ] = 16,
+    display: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Attribute of items to show on the service's page: a column of --items, or a feature of items; "
+            "repeatable.",
+            show_default="a few categorical features",
+        ),
+    ] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -61,6 +71,7 @@ def export(
             stage=stage,
             recall=recall,
             examples=kept,
+            display=display or None,
             force=force,
             on_step=lambda step, done, total: bar.update(task, description=step, completed=done, total=total),
         )

@@ -70,6 +70,7 @@ def export_run(
     stage: str | None = None,
     recall: float = 0.99,
     examples: int = 16,
+    display: Sequence[str] | None = None,
     force: bool = False,
     on_step: OnStep = lambda step, done, total: None,
 ) -> Exported:
@@ -84,6 +85,8 @@ def export_run(
         stage: Export only this stage.
         recall: Share of the best items that the index of the first stage must find.
         examples: The number of these requests that the bundle keeps.
+        display: Attributes of items that are shown to people: columns of the file of items, or features of items; by
+            default a few categorical features.
         force: Replace a bundle at `out`.
         on_step: Receives the current step, the number of its finished units and their total.
 
@@ -96,7 +99,15 @@ def export_run(
     days = config.data.days("test") or config.data.days("valid")
     trained = Trained(run, config, run / CHECKPOINTS / "best.safetensors", log, days, _metrics(run))
     exported = export_trained(
-        trained, out, items=items, stage=stage, recall=recall, examples=examples, force=force, on_step=on_step
+        trained,
+        out,
+        items=items,
+        stage=stage,
+        recall=recall,
+        examples=examples,
+        display=display,
+        force=force,
+        on_step=on_step,
     )
     if not is_finished(run):
         exported.notes.insert(0, f"the training run {run} did not finish; these are its best weights so far")
@@ -112,6 +123,7 @@ def export_trained(
     stage: str | None = None,
     recall: float = 0.99,
     examples: int = 16,
+    display: Sequence[str] | None = None,
     force: bool = False,
     on_step: OnStep = lambda step, done, total: None,
 ) -> Exported:
@@ -131,7 +143,7 @@ def export_trained(
     features = scorer_of(stages[0]).features
     of_items = [name for name in inputs if name.startswith("item.")]
     of_requests = [name for name in inputs if not name.startswith("item.")]
-    table = load_items(items, log, features, of_items, without=without)
+    table = load_items(items, log, features, of_items, without=without, display=display)
     on_step("reading impressions", 0, None)
     sample, logged = sample_requests(
         log,

@@ -21,6 +21,7 @@ from rankfall.encoding.lookup import Lookup
 from rankfall.models import TwoTower
 from rankfall.serving.bundle import Bundle
 from rankfall.serving.bundle_files import (
+    DISPLAY,
     EXAMPLES,
     FORMAT,
     ITEMS,
@@ -33,7 +34,7 @@ from rankfall.serving.bundle_files import (
     seal,
     write_table,
 )
-from rankfall.serving.export.example_requests import raw_requests
+from rankfall.serving.export.example_requests import known_reactions, raw_requests
 from rankfall.serving.export.onnx_graphs import (
     has_index,
     inputs_of,
@@ -139,6 +140,7 @@ class _Writer:
             "made_by": {package.__name__: str(package.__version__) for package in _PACKAGES},
             "source": dict(source.about),
             "items": {"count": len(source.items), "ids": "text" if source.items.lookup.is_text else "numbers"},
+            "display": list(source.items.display),
             "stages": stages,
             "vocabularies": list(source.vocabularies),
             "request": source.rules,
@@ -154,9 +156,10 @@ class _Writer:
         requests = raw_requests(source.sample, source.rules, source.vocabularies, max(CHECKED, examples))
         self._check_requests(bundle, requests)
         kept = requests[:examples]
+        known = known_reactions(source.sample.reactions, len(kept))
         answered = [
-            {"request": request, "ids": ranking.ids, "scores": ranking.scores}
-            for request, ranking in zip(kept, bundle.rank(kept), strict=True)
+            {"request": request, "ids": ranking.ids, "scores": ranking.scores, **reactions}
+            for request, ranking, reactions in zip(kept, bundle.rank(kept), known, strict=True)
         ]
         write_file(self._directory / EXAMPLES, json.dumps(answered, indent=1) + "\n")
         self._put(manifest)
@@ -223,11 +226,14 @@ class _Writer:
         return vectors
 
     def _items(self) -> pa.Table:
-        """Return the table of items with the features of the stages that have no index."""
+        """Return the table of items: features of stages without an index, features of events, and what is shown."""
+        items, rules = self._source.items, self._source.rules
         scorers = [stage for place, stage in enumerate(self._source.stages) if not has_index(stage, place)]
-        used = dict.fromkeys(name for stage in scorers for name in inputs_of(scorer_of(stage)))
-        kept = [name for name in used if name.startswith("item.")]
-        return self._source.items.table().select(["id", *kept, "hash", "place"])
+        of_stages = [name for stage in scorers for name in inputs_of(scorer_of(stage)) if name.startswith("item.")]
+        of_events = [f"item.{name}" for sequence in rules["sequences"].values() for name in sequence["features"]]
+        kept = dict.fromkeys([*of_stages, *(name for name in of_events if name in items.features)])
+        display = [f"{DISPLAY}{name}" for name in items.display]
+        return items.table().select(["id", *kept, *display, "hash", "place"])
 
     # --- checks ---
 

@@ -237,6 +237,8 @@ def _future() -> asyncio.Future[Any]:
 
 def _ranking_content(ranking: Ranking) -> dict[str, Any]:
     content: dict[str, Any] = {"ids": ranking.ids, "scores": ranking.scores, "unknown": ranking.unknown}
+    if ranking.notes:
+        content["notes"] = ranking.notes
     if ranking.stages is not None:
         content["stages"] = [_stage_content(trace) for trace in ranking.stages]
     return content
