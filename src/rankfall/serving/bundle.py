@@ -108,7 +108,7 @@ class Bundle:
         """Return sample requests of the log with their answers at export: ``request``, ``ids``, ``scores``.
 
         Examples of newer bundles also have ``relevant``, the ids of the request's ground truth in the log, and
-        ``feedback``, the values that are not 0 by name and id.
+        ``feedback``, by name the pairs of id and value of values that are not 0.
         """
         return deepcopy(self._examples)
 

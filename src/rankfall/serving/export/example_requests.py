@@ -31,8 +31,8 @@ def known_reactions(reactions: Reactions | None, count: int) -> list[dict[str, A
     """Return what the log knows about the items of the first `count` requests.
 
     Returns:
-        ``relevant``, the ids of the ground truth, and ``feedback``, the values that are not 0 by name as pairs of id and
-        value; empty dictionaries if the log knows nothing.
+        ``relevant``, the ids of the ground truth, and ``feedback``, by name the pairs of id and value that are
+        not 0; empty dictionaries if the log knows nothing.
     """
     if reactions is None:
         return [{} for _ in range(count)]
