@@ -9,17 +9,23 @@ import pyarrow.parquet as pq
 
 from rankfall._files import write_file
 from rankfall.studies.results import SplitEvaluation
+from rankfall.studies.stage_scores import collect_scores
+from rankfall.training.config.cascade_config import CascadeConfig
+from rankfall.training.config.evaluation_overrides import with_evaluation_overrides
 from rankfall.training.evaluation import Evaluation, evaluate
-from rankfall.training.methods import method_of
+from rankfall.training.methods import CascadeMethod, method_of
 from rankfall.training.per_list_table import values_table
-from rankfall.training.run_directory import read_config
+from rankfall.training.run_directory import read_config, read_config_as
 from rankfall.training.scoring import measure, score
+from rankfall.training.train_cascade import scorer_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["Evaluation", "evaluate", "evaluate_run", "measure", "score"]
+    from rankfall.studies.stage_scores import StageScores
+
+__all__ = ["Evaluation", "evaluate", "evaluate_run", "measure", "score", "scores_of_run"]
 
 
 def evaluate_run(
@@ -43,6 +49,46 @@ def evaluate_run(
     evaluation = method.evaluate(run_dir, split, data=data, on_impressions=on_impressions, on_notice=on_notice)
     write_evaluation(run_dir, evaluation, split)
     return evaluation
+
+
+def scores_of_run(
+    run_dir: Path,
+    split: str = "test",
+    *,
+    data: str | None = None,
+    overrides: Sequence[str] = (),
+    reach: int | None = None,
+    on_impressions: Callable[[int, int], None] = lambda count, of: None,
+    on_notice: Callable[[str], None] = lambda text: None,
+) -> tuple[CascadeConfig, StageScores]:
+    """Score the lists of a split by all stages of a run's best checkpoint. Nothing is written.
+
+    Args:
+        run_dir: Run directory of a cascade.
+        split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a day.
+        data: Directory of the log, if it was moved.
+        overrides: ``key=value`` strings that change what is measured, such as ``"data.length=all"``.
+        reach: With ``data.length: all``, the number of best items of the first stage that the lists keep. Default: its
+            quota. Lists of a fixed length always hold all their items.
+        on_impressions: Called with the number of impressions scored since the last call, and of all.
+        on_notice: Called with each note about the log.
+
+    Returns:
+        The configuration of the measurement, and the scores.
+    """
+    config = with_evaluation_overrides(read_config_as(CascadeConfig, run_dir), overrides)
+    assert isinstance(config, CascadeConfig)
+    opened = CascadeMethod(config).open_split(run_dir, split, data=data, on_notice=on_notice)
+    total = opened.impressions
+    with opened.refusing_new_ids():
+        scores = collect_scores(
+            scorer_for(opened.cascade, opened.loader, opened.config, reach=reach),
+            opened.loader,
+            stages=opened.cascade.names,
+            relevant=config.relevant,
+            on_batch=lambda count: on_impressions(count, total),
+        )
+    return opened.config, scores
 
 
 def evaluation_files(run_dir: Path, split: str = "test") -> tuple[Path, Path]:

@@ -18,6 +18,7 @@ from rankfall.data import ImpressionLoader, ImpressionLog
 from rankfall.data.impressions.compatibility import encoding_signature
 from rankfall.models.scorer import GradeScorer
 from rankfall.objectives import BCE, Objective
+from rankfall.training.all_items import AllItemsScorer
 from rankfall.training.build_cascade import (
     Optimizers,
     check_kept,
@@ -225,6 +226,7 @@ class LogLearner(CascadeLearner):
         check_kept(self.objective, self.loader)
         self.valid = make_loader(log, config, "valid")
         self.batches = config.training.epochs * len(self.loader)
+        self.validate_every = config.training.validate_every
 
     def validate(self) -> dict[str, float]:
         """Return the means of all metrics over the validation impressions."""
@@ -324,7 +326,7 @@ def measure(
     cascade.eval()
     try:
         return measure_funnel(
-            scorer_of(cascade, group),
+            scorer_for(cascade, loader, config, group),
             loader,
             names=cascade.names,
             quotas=[stage.quota for stage in config.stages],
@@ -345,6 +347,24 @@ def scorer_of(cascade: Cascade, group: Group = ALONE) -> ScoreBatch:
         return ScoredBatch.of_lists(batch, [stage.cpu() for stage in cascade(batch.to(group.device))])
 
     return score
+
+
+def scorer_for(
+    cascade: Cascade, loader: ImpressionLoader, config: CascadeConfig, group: Group = ALONE, *, reach: int | None = None
+) -> ScoreBatch:
+    """Return a function that scores the batches of a loader: their own lists, or all items with ``data.length: all``.
+
+    Args:
+        cascade: The cascade, in evaluation mode.
+        loader: The loader of the batches.
+        config: Configuration with the quotas that are measured.
+        group: Gives the device of the weights.
+        reach: With ``data.length: all``, the number of best items of the first stage in the lists; at least its quota.
+    """
+    if loader.length != "all":
+        return scorer_of(cascade, group)
+    quota = config.stages[0].quota
+    return AllItemsScorer(cascade, loader, reach=max(quota, reach or quota), device=group.device)
 
 
 def means_of(values: Mapping[str, Tensor]) -> dict[str, float]:

@@ -16,10 +16,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from rankfall import registry
-from rankfall._yaml_config import ConfigError, OptionError, Section, explain
+from rankfall._suggestions import did_you_mean
+from rankfall._yaml_config import ConfigError, OptionError, Section, explain, shown
 from rankfall.training.config.cascade_metric_names import (
     JOINT,
     PUBLISHED_NDCG,
@@ -52,6 +61,17 @@ else:  # the names of the registry; a type checker accepts only names that are w
     ObjectiveName = Literal[registry.names("objective")]
 
 
+def _check_list_length(value: object) -> object:
+    if value == "all" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError(
+        f"found {shown(value)}{did_you_mean(value, ['all'])}, expected a whole number of at least 1, or all"
+    )
+
+
+Length = Annotated[Count | Literal["all"], BeforeValidator(_check_list_length)]
+
+
 class LogConfig(Section):
     """Impression log: its directory, and the days for training, validation and testing."""
 
@@ -64,8 +84,10 @@ class LogConfig(Section):
         default="items",
         description="Pool of random items: those in the log by the end of the day, or those of the batch.",
     )
-    length: Count | None = Field(
-        default=None, description="Length of validation and test lists, filled up with random items."
+    length: Length | None = Field(
+        default=None,
+        description="Length of validation and test lists, filled up with random items; all: every item that is in the "
+        "log by the end of the day, as in a service.",
     )
     length_from: Literal["items", "batch"] = Field(
         default="items",
@@ -78,6 +100,12 @@ class LogConfig(Section):
         "table 1, which order only the items of the relevant stage, or the order by logged rank alone. Metrics do not "
         "depend on this option.",
     )
+
+    @model_validator(mode="after")
+    def _check_length(self) -> Self:
+        if self.length == "all" and self.length_from == "batch":
+            raise ValueError("length_from: found 'batch' with length 'all', which takes every item and draws none")
+        return self
 
     def days(self, role: Role) -> list[str]:
         """Return the names and ranges of days for one use."""
@@ -176,6 +204,11 @@ class CascadeTrainingConfig(Section):
     epochs: Count = Field(default=1, description="Passes over the training days.")
     batch: Count = Field(default=1024, description="Impressions per batch.")
     patience: Patience = None
+    validate_every: Count = Field(
+        default=1,
+        description="Epochs between validations. The last epoch is always validated. Only weights of validated epochs "
+        "can become the best ones.",
+    )
     metric: Annotated[str, AfterValidator(_is_cascade_metric)] = Field(
         default="joint_recall", description="Metric of early stopping and of the best checkpoint."
     )
