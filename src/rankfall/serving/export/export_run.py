@@ -13,8 +13,10 @@ from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.serving.export.encoding_rules import request_rules, request_vocabularies
 from rankfall.serving.export.item_table import load_items
 from rankfall.serving.export.logged_requests import check_features, sample_requests
+from rankfall.serving.export.measure_bundle import run_figure
 from rankfall.serving.export.onnx_graphs import has_index, inputs_of, scorer_of
 from rankfall.serving.export.write_bundle import QUERIES, BundleSource, write_bundle
+from rankfall.training.cascade_metrics import JOINT
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, LOG, is_finished, read_config_as, read_json
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.cascade import Stage
+    from rankfall.serving.export.logged_requests import RequestSample
+    from rankfall.serving.export.measure_bundle import RunFigure
     from rankfall.serving.export.write_bundle import OnStep
 
 
@@ -163,10 +167,20 @@ def export_trained(
     except ValueError as error:
         raise ValueError(f"{log.path}: {error}") from None
     vocabularies = request_vocabularies(encoding, rules)
-    source = BundleSource(stages, table, rules, vocabularies, sample, _provenance(trained))
+    run = _run_figure(trained, stages, sample)
+    source = BundleSource(stages, table, rules, vocabularies, sample, _provenance(trained), run)
     notes += _slow_search_notes(stages, len(table))
     manifest = write_bundle(source, out, recall=recall, examples=examples, force=force, on_step=on_step)
     return Exported(manifest, notes + recall_notes(manifest["stages"][0]))
+
+
+def _run_figure(trained: Trained, stages: Sequence[Stage], sample: RequestSample) -> RunFigure | None:
+    """Return the joint recall of the run, if it was evaluated with the stages and quotas of the bundle."""
+    config = trained.config
+    if [(stage.name, stage.quota) for stage in stages] != [(stage.name, stage.quota) for stage in config.stages]:
+        return None
+    length = {None: sample.length, "all": None}.get(config.data.length, config.data.length)
+    return run_figure(trained.metrics, best_is_recall=config.training.metric == JOINT, list_length=length)
 
 
 def _cascade_config(run: Path) -> CascadeConfig:

@@ -35,6 +35,7 @@ from rankfall.serving.bundle_files import (
     write_table,
 )
 from rankfall.serving.export.example_requests import known_reactions, raw_requests
+from rankfall.serving.export.measure_bundle import measure_bundle
 from rankfall.serving.export.onnx_graphs import (
     has_index,
     inputs_of,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from rankfall.serving.export.encoding_rules import Rules
     from rankfall.serving.export.item_table import ItemTable
     from rankfall.serving.export.logged_requests import RequestSample
+    from rankfall.serving.export.measure_bundle import RunFigure
 
     OnStep = Callable[[str, int, int | None], None]  # step, finished units, total
     Vectors = NDArray[np.float32]
@@ -80,6 +82,7 @@ class BundleSource:
         vocabularies: The vocabularies that the rules name.
         sample: Requests of the log.
         about: The origin of all this, for the manifest.
+        run: What the evaluation of the run reported, to store beside what is measured.
     """
 
     stages: Sequence[Stage]
@@ -88,6 +91,7 @@ class BundleSource:
     vocabularies: Mapping[str, pa.Array]
     sample: RequestSample
     about: Mapping[str, Any] = field(default_factory=dict)
+    run: RunFigure | None = None
 
 
 def write_bundle(
@@ -155,6 +159,8 @@ class _Writer:
         source = self._source
         requests = raw_requests(source.sample, source.rules, source.vocabularies, max(CHECKED, examples))
         self._check_requests(bundle, requests)
+        measured = measure_bundle(bundle, source.sample, source.run, self._on_measured)
+        manifest["measured"] = None if measured is None else measured.to_json()
         kept = requests[:examples]
         known = known_reactions(source.sample.reactions, len(kept))
         answered = [
@@ -164,6 +170,9 @@ class _Writer:
         write_file(self._directory / EXAMPLES, json.dumps(answered, indent=1) + "\n")
         self._put(manifest)
         Bundle.load(self._directory).check()
+
+    def _on_measured(self, done: int, total: int) -> None:
+        self._on_step("measuring recall", done, total)
 
     def _put(self, manifest: dict[str, Any]) -> None:
         (self._directory / MANIFEST).unlink(missing_ok=True)

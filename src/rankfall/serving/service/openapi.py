@@ -198,10 +198,10 @@ def _response_schemas() -> dict[str, Any]:
     bundle = {"anyOf": [{"type": "object"}, {"type": "null"}]}
     scores = {"type": "object", "additionalProperties": {"type": "array", "items": {"type": ["number", "null"]}}}
     display = {"type": "object", "additionalProperties": {"type": "array", "items": _ATTRIBUTE}}
-    pairs = {"type": "array", "items": {"type": "array", "prefixItems": [_ID, _NUMBER], "items": False}}
+    pair = {"type": "array", "items": {"anyOf": [_TEXT, _NUMBER]}, "minItems": 2, "maxItems": 2}
     known = {
         "relevant": {"anyOf": [_IDS, {"type": "null"}], "description": "ids of the ground truth in the log"},
-        "feedback": {"type": ["object", "null"], "additionalProperties": pairs},
+        "feedback": {"type": ["object", "null"], "additionalProperties": {"type": "array", "items": pair}},
     }
     return {
         "Stage": _object(stage, list(stage)),
