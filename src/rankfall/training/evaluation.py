@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.data.lists.list_loader import Lists
+    from rankfall.training.measured_lists import MeasuredLists
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,14 @@ class Evaluation:
         values: One value per list for each metric. NaN where the metric is undefined.
         chance: The same for a random scorer.
         notes: Warnings about the data that were measured.
+        lists: Cascades only: the lengths of the lists, and production's funnel on them.
     """
 
     qids: list[str]
     values: dict[str, Tensor]
     chance: dict[str, Tensor]
     notes: list[str] = field(default_factory=list)
+    lists: MeasuredLists | None = None
 
     def summary(self) -> EvaluationSummary:
         """Return means over the lists on which a metric is defined."""
@@ -77,6 +80,10 @@ class Evaluation:
             impressions=len(self.qids),
             undefined={name: int(values.isnan().sum()) for name, values in self.values.items()},
             kept_whole=whole or None,
+            lists=self.lists.figures() if self.lists else None,
+            production=self.lists.production() if self.lists else None,
+            production_note=self.lists.production_note() if self.lists else None,
+            warnings=self.lists.warnings() if self.lists else [],
         )
 
 

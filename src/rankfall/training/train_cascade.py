@@ -226,6 +226,7 @@ class LogLearner(CascadeLearner):
         check_kept(self.objective, self.loader)
         self.valid = make_loader(log, config, "valid")
         self.batches = config.training.epochs * len(self.loader)
+        self.validate_every = config.training.validate_every
 
     def validate(self) -> dict[str, float]:
         """Return the means of all metrics over the validation impressions."""
@@ -318,14 +319,31 @@ def measure(
     config: CascadeConfig,
     *,
     on_batch: Callable[[int], None] = lambda count: None,
+    on_scored: Callable[[Impressions, ScoredBatch], None] = lambda loaded, scored: None,
     group: Group = ALONE,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the metrics of each impression in evaluation mode, and those of a random cascade."""
+    """Return the metrics of each impression in evaluation mode, and those of a random cascade.
+
+    Args:
+        cascade: The cascade.
+        loader: Batches of impressions.
+        config: Configuration with the quotas and metrics.
+        on_batch: Called with the size of each batch.
+        on_scored: Called with each batch that this process scores, as it was loaded and as it was scored.
+        group: Processes that share the batches.
+    """
     was_training = cascade.training
     cascade.eval()
+    score = scorer_for(cascade, loader, config, group)
+
+    def scored(loaded: Impressions) -> ScoredBatch:
+        found = score(loaded)
+        on_scored(loaded, found)
+        return found
+
     try:
         return measure_funnel(
-            scorer_for(cascade, loader, config, group),
+            scored,
             loader,
             names=cascade.names,
             quotas=[stage.quota for stage in config.stages],
