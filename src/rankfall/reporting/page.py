@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     Row = Sequence[str | "Cell"]
 
+ARROWS = "↑ higher is better, ↓ lower is better."
+_SHORT = 14  # letters of a name that is not wrapped, enough for a date
 GENERATOR = '<meta name="generator" content="rankfall'  # identifies our pages
 
 
@@ -118,7 +120,8 @@ class Table:
         for kind, rows in (("", self.rows), ("soft", self.soft)):
             for row in rows:
                 first, *others = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
-                name = Cell(first.text, mark=self.better.get(first.text, ""), attributes={"scope": "row"})
+                look = ("whole" if len(first.text) <= _SHORT else "", self.better.get(first.text, ""))
+                name = Cell(first.text, mark=" ".join(filter(None, look)), attributes={"scope": "row"})
                 missing = width - len(row)
                 if missing:
                     others[-1] = Cell(others[-1].text, "rest", attributes={"colspan": 1 + missing})
@@ -128,8 +131,8 @@ class Table:
         return self.staged and any("/" in name for name in self.head)
 
     def _stages(self) -> Iterator[tuple[str, list[str]]]:
-        for stage, names in groupby(self.head, key=lambda name: name.rpartition("/")[0]):
-            yield stage, [name.rpartition("/")[2] for name in names]
+        for stage, names in groupby(self.head, key=lambda name: name.partition("/")[0] if "/" in name else ""):
+            yield stage, [name.removeprefix(f"{stage}/") for name in names]
 
     def _with_better(self, kind: str, name: str) -> str:
         return f"{kind} {self.better.get(name, '')}".strip()
@@ -154,6 +157,12 @@ class Tile:
 def directions(metrics: Iterable[str]) -> dict[str, str]:
     """Return "up" for each metric of which higher values are better, "down" for the others."""
     return {name: "up" if higher_is_better(name) else "down" for name in metrics}
+
+
+def without_old_names(metrics: Iterable[str]) -> list[str]:
+    """Return the names of metrics without those that have a new name beside them, such as ``retrieval/recall``."""
+    names = list(metrics)
+    return [name for name in names if f"{name.rpartition('/')[0]}/alone/{name.rpartition('/')[2]}" not in names]
 
 
 def metric_cell(cell: MetricCell) -> Cell:

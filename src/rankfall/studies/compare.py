@@ -243,6 +243,7 @@ def _write_result(plan: Plan, runs: Sequence[Run], failures: list[RunFailure]) -
         against=against,
         verdicts=summary.verdicts,
         pairs=summary.pairs,
+        metric=plan.validation_metric,
     )
     result.save(plan.out / COMPARISON)
     write_file(plan.out / COMPARISON_CONFIG, dump_absolute(plan.config))

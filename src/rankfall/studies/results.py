@@ -187,6 +187,11 @@ class MethodTable(Protocol):
         ...
 
     @property
+    def metric(self) -> str | None:
+        """The metric that the runs were trained for. Files of before it was written have none."""
+        ...
+
+    @property
     def unit(self) -> str:
         """Unit of the means and tests: queries, impressions or days."""
         ...
@@ -244,6 +249,8 @@ class ComparisonResult(Result):
     verdicts: list[Verdict] = field(default_factory=list)
     pairs: list[PairTest] = field(default_factory=list)
     """Tests of all pairs of methods; none with a single seed."""
+    metric: str | None = None
+    """The metric that chose settings and weights on validation data (``training.metric``)."""
 
 
 @dataclass(frozen=True)
