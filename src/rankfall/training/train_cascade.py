@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, get_args
 import torch
 from torch import nn
 
+from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError
 from rankfall.cascade import Cascade
 from rankfall.data import ImpressionLoader, ImpressionLog
@@ -28,7 +29,7 @@ from rankfall.training.build_cascade import (
     make_objective,
     with_depths,
 )
-from rankfall.training.cascade_metrics import measure_funnel
+from rankfall.training.cascade_metrics import JOINT_VALUE, MeasuredLists, measure_lists
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.sections import Role
@@ -300,6 +301,7 @@ def measuring_loader(
     Its grades are always the full-stage grades of the log, so that runs with different `data.labels` are comparable.
     """
     settings = config.training
+    check_feedback(config, log)
     return ImpressionLoader(
         log,
         days,
@@ -312,6 +314,15 @@ def measuring_loader(
     )
 
 
+def check_feedback(config: CascadeConfig, log: ImpressionLog) -> None:
+    """Refuse feedback that a log does not have."""
+    known = log.spec.feedback
+    unknown = [name for name in config.feedback if name not in known]
+    if unknown:
+        found = ", ".join(f"{name!r}{did_you_mean(name, known)}" for name in unknown)
+        raise ConfigError(f"feedback: found {found}; the feedback of {log.path} is {', '.join(known) or 'empty'}")
+
+
 def measure(
     cascade: Cascade,
     loader: ImpressionLoader,
@@ -321,16 +332,31 @@ def measure(
     group: Group = ALONE,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the metrics of each impression in evaluation mode, and those of a random cascade."""
+    measured = measure_all(cascade, loader, config, on_batch=on_batch, group=group)
+    return measured.values, measured.chance
+
+
+def measure_all(
+    cascade: Cascade,
+    loader: ImpressionLoader,
+    config: CascadeConfig,
+    *,
+    on_batch: Callable[[int], None] = lambda count: None,
+    group: Group = ALONE,
+) -> MeasuredLists:
+    """Return the metrics of each impression in evaluation mode, with what their intervals and figures need."""
     was_training = cascade.training
     cascade.eval()
     try:
-        return measure_funnel(
+        return measure_lists(
             scorer_for(cascade, loader, config, group),
             loader,
             names=cascade.names,
             quotas=[stage.quota for stage in config.stages],
             relevant=config.relevant,
             further=config.stage_metrics,
+            feedback=config.feedback,
+            value=config.training.metric == JOINT_VALUE,
             on_batch=on_batch,
             group=group,
         )

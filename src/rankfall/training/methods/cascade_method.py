@@ -103,6 +103,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         config = self.config.data
         data.choose([*config.train, *config.valid, *config.test])
         with_depths(self.config, data.spec.stage_names)
+        train_cascade.check_feedback(self.config, data)
 
     def fingerprint(self, data: ImpressionLog) -> str:
         """Return the checksum of the log."""
@@ -135,13 +136,13 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         """Evaluate the best checkpoint of a run on days, in the order of time and without added negatives."""
         opened = self.open_split(directory, split, data=data, on_notice=on_notice)
         with opened.refusing_new_ids():
-            values, chance = train_cascade.measure(
+            measured = train_cascade.measure_all(
                 opened.cascade,
                 opened.loader,
                 opened.config,
                 on_batch=lambda count: on_impressions(count, opened.impressions),
             )
-        return Evaluation(opened.requests(), values, chance, opened.notes)
+        return Evaluation.of_cascade(opened.requests(), measured, opened.notes)
 
     def open_split(
         self,
