@@ -331,7 +331,12 @@ def _is_settled(config: ComparisonConfig, method: str) -> bool:
 
 
 # Options that did not exist when names were fixed, with their defaults, which leave the name of a run as it was.
-_LATER = (("data", "labels", "full"), ("data", "length_from", "items"), ("model", "init", "default"))
+_LATER = (
+    ("data", "labels", "full"),
+    ("data", "length_from", "items"),
+    ("model", "init", "default"),
+    ("training", "validate_every", 1),
+)
 
 
 def _run_name(config: RunConfig, data_checksum: str) -> str:

@@ -113,7 +113,7 @@ def _count_of_worse(batch: Impressions, truth: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredLists:
+class MeasuredFunnel:
     """What a cascade did with R impressions, in the order of a loader.
 
     Attributes:
@@ -177,7 +177,7 @@ def measure_lists(
     value: bool = False,
     on_batch: Callable[[int], None] = lambda count: None,
     group: Group = ALONE,
-) -> MeasuredLists:
+) -> MeasuredFunnel:
     """Measure a cascade on all impressions of a loader.
 
     Metrics are ``joint_recall`` and, for each stage, ``NAME/recall`` and ``NAME/ndcg`` of the stage by itself over the
@@ -326,7 +326,7 @@ class _Meter:
                 values[f"{stage}/{metric}"] = measured(of_stage, labels, batch.mask)
         return values
 
-    def result(self, columns: Mapping[_Column, Tensor], *, value: bool) -> MeasuredLists:
+    def result(self, columns: Mapping[_Column, Tensor], *, value: bool) -> MeasuredFunnel:
         """Return the result of the columns of all impressions."""
         values, chance, weights = {}, {}, {}
         for name in self.measured:
@@ -348,7 +348,7 @@ class _Meter:
                 worth = columns["worth", stage]
                 values[f"{stage}/value"] = worth
                 chance[f"{stage}/value"] = columns["expected", stage].masked_fill(worth.isnan(), torch.nan)
-        return MeasuredLists(
+        return MeasuredFunnel(
             values,
             chance,
             weights,

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.data.lists.list_loader import Lists
-    from rankfall.training.cascade_metrics import MeasuredLists
+    from rankfall.training.cascade_metrics import MeasuredFunnel
+    from rankfall.training.measured_lists import MeasuredLists
 
 
 @dataclass(frozen=True)
@@ -59,26 +60,22 @@ class Evaluation:
         chance: The same for a random scorer.
         notes: Warnings about the data that were measured.
         measured: Cascades only: what each stage did with each impression.
-        lists: Cascades only: length of the measured lists.
-        production: Cascades only: figures of the production system that wrote the log.
-        production_note: How to read `production`.
-        warnings: What a reader of the figures has to know.
+        lists: Cascades only: the lengths of the lists, and production's funnel on them.
     """
 
     qids: list[str]
     values: dict[str, Tensor]
     chance: dict[str, Tensor]
     notes: list[str] = field(default_factory=list)
-    measured: MeasuredLists | None = None
-    lists: ListFigures | None = None
-    production: list[StageFigures] | None = None
-    production_note: str | None = None
-    warnings: list[str] = field(default_factory=list)
+    measured: MeasuredFunnel | None = None
+    lists: MeasuredLists | None = None
 
     @classmethod
-    def of_cascade(cls, qids: list[str], measured: MeasuredLists, notes: Sequence[str] = ()) -> Evaluation:
+    def of_cascade(
+        cls, qids: list[str], measured: MeasuredFunnel, notes: Sequence[str] = (), lists: MeasuredLists | None = None
+    ) -> Evaluation:
         """Return the evaluation of a cascade from what it did with each impression."""
-        return cls(qids, measured.values, measured.chance, list(notes), measured)
+        return cls(qids, measured.values, measured.chance, list(notes), measured, lists)
 
     def summary(self) -> EvaluationSummary:
         """Return means over the lists on which a metric is defined, with 95 % bootstrap intervals."""
@@ -97,14 +94,14 @@ class Evaluation:
             intervals=with_both_names({name: [one.low, one.high] for name, one in found.items()}),
             resampled="requests" if units is None else "users",
             funnel=None if measured is None else funnel_of(measured),
-            lists=self.lists,
-            production=self.production,
-            production_note=self.production_note,
-            warnings=list(self.warnings),
+            lists=self.lists.figures() if self.lists else None,
+            production=self.lists.production(units) if self.lists else None,
+            production_note=self.lists.production_note() if self.lists else None,
+            warnings=self.lists.warnings() if self.lists else [],
         )
 
 
-def funnel_of(measured: MeasuredLists) -> list[StageFigures]:
+def funnel_of(measured: MeasuredFunnel) -> list[StageFigures]:
     """Return the figures of all stages of a cascade."""
     alone = {name: measured.values[f"{name}/recall"] for name in measured.stages if f"{name}/recall" in measured.values}
     return stage_figures(
@@ -112,7 +109,7 @@ def funnel_of(measured: MeasuredLists) -> list[StageFigures]:
     )
 
 
-def _with_survived(measured: MeasuredLists) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _with_survived(measured: MeasuredFunnel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the values of a cascade and of a random one, with what is left of the ground truth after each stage."""
     left = dict(zip(measured.stages, measured.left.unbind(-1), strict=True))
     values, chance = {}, {}
@@ -126,7 +123,7 @@ def _with_survived(measured: MeasuredLists) -> tuple[dict[str, Tensor], dict[str
     return values, chance
 
 
-def _kept_whole(measured: MeasuredLists) -> dict[str, int]:
+def _kept_whole(measured: MeasuredFunnel) -> dict[str, int]:
     """Return by stage the number of impressions, of those that count, with no more items than the stage keeps."""
     ranked = measured.ranked[~measured.left[:, 0].isnan()]
     return {stage: int((ranked <= quota).sum()) for stage, quota in zip(measured.stages, measured.quotas, strict=True)}

@@ -29,7 +29,7 @@ from rankfall.training.build_cascade import (
     make_objective,
     with_depths,
 )
-from rankfall.training.cascade_metrics import JOINT_VALUE, MeasuredLists, measure_lists
+from rankfall.training.cascade_metrics import JOINT_VALUE, MeasuredFunnel, measure_lists
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.sections import Role
@@ -227,6 +227,7 @@ class LogLearner(CascadeLearner):
         check_kept(self.objective, self.loader)
         self.valid = make_loader(log, config, "valid")
         self.batches = config.training.epochs * len(self.loader)
+        self.validate_every = config.training.validate_every
 
     def validate(self) -> dict[str, float]:
         """Return the means of all metrics over the validation impressions."""
@@ -329,10 +330,11 @@ def measure(
     config: CascadeConfig,
     *,
     on_batch: Callable[[int], None] = lambda count: None,
+    on_scored: Callable[[Impressions, ScoredBatch], None] = lambda loaded, scored: None,
     group: Group = ALONE,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the metrics of each impression in evaluation mode, and those of a random cascade."""
-    measured = measure_all(cascade, loader, config, on_batch=on_batch, group=group)
+    measured = measure_all(cascade, loader, config, on_batch=on_batch, on_scored=on_scored, group=group)
     return measured.values, measured.chance
 
 
@@ -342,14 +344,31 @@ def measure_all(
     config: CascadeConfig,
     *,
     on_batch: Callable[[int], None] = lambda count: None,
+    on_scored: Callable[[Impressions, ScoredBatch], None] = lambda loaded, scored: None,
     group: Group = ALONE,
-) -> MeasuredLists:
-    """Return the metrics of each impression in evaluation mode, with what their intervals and figures need."""
+) -> MeasuredFunnel:
+    """Return the metrics of each impression in evaluation mode, with what their intervals and figures need.
+
+    Args:
+        cascade: The cascade.
+        loader: Batches of impressions.
+        config: Configuration with the quotas and metrics.
+        on_batch: Called with the size of each batch.
+        on_scored: Called with each batch that this process scores, as it was loaded and as it was scored.
+        group: Processes that share the batches.
+    """
     was_training = cascade.training
     cascade.eval()
+    score = scorer_for(cascade, loader, config, group)
+
+    def scored(loaded: Impressions) -> ScoredBatch:
+        found = score(loaded)
+        on_scored(loaded, found)
+        return found
+
     try:
         return measure_lists(
-            scorer_for(cascade, loader, config, group),
+            scored,
             loader,
             names=cascade.names,
             quotas=[stage.quota for stage in config.stages],

@@ -140,6 +140,8 @@ def _resolve(config: StreamConfig, method: str, changes: dict[str, Any], seed: i
     resolved = validate_cascade({"data": data, **content}, where=where)
     if resolved.training.epochs != 1 or resolved.training.patience is not None:
         raise ConfigError(f"{where}: training.epochs and training.patience: a stream trains on each day once")
+    if resolved.training.validate_every != 1:
+        raise ConfigError(f"{where}: training.validate_every: a stream measures every day before it trains on it")
     method_of(resolved).check_components(where)
     return resolved
 

@@ -223,6 +223,11 @@ class CascadeTrainingConfig(Section):
     epochs: Count = Field(default=1, description="Passes over the training days.")
     batch: Count = Field(default=1024, description="Impressions per batch.")
     patience: Patience = None
+    validate_every: Count = Field(
+        default=1,
+        description="Epochs between validations. The last epoch is always validated. Only weights of validated epochs "
+        "can become the best ones.",
+    )
     metric: Annotated[str, AfterValidator(_is_cascade_metric)] = Field(
         default="joint_recall", description="Metric of early stopping and of the best checkpoint."
     )
