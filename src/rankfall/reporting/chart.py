@@ -89,10 +89,11 @@ class Chart:
     def __html__(self) -> Markup:
         """Return the chart as part of a page. The names are HTML, because SVG text does not wrap."""
         panels = "".join(map(self._panel_html, self.panels))
+        kind = "panels small" if self.least <= _SMALL else "panels"
         below = f"<figcaption>{escape(self.caption)}</figcaption>" if self.caption else ""
         return Markup(
             f'<figure class="chart">{self._legend_html()}'
-            f'<div class="panels{" small" * (self.least <= _SMALL)}" style="--least:{self.least}px" role="img" aria-label="{escape(self.label)}">'
+            f'<div class="{kind}" style="--least:{self.least}px" role="img" aria-label="{escape(self.label)}">'
             f"{panels}</div>{below}</figure>"
         )
 

@@ -63,6 +63,8 @@ class FrontPoint(Result):
     cost: Number
     stage_costs: list[Number]
     """Cost of each stage; the sum is `cost`."""
+    entered: list[Number]
+    """Mean number of items that enter each stage."""
     value: Estimate
 
 
@@ -140,8 +142,8 @@ class PlanResult(Result):
     """Number of requests without a relevant item. They count for costs, not for values."""
     entered: Number
     """Mean number of items that enter the first stage."""
-    unit: Literal["s", "items"]
-    """Unit of all costs: seconds, or ``items`` if the cost is the number of scored items."""
+    unit: Literal["s", "units", "items"]
+    """Unit of all costs: seconds, a unit that only the user knows, or the number of scored items."""
     cost_source: Literal["given", "measured", "items scored"]
     costs: list[StageCost]
     grid: dict[str, list[int]]
