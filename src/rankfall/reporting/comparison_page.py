@@ -16,7 +16,6 @@ from rankfall.reporting.page import (
     flow,
     metric_cell,
     render,
-    without_old_names,
     words,
 )
 from rankfall.reporting.verdicts import (
@@ -29,6 +28,7 @@ from rankfall.reporting.verdicts import (
     tests_title,
 )
 from rankfall.studies.comparison_summary import higher_is_better
+from rankfall.training.config.cascade_metric_names import shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -165,14 +165,14 @@ def _funnels(result: ComparisonResult, metric: str, measured: Sequence[Evaluatio
 
 
 def _methods_table(result: MethodTable, metric: str) -> Table:
-    names = [metric, *(name for name in without_old_names(result.metrics) if name != metric)]
+    names = [metric, *(name for name in result.metrics if name != metric)]
     body: list[list[str | Cell]] = [[name, *map(metric_cell, cells)] for name, cells in rows(result, names)]
     body += [[name, why_incomplete(result, name)] for name in result.incomplete]
     runs = " x ".join(count for count in reversed(repetitions(result)) if not count.startswith("1 "))
     spread = f" ± standard deviation over {runs}" if runs else ""
     marks = f" {caption(result, best='Bold: best mean')}." if makes_claims(result) else ""
     return Table(
-        ["method", *names],
+        ["method", *map(shown_name, names)],
         body,
         soft=[["chance", *chance_levels(result, names)]] if result.methods else [],
         caption=f"Mean over {result.unit}{spread}.{marks} {ARROWS}",

@@ -72,7 +72,7 @@ class Step:
     @property
     def words(self) -> str:
         """The stage in words."""
-        return f"{self.name}: {short(self.left)} left, {short(self.lost)} lost, by chance {short(self.chance)} left"
+        return f"{self.name}: {short(self.left)} left, {short(self.lost)} lost, by chance {short(self.chance)}"
 
 
 # --- steps of results ---------------------------------------------------------------------------------------------

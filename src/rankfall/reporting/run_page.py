@@ -23,7 +23,6 @@ from rankfall.reporting.page import (
     directions,
     flow,
     render,
-    without_old_names,
     words,
 )
 from rankfall.studies.comparison_summary import higher_is_better
@@ -31,6 +30,7 @@ from rankfall.studies.diagnosis.results import DIAGNOSIS, Diagnosis
 from rankfall.studies.plan.plan_result import PLAN, PlanResult
 from rankfall.studies.results import SplitEvaluation
 from rankfall.training.cascade_metrics import JOINT
+from rankfall.training.config.cascade_metric_names import measured_name, shown_name, with_one_name
 from rankfall.training.methods import method_of
 from rankfall.training.per_list_table import CHANCE
 from rankfall.training.run_directory import CONFIG, DAYS, is_finished, read_config, read_lines, read_result
@@ -157,7 +157,8 @@ def _load(path: Path, kind: type[_R]) -> _R | None:
 
 def _main_metric(wanted: str, evaluated: _Evaluated) -> str:
     """Return the metric whose distribution and worst lists are shown."""
-    return wanted if wanted in evaluated.summary.metrics else next(iter(evaluated.summary.metrics))
+    name = measured_name(wanted)
+    return name if name in evaluated.summary.metrics else next(iter(evaluated.summary.metrics))
 
 
 def _summary(steps: Sequence[Step], evaluated: _Evaluated, metric: str) -> str:
@@ -200,7 +201,7 @@ def _funnel(sizes: Funnel, steps: Sequence[Step], evaluated: _Evaluated) -> _Fun
     )
     if summary.lists:
         about += f" {_lists(summary.lists)}"
-    notes = [summary.production_note] if summary.production and summary.production_note else []
+    notes = [summary.production_note] if summary.production_note else []
     notes += [
         f"{count:,} lists with a relevant item are not longer than the quota of {stage}, which drops none of their "
         "items."
@@ -251,10 +252,15 @@ def _headline(evaluated: _Evaluated, metric: str) -> list[Tile]:
     """Return the figures of the whole cascade, or all metrics of a ranker, the main one first."""
     summary = evaluated.summary
     of_stages = tuple(f"{stage}/" for stage in stages_in(summary.metrics))
-    names = [name for name in summary.metrics if name == metric or not name.startswith(of_stages or ("\0",))]
+    names = [
+        name for name in with_one_name(summary.metrics) if name == metric or not name.startswith(of_stages or ("\0",))
+    ]
     names.sort(key=lambda name: name != metric)
     better = directions(names)
-    return [Tile(name, short(summary.metrics[name]), better[name], _notes(summary, name)) for name in names[:TILES]]
+    return [
+        Tile(shown_name(name), short(summary.metrics[name]), better[shown_name(name)], _notes(summary, name))
+        for name in names[:TILES]
+    ]
 
 
 def _notes(summary: SplitEvaluation, name: str) -> list[str]:
@@ -278,13 +284,13 @@ def _metrics_table(evaluated: _Evaluated, hidden: Sequence[Step]) -> Table:
     if undefined:
         caption += f" Lists without a relevant item, at most {undefined:,}, are excluded from the means."
     drawn = {f"{step.stage}/{what}" for step in hidden for what in ("lost", "survived")}
-    names = [name for name in without_old_names(summary.metrics) if name not in drawn]
+    names = [name for name in with_one_name(summary.metrics) if name not in drawn]
     body: list[list[str | Cell]] = []
     for name in names:
         value, ends = summary.metrics[name], summary.intervals.get(name)
         interval = [f"{short(ends[0])} to {short(ends[1])}" if ends else "none"] if summary.intervals else []
         chance = summary.chance[name]
-        body.append([name, decimal(value), *interval, decimal(chance), _difference(value - chance)])
+        body.append([shown_name(name), decimal(value), *interval, decimal(chance), _difference(value - chance)])
     interval = ["95 % interval"] if summary.intervals else []
     head = ["metric", "mean", *interval, "chance", "difference"]
     return Table(head, body, caption=caption, better=directions(names))
@@ -413,8 +419,8 @@ def _validation(metric: str, epochs: Sequence[Mapping[str, Any]]) -> Points:
     points: Points = {}
     for line in epochs:
         values = line["validation"] if "validation" in line else {metric: line["metric"]}
-        for name in (name for name in without_old_names(values) if name == metric or name.endswith("/recall")):
-            points.setdefault(name, []).append((line["epoch"], values[name]))
+        for name in (name for name in with_one_name(values) if name == metric or name.endswith("/recall")):
+            points.setdefault(shown_name(name), []).append((line["epoch"], values[name]))
     return points
 
 
