@@ -38,7 +38,8 @@ def _tables(summary: EvaluationSummary) -> Iterator[Table]:
     yield _funnel_table(summary.funnel, summary.production, len_of(summary))
     alone = [name for name in names if shown_name(name) != name]
     in_funnel = {f"{stage.stage}/{figure}" for stage in summary.funnel for figure in ("lost", "survived")}
-    joint = [name for name in names if name not in alone and name not in in_funnel]
+    last = f"{summary.funnel[-1].stage}/"  # what is left after the last stage is that of the whole cascade
+    joint = [name for name in names if name not in (*alone, *in_funnel) and not name.startswith(last)]
     yield _metrics_table(summary, joint, "the whole cascade, and what is left after each stage")
     if alone:
         yield _metrics_table(summary, alone, "each stage alone, over the whole list")

@@ -186,8 +186,8 @@ def measure_lists(
     gains of :func:`published_gains`, ``ndcg_value`` those of :func:`relevance_gains`.
 
     If relevant items of a list differ in relevance, ``joint_value`` and ``NAME/value`` are the shares of the relevance
-    of the ground truth that are left at the end and after each stage. ``joint/FEEDBACK`` and ``NAME/FEEDBACK`` are the
-    same shares of a feedback, of all items of an impression.
+    of the ground truth that are left at the end and after each stage but the last. ``joint/FEEDBACK`` and
+    ``NAME/FEEDBACK`` are the same shares of a feedback, of all items of an impression.
 
     Lists over all items of a log do not hold all of them. Then only the first stage has a recall by itself.
 
@@ -344,7 +344,7 @@ class _Meter:
                 values[name], chance[name] = columns["value", name], columns["chance", name]
             if name == JOINT and (value or bool(columns["sizes", ""].any())):
                 values[JOINT_VALUE], chance[JOINT_VALUE] = columns["worth", self.stages[-1]], chance[JOINT]
-            if last == "lost" and JOINT_VALUE in values:
+            if last == "lost" and stage != self.stages[-1] and JOINT_VALUE in values:
                 worth = columns["worth", stage]
                 values[f"{stage}/value"] = worth
                 chance[f"{stage}/value"] = columns["expected", stage].masked_fill(worth.isnan(), torch.nan)

@@ -297,8 +297,8 @@ class CascadeConfig(Section):
             )
         raise ValueError(
             f"training.metric: found {metric!r}, expected joint_recall, STAGE/recall, STAGE/ndcg, one of "
-            f"stage_metrics ({', '.join(self.stage_metrics) or 'which is empty'}), joint_value, or one of feedback "
-            f"({', '.join(self.feedback) or 'which is empty'})"
+            f"stage_metrics ({', '.join(self.stage_metrics) or 'which is empty'}), joint_value, or joint/FEEDBACK with "
+            f"one of feedback ({', '.join(self.feedback) or 'which is empty'})"
         )
 
     @property

@@ -42,20 +42,19 @@ def measures(
     Args:
         stages: Names of the stages.
         further: Names of further metrics of every stage alone.
-        feedback: Names of feedback whose survival is measured.
+        feedback: Names of feedback whose survival is measured. What is left after the last stage is ``joint/FEEDBACK``.
         complete: Whether all stages score the whole list. If they do not, only the first stage has a recall by itself.
 
     >>> measures(["ranking"], ["ndcg_linear@10"])
     ['joint_recall', 'ranking/recall', 'ranking/ndcg', 'ranking/lost', 'ranking/ndcg_linear@10']
-    >>> measures(["retrieval", "ranking"], feedback=["revenue"], complete=False)  # doctest: +NORMALIZE_WHITESPACE
-    ['joint_recall', 'joint/revenue', 'retrieval/recall', 'retrieval/lost', 'retrieval/revenue',
-     'ranking/lost', 'ranking/revenue']
+    >>> measures(["retrieval", "ranking"], feedback=["revenue"], complete=False)
+    ['joint_recall', 'joint/revenue', 'retrieval/recall', 'retrieval/lost', 'retrieval/revenue', 'ranking/lost']
     """
     names = [JOINT, *(f"joint/{name}" for name in feedback)]
     for place, stage in enumerate(stages):
         alone = [*_ALONE_ALWAYS] if complete else ["recall"] if place == 0 else []
         names += [f"{stage}/{metric}" for metric in dict.fromkeys((*alone, "lost", *(further if complete else ())))]
-        names += [f"{stage}/{name}" for name in feedback]
+        names += [f"{stage}/{name}" for name in feedback if place < len(stages) - 1]
     return names
 
 
