@@ -51,7 +51,7 @@ def plan_section(result: PlanResult) -> dict[str, Any]:
 
 
 def _front_table(result: PlanResult) -> Table:
-    body = []
+    body: list[list[str | Cell]] = []
     for point in shown_front(result):
         mark = mark_of(point, result)
         kind = "best" if mark.startswith("chosen") else ""
@@ -74,7 +74,7 @@ def _costs_table(result: PlanResult) -> Table:
 
 
 def _thresholds_table(result: PlanResult) -> Table:
-    body = [
+    body: list[list[str | Cell]] = [
         [
             show_cost(one.budget, result.unit),
             _value_for_cost(one.quotas, result.unit),
@@ -151,6 +151,10 @@ def threshold_chart(result: PlanResult) -> Chart:
         caption=THRESHOLDS_NOTE,
         rows=[{"rule": name, **point.to_json()} for name, _, front in fronts for point in front],
     )
+
+
+def _in_words(point: FrontPoint, unit: str) -> str:
+    return f"{with_interval(point.value)} for {show_cost(point.cost, unit)}"
 
 
 def _axes(costs: Sequence[float], values: Sequence[float], unit: str) -> tuple[Axes, float, str]:
