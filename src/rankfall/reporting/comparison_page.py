@@ -16,6 +16,7 @@ from rankfall.reporting.page import (
     flow,
     metric_cell,
     render,
+    sentences,
     words,
 )
 from rankfall.reporting.verdicts import (
@@ -73,7 +74,7 @@ def comparison_content(result: ComparisonResult, measured: Sequence[EvaluationSu
     return {
         **method_sections(result, metric),
         "funnels": _funnels(result, metric, measured),
-        "warnings": list(dict.fromkeys(text for one in measured for text in one.warnings)),
+        "warnings": sentences(text for one in measured for text in one.warnings),
         "settings": _settings_table(result),
     }
 

@@ -177,6 +177,15 @@ def decimal(value: float) -> str:
     return "none" if math.isnan(value) else f"{value:.4f}"
 
 
+def sentences(texts: Iterable[str]) -> list[str]:
+    """Return warnings as sentences, each once.
+
+    >>> sentences(["lists are short", "lists are short", "The log is old."])
+    ['Lists are short.', 'The log is old.']
+    """
+    return list(dict.fromkeys(f"{text[0].upper()}{text[1:].rstrip('.')}." for text in texts))
+
+
 def flow(content: Any) -> str:
     """Return a part of a configuration on one line."""
     text: str = yaml.safe_dump(content, default_flow_style=True, sort_keys=False, width=10**6)

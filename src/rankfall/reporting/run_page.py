@@ -23,8 +23,10 @@ from rankfall.reporting.page import (
     directions,
     flow,
     render,
+    sentences,
     words,
 )
+from rankfall.reporting.plan_section import plan_section
 from rankfall.studies.comparison_summary import higher_is_better
 from rankfall.studies.diagnosis.results import DIAGNOSIS, Diagnosis
 from rankfall.studies.plan.plan_result import PLAN, PlanResult
@@ -55,7 +57,7 @@ TILES = 8  # figures of the headline
 
 _R = TypeVar("_R", bound=Result)
 _EVALUATION_PARTS = (
-    *("metric", "funnel", "headline", "headline_note", "advice", "stages", "metrics"),
+    *("metric", "funnel", "headline", "headline_note", "advice", "plan", "stages", "metrics"),
     *("histogram", "quantiles", "worst"),
 )
 
@@ -138,16 +140,22 @@ def _evaluation_parts(run: Path, config: TrainConfig, evaluated: _Evaluated) -> 
         "summary": _summary(steps, evaluated, metric),
         "evaluate_command": "",
         "funnel": _funnel(method.funnel, steps, evaluated) if method.funnel and steps else None,
-        "warnings": summary.warnings,
-        "headline": _headline(evaluated, metric),
+        "warnings": sentences(summary.warnings),
+        "headline": [*_headline(evaluated, metric), *map(_kept_tile, summary.funnel or ())],
         "headline_note": _headline_note(evaluated),
         "advice": advise(str(run), diagnosis, plan) if steps else None,
+        "plan": _plan_parts(plan, summary.warnings) if plan else None,
         "stages": _stages_table(summary.funnel) if summary.funnel else None,
         "metrics": _metrics_table(evaluated, hidden=steps),
         "histogram": histogram,
         "quantiles": quantiles,
         "worst": _worst_table(evaluated, metric),
     }
+
+
+def _plan_parts(plan: PlanResult, told: Sequence[str]) -> dict[str, Any]:
+    """Return the section of the plan without the warnings that the page has already."""
+    return plan_section(plan) | {"warnings": sentences(text for text in plan.warnings if text not in told)}
 
 
 def _load(path: Path, kind: type[_R]) -> _R | None:
@@ -263,6 +271,11 @@ def _headline(evaluated: _Evaluated, metric: str) -> list[Tile]:
     ]
 
 
+def _kept_tile(one: StageFigures) -> Tile:
+    ends = [] if math.isnan(one.kept.low) else [f"95 % interval {short(one.kept.low)} to {short(one.kept.high)}"]
+    return Tile(f"kept by {one.stage}", short(one.kept.value), "up", [*ends, f"chance {short(one.chance)}"])
+
+
 def _notes(summary: SplitEvaluation, name: str) -> list[str]:
     ends = summary.intervals.get(name)
     notes = [f"95 % interval {short(ends[0])} to {short(ends[1])}"] if ends else []
@@ -272,6 +285,7 @@ def _notes(summary: SplitEvaluation, name: str) -> list[str]:
 def _headline_note(evaluated: _Evaluated) -> str:
     summary = evaluated.summary
     text = f"Means over {summary.impressions:,} {evaluated.lists} of {summary.split}"
+    text += "; kept: shares of the relevant items that arrived" * bool(summary.funnel)
     text += f"; intervals: bootstrap over {summary.resampled}" * bool(summary.intervals)
     return f"{text}. {ARROWS}"
 
