@@ -74,12 +74,14 @@ def _larger_quota(
 ) -> LargerQuota:
     quota = _larger(lists, stage, factor)
     quotas = [*lists.quotas[:stage], quota, *lists.quotas[stage + 1 :]]
+    recall = lists.recall(lists.with_quotas(quotas))
     recovered = (lists.weight * (lost & (ranks <= quota))).sum(-1)
     return LargerQuota(
         factor=factor,
         quota=quota,
         passes=resampler.ratio(recovered, (lists.weight * lost).sum(-1)),
-        joint_recall=resampler.mean(lists.recall(lists.with_quotas(quotas))),
+        joint_recall=resampler.mean(recall),
+        gain=resampler.mean(recall - lists.recall(lists.arrived[-1])),
     )
 
 
@@ -94,8 +96,10 @@ def oracle(lists: FunnelLists, perfect: list[Tensor], stage: int, resampler: Res
     """
     one = [perfect[at] if at == stage else order for at, order in enumerate(lists.orders)]
     others = [order if at == stage else perfect[at] for at, order in enumerate(lists.orders)]
+    now = lists.recall(lists.arrived[-1])
+    perfected, alone = (lists.recall(survivors(orders, lists.mask, lists.quotas)[-1]) for orders in (one, others))
     return Oracle(
-        *(resampler.mean(lists.recall(survivors(orders, lists.mask, lists.quotas)[-1])) for orders in (one, others))
+        perfect=resampler.mean(perfected), gain=resampler.mean(perfected - now), others_perfect=resampler.mean(alone)
     )
 
 

@@ -102,7 +102,7 @@ class FunnelLists:
     def perfect_order(self, stage: int) -> Tensor:
         """Return the order of a stage that puts the ground truth first, and leaves the order of all others."""
         order = self.orders[stage]
-        return order.gather(-1, self.weight.gather(-1, order).argsort(-1, descending=True, stable=True))
+        return order.gather(-1, self.weight.gather(-1, order).argsort(dim=-1, descending=True, stable=True))
 
 
 def survivors(orders: Sequence[Tensor], mask: Tensor, quotas: Sequence[int]) -> list[Tensor]:

@@ -38,6 +38,8 @@ class LargerQuota(Result):
     """Share of what the stage lost that would pass it."""
     joint_recall: Estimate
     """Joint recall of the cascade with this quota."""
+    gain: Estimate
+    """The same minus the joint recall with the quota of the run, on the same draws."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ class Segment(Result):
     share_of_lost: Number
     """Share of what the stage lost."""
     at_stake: Estimate
-    """Share of the ground truth that would not be lost here if the segment were kept as all other items are."""
+    """Joint recall that would be gained if the stage kept as much of the segment as of all other items, and later
+    stages kept as much of that as of what they receive now. Negative for segments that it keeps more of."""
     p_value: Number
     """Probability of such a difference by chance, corrected for the number of segments (Benjamini, Hochberg)."""
 
@@ -91,6 +94,8 @@ class Oracle(Result):
 
     perfect: Estimate
     """Joint recall if this stage were perfect."""
+    gain: Estimate
+    """The same minus the joint recall of the run, on the same draws."""
     others_perfect: Estimate
     """Joint recall if all other stages were perfect, so that only this stage loses items."""
 
