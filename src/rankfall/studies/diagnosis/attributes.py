@@ -228,18 +228,18 @@ class LogAttributes:
     def _attributes(self, truth: TruthItems) -> Iterator[Attribute]:
         request, place = truth.request, truth.place
         if self.activity is not None:
-            yield _ranges(ACTIVITY, self.activity[request], "requests in training")
-        yield _ranges(POPULARITY, self.popularity(request, place), "lists in training")
-        yield _ranges(AGE, self.age(request, place), "days")
-        yield _ranges(LENGTH, self.lists.ranked.numpy()[request], "items")
-        yield _ranges(RELEVANT, np.bincount(request)[request], "items")
-        yield _ranges(RELEVANCE, self.scores.relevance.numpy()[self.lists.rows.numpy()[request], place], "")
+            yield _ranges(ACTIVITY, self.activity[request], "request in training", "requests in training")
+        yield _ranges(POPULARITY, self.popularity(request, place), "list in training", "lists in training")
+        yield _ranges(AGE, self.age(request, place), "day", "days")
+        yield _ranges(LENGTH, self.lists.ranked.numpy()[request], "item", "items")
+        yield _ranges(RELEVANT, np.bincount(request)[request], "item", "items")
+        yield _ranges(RELEVANCE, self.scores.relevance.numpy()[self.lists.rows.numpy()[request], place])
         for group, name, feature in self.log.spec.features:
             if is_dense(feature) and self._size(group, name) > 1:
                 continue
             encoded = self._feature(group, name, truth)
             if is_dense(feature):
-                yield _ranges(f"{group}.{name}", self.raw.numbers(group, name, encoded), "")
+                yield _ranges(f"{group}.{name}", self.raw.numbers(group, name, encoded))
             else:
                 yield _values(f"{group}.{name}", encoded, lambda ids, g=group, n=name: self.raw.texts(g, n, ids))
 
@@ -259,8 +259,9 @@ class LogAttributes:
             name: self.raw.texts("item", name, self.of_items(name, request, place))
             for name in self.log.spec.features.item
         }
-        columns[POPULARITY] = [f"{count:,} lists in training" for count in self.popularity(request, place).tolist()]
-        columns[AGE] = [_days_text(days) for days in self.age(request, place).tolist()]
+        seen, ages = self.popularity(request, place).tolist(), self.age(request, place).tolist()
+        columns[POPULARITY] = [_counted(count, "list in training", "lists in training") for count in seen]
+        columns[AGE] = [_counted(days, "day", "days") for days in ages]
         return _rows(columns, len(request))
 
     def describe_requests(self, requests: Ints) -> list[dict[str, str]]:
@@ -272,7 +273,8 @@ class LogAttributes:
             for name in getattr(self.log.spec.features, group)
         }
         if self.activity is not None:
-            columns[ACTIVITY] = [f"{count:,} requests in training" for count in self.activity[requests].tolist()]
+            counts = self.activity[requests].tolist()
+            columns[ACTIVITY] = [_counted(count, "request in training", "requests in training") for count in counts]
         return _rows(columns, len(requests))
 
 
@@ -285,8 +287,8 @@ def _rows(columns: dict[str, list[str]], count: int) -> list[dict[str, str]]:
     return [{name: values[row] for name, values in columns.items()} for row in range(count)]
 
 
-def _days_text(days: int) -> str:
-    return "new today" if days == 0 else f"{days} day{'s' * (days > 1)}"
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count:,} {one if count == 1 else several}"
 
 
 # --- values as segments -----------------------------------------------------------------------------------------
@@ -303,7 +305,7 @@ def _values(name: str, encoded: Values, texts: Callable[[Values], list[str]]) ->
     return Attribute(name, codes_of[codes], texts(ids[common]))
 
 
-def _ranges(name: str, numbers: Values, unit: str) -> Attribute:
+def _ranges(name: str, numbers: Values, one: str = "", several: str = "") -> Attribute:
     """Return an attribute whose values are ranges of numbers with about the same number of items; 0 is a value."""
     distinct = np.unique(numbers)
     if len(distinct) <= FEW_NUMBERS:
@@ -317,5 +319,6 @@ def _ranges(name: str, numbers: Values, unit: str) -> Attribute:
     for code in range(len(edges) + 1):
         inside = numbers[codes == code]
         low, high = (number_text(edge(inside)) if len(inside) else "none" for edge in (np.min, np.max))
-        labels.append(" ".join(filter(None, (low if low == high else f"{low} to {high}", unit))))
+        shown, unit = (low if low == high else f"{low} to {high}"), (one if high == "1" else several)
+        labels.append(" ".join(filter(None, (shown, unit))))
     return Attribute(name, codes, labels)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SEGMENTS = 3  # of each stage
 LEAST_STAKE = 0.001  # joint recall
 DISAGREES = 0.8  # share of wanted items that pass below which stages disagree
-CONFLICTS = 0.01  # share of relevant items that an operator may lower
+CONFLICTS = 0.05  # share of relevant items that an operator may lower
 
 
 def find(
@@ -49,12 +49,14 @@ def _of_stage(joint_recall: Estimate, number: int, stage: StageDiagnosis) -> Ite
             stage=stage.stage,
             text=f"{stage.stage} loses {_percent(stage.lost.value)} of the relevant items. If it were perfect and "
             f"nothing else changed, joint recall would be {stage.oracle.perfect.value:.3f} instead of "
-            f"{joint_recall.value:.3f}; {_shallow(stage)}.",
+            f"{joint_recall.value:.3f}. If all other stages were perfect, it would be "
+            f"{stage.oracle.others_perfect.value:.3f}. {_shallow(stage)}.",
             at_stake=gain,
         )
     helpful = [one for one in stage.cut.larger_quotas if one.gain.low > 0 and one.gain.value >= LEAST_STAKE]
-    if helpful:
-        best = max(helpful, key=lambda one: one.gain.value)
+    selecting = [one for one in helpful if one.passes.value < 1]  # a quota that drops nothing makes the stage useless
+    if selecting:
+        best = max(selecting, key=lambda one: one.gain.value)
         yield Finding(
             kind="quota",
             stage=stage.stage,
@@ -63,7 +65,7 @@ def _of_stage(joint_recall: Estimate, number: int, stage: StageDiagnosis) -> Ite
             f"{best.joint_recall.value:.3f}: stages.{number}.quota={best.quota}.",
             at_stake=best.gain,
         )
-    for segment in stage.segments[:SEGMENTS]:
+    for segment in [one for one in stage.segments if one.explained_by is None][:SEGMENTS]:
         if segment.at_stake.value >= LEAST_STAKE:
             yield Finding("segment", stage.stage, _segment(stage, segment), segment.at_stake)
 
@@ -73,8 +75,8 @@ def _shallow(stage: StageDiagnosis) -> str:
     cut = stage.cut
     median = cut.rank_over_quota["50"]
     if cut.known_up_to is not None and median >= cut.known_up_to:
-        return f"half of the lost items are ranked beyond {cut.known_up_to:g} times its quota"
-    return f"half of the lost items are ranked within {median:.2g} times its quota"
+        return f"Half of the lost items are ranked beyond {cut.known_up_to:g} times its quota"
+    return f"Half of the lost items are ranked within {median:.2g} times its quota"
 
 
 def _segment(stage: StageDiagnosis, segment: Segment) -> str:

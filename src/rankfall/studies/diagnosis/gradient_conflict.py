@@ -52,8 +52,9 @@ OPERATORS: dict[str, dict[str, Any]] = {  # compared on the scores of a run
 }
 SOFTNESS = (0.1, 1.0)  # temperatures in units of the spread of the scores
 MOST_LISTS = 200
-_MOST_CELLS = 3e8  # lists * k * k * items of the gradients of all rows
-_LEAST_LISTS = 8
+MOST_ROWS = 8  # of a soft sort whose gradients are measured one by one
+_MOST_CELLS = 6.4e6  # lists * items * items, the size of the matrices of soft sorts
+_LEAST_LISTS = 16
 
 
 # --- measuring ------------------------------------------------------------------------------------------------------
@@ -71,6 +72,16 @@ def measure(
         k: Number of selected items, fewer than any list has.
         mask: Mask of real items. Default: all items are real.
     """
+    shares = of_inclusion(options, scores, relevant, k, mask)
+    if options["name"].endswith("_sort"):
+        shares |= of_rows(options, scores, relevant, k, mask)
+    return shares
+
+
+def of_inclusion(
+    options: Mapping[str, Any], scores: Tensor, relevant: Tensor, k: int, mask: Tensor | None = None
+) -> dict[str, float]:
+    """Return the shares of the losses of inclusion probabilities."""
     operator = ops.topk(**options)
     real = torch.ones_like(relevant) if mask is None else mask
     scores = scores.detach().requires_grad_()
@@ -82,28 +93,49 @@ def measure(
         (bce,) = torch.autograd.grad(-torch.where(relevant, log_p, log_not_p)[real].sum(), scores)
         shares[WRONG] = _share(torch.where(relevant, _lowered(bce), _lowered(-bce))[real])
         shares[BOUNDARY_BCE] = _mass(bce, boundary)
-    if options["name"].endswith("_sort"):
-        shares |= of_rows(options, scores, relevant, k, mask)
     return shares
 
 
 def of_rows(
-    options: Mapping[str, Any], scores: Tensor, relevant: Tensor, k: int, mask: Tensor | None = None
+    options: Mapping[str, Any],
+    scores: Tensor,
+    relevant: Tensor,
+    k: int,
+    mask: Tensor | None = None,
+    *,
+    most: int | None = None,
 ) -> dict[str, float]:
-    """Return the shares that the first k rows of a soft sort have each on its own."""
+    """Return the shares that the first k rows of a soft sort have each on its own; they depend on no `gradient`.
+
+    Args:
+        options: Options of `rankfall.ops.topk`.
+        scores: Scores ``(lists, items)``.
+        relevant: Mask of relevant items.
+        k: Number of rows.
+        mask: Mask of real items. Default: all items are real.
+        most: Measure at most this number of rows, evenly spaced. Default: all rows.
+    """
+    scores = scores.detach().requires_grad_()
     settings = {key: value for key, value in options.items() if key not in ("name", "gradient", "normalised")}
     matrix = partial(getattr(ops, options["name"]), **settings)(scores, k=k, mask=mask)
     found = (matrix * relevant.unsqueeze(-2)).sum(-1)  # expected relevant items at each rank
-    rows = torch.stack([torch.autograd.grad(-found[:, i].sum(), scores, retain_graph=True)[0] for i in range(k)], -2)
+    count = k if most is None else min(k, most)
+    places = [(2 * number + 1) * k // (2 * count) for number in range(count)]
+    rows = torch.stack([_gradient(-found[:, i].sum(), scores) for i in places], -2)
     on_relevant = relevant.unsqueeze(-2).expand_as(rows)
-    total, parts = rows.sum(-2)[relevant].abs().sum(), rows[on_relevant].abs().sum()
+    total = _gradient(-found.sum(), scores)[relevant].abs().sum()
+    parts = rows[on_relevant].abs().sum() * (k / count)
     lowered, raised = (_lowered(one) & on_relevant for one in (rows, -rows))
     several = relevant.sum(-1) > 1  # a single relevant item has none to compete with
     return {
         ROW_CONFLICT: _share((lowered.any(-1) & raised.any(-1))[several]),
         ROW_LOWERED: _share(lowered[on_relevant]),
-        CANCELLED: float(1 - total / parts),
+        CANCELLED: max(0.0, float(1 - total / parts)),
     }
+
+
+def _gradient(value: Tensor, scores: Tensor) -> Tensor:
+    return torch.autograd.grad(value, scores, retain_graph=True)[0]
 
 
 def _lowered(gradient: Tensor) -> Tensor:
@@ -140,30 +172,30 @@ def conflicts_of_run(lists: FunnelLists, stage: int, own: Mapping[str, Any] | No
     long = (lists.mask.sum(-1) > k).nonzero().squeeze(-1)
     if not len(long):
         return []
-    cells = k * k * lists.mask.shape[-1]
-    count = min(MOST_LISTS, max(_LEAST_LISTS, int(_MOST_CELLS / cells)), len(long))
+    size = lists.mask.shape[-1] ** 2
+    count = min(MOST_LISTS, max(_LEAST_LISTS, int(_MOST_CELLS / size)), len(long))
     generator = torch.Generator().manual_seed(0)
     chosen = long[torch.randperm(len(long), generator=generator)[:count]]
     mask, relevant = lists.mask[chosen], lists.weight[chosen] > 0
     scores = lists.scores[stage][chosen].double().masked_fill(~mask, 0.0)
     length = float(mask.sum(-1).double().mean())
     scaled = scores / _spread(scores, mask)
-    found = [] if own is None else [("run's own", True, None, dict(own), scores)]
+    compared: list[tuple[str, float | None, dict[str, Any], Tensor]] = []
+    if own is not None:
+        compared.append((operator_text(own), None, dict(own), scores))
     for softness, (name, options) in itertools.product(SOFTNESS, OPERATORS.items()):
         tau = softness * (length if options["name"] == "neural_sort" else 1.0)
-        found.append((name, False, softness, {**options, "tau": tau}, scaled))
-    return [
-        OperatorConflict(
-            stage=lists.stages[stage],
-            operator=operator_text(options) if is_own else name,
-            own=is_own,
-            softness=softness,
-            k=k,
-            lists=count,
-            shares=measure(options, given, relevant, k, mask),
-        )
-        for name, is_own, softness, options, given in found
-    ]
+        compared.append((name, softness, {**options, "tau": tau}, scaled))
+    rows: dict[tuple[str, float | None], dict[str, float]] = {}  # of each soft sort, whatever its gradient is
+    found = []
+    for name, softness, options, given in compared:
+        shares, key = of_inclusion(options, given, relevant, k, mask), (options["name"], softness)
+        if options["name"].endswith("_sort"):
+            if key not in rows:
+                rows[key] = of_rows(options, given, relevant, k, mask, most=MOST_ROWS)
+            shares |= rows[key]
+        found.append(OperatorConflict(lists.stages[stage], name, softness is None, softness, k, count, shares))
+    return found
 
 
 def operator_text(options: Mapping[str, Any]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import calendar
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from rankfall.data.impressions.spec import FIRST_KNOWN, MISSING, UNSEEN, Categorical, Dense, is_dense, table_of
+from rankfall.data.impressions.spec import FIRST_KNOWN, MISSING, UNSEEN, Categorical, Dense, Time, is_dense, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,6 +76,8 @@ class RawValues:
         if isinstance(feature, Categorical) and feature.vocabulary is not None:
             values = self._vocabulary(table_of(group, name, feature))
             return str(values[place]) if place < len(values) else f"id {one}"
+        if isinstance(feature, Time) and feature.part in ("weekday", "month"):
+            return str((calendar.day_name if feature.part == "weekday" else calendar.month_name[1:])[place])
         return str(place)
 
     def _range(self, key: str, feature: Dense, place: int) -> str:

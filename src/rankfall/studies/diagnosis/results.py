@@ -82,10 +82,13 @@ class Segment(Result):
     share_of_lost: Number
     """Share of what the stage lost."""
     at_stake: Estimate
-    """Joint recall that would be gained if the stage kept as much of the segment as of all other items, and later
-    stages kept as much of that as of what they receive now. Negative for segments that it keeps more of."""
+    """Joint recall that would be gained if the stage kept as much of the segment as of all other items. An item that
+    it lost counts only if it would survive all later stages. Negative for segments that it keeps more of."""
     p_value: Number
     """Probability of such a difference by chance, corrected for the number of segments (Benjamini, Hochberg)."""
+    explained_by: str | None = None
+    """A segment above it in the list, ``ATTRIBUTE = VALUE``, if without the items of the segments above it little or
+    nothing is left of the difference."""
 
 
 @dataclass(frozen=True)

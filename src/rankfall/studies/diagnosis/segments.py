@@ -4,6 +4,9 @@ A segment is compared with all other items of the ground truth that arrived at t
 variance is over requests or users, so that several items of one request count as what they are: not independent. The
 p-values of all segments of a stage are corrected together (Benjamini and Hochberg), so that of the segments that are
 listed at most 5 % are expected to be noise.
+
+Segments overlap: new items are unpopular, and an author has a category. A segment is explained by those above it in the
+list if the difference is not significant, or has lost most of its stake, among the items that are in none of them.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import torch
 from rankfall.studies.diagnosis.results import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -27,25 +30,13 @@ if TYPE_CHECKING:
     from rankfall.studies.diagnosis.funnel_lists import FunnelLists
     from rankfall.studies.diagnosis.resampling import Resampler
 
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+
 LEAST_ITEMS, LEAST_REQUESTS = 30, 20  # of a segment and of all others
 LEVEL = 0.05  # expected share of noise among the segments that are listed
 LISTED = 20  # segments of a stage
-
-
-@dataclass(frozen=True, slots=True)
-class _Tested:
-    """A segment with enough items, before the correction of its p-value.
-
-    `arrived` and `lost` are the weights ``(R,)`` of its items per request.
-    """
-
-    attribute: str
-    value: str
-    items: int
-    requests: int
-    arrived: Tensor
-    lost: Tensor
-    p_value: float
+LEFT = 0.25  # share of its stake that a segment must keep without the items of the segments above it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,58 +60,121 @@ def find_segments(
         attributes: Their attributes.
         resampler: Draws requests for intervals.
     """
-    arrived = lists.arrived[stage].numpy()[truth.request, truth.place] * truth.weight
-    lost = arrived * ~lists.arrived[stage + 1].numpy()[truth.request, truth.place]
-    requests = len(lists)
-    total = _per_request(truth.request, lost, requests), _per_request(truth.request, arrived, requests)
-    tested = [
-        one for attribute in attributes for one in _test(attribute, truth, arrived, lost, requests, total, resampler)
-    ]
+    at = truth.request, truth.place
+    arrived = lists.arrived[stage].numpy()[at] * truth.weight
+    lost = arrived * ~lists.arrived[stage + 1].numpy()[at]
+    recoverable = lost * lists.would_survive(stage).numpy()[at]
+    items = _Items(truth.request, arrived, lost, recoverable, len(lists), resampler)
+    tested = [one for attribute in attributes for one in _test(items, attribute)]
     corrected = benjamini_hochberg([one.p_value for one in tested])
     significant = [(one, p) for one, p in zip(tested, corrected, strict=True) if p <= LEVEL]
-    later = _later(lists, stage)
-    segments = _segments(significant, total, later, resampler)
+    significant.sort(key=lambda entry: -entry[0].stake)
     return FoundSegments(
         tested=len(tested),
-        worse=sorted((one for one in segments if one.at_stake.value > 0), key=lambda one: -one.at_stake.value)[:LISTED],
-        better=sorted((one for one in segments if one.at_stake.value < 0), key=lambda one: one.at_stake.value)[:LISTED],
+        worse=_segments(items, [entry for entry in significant if entry[0].stake > 0][:LISTED]),
+        better=_segments(items, [entry for entry in reversed(significant) if entry[0].stake < 0][:LISTED]),
     )
 
 
-def _later(lists: FunnelLists, stage: int) -> float:
-    """Return the share of what passes a stage that survives all later stages."""
-    passed = float(lists.recall(lists.arrived[stage + 1]).sum())
-    return float(lists.recall(lists.arrived[-1]).sum()) / passed if passed else 0.0
+@dataclass(frozen=True, slots=True)
+class _Items:
+    """Items of the ground truth.
+
+    Attributes:
+        request: Place ``(M,)`` of the request of each item.
+        arrived: Weight ``(M,)`` of each item, 0 if it did not arrive.
+        lost: The same if the stage lost it, else 0.
+        recoverable: The same if it would then have survived all later stages, else 0.
+        requests: Number of requests.
+        resampler: Draws requests for intervals.
+    """
+
+    request: Ints
+    arrived: Floats
+    lost: Floats
+    recoverable: Floats
+    requests: int
+    resampler: Resampler
+
+    def per_request(self, values: Floats, chosen: Ints | slice = slice(None)) -> Tensor:
+        """Return the sums ``(R,)`` of the values of some items."""
+        return torch.from_numpy(np.bincount(self.request[chosen], values[chosen], minlength=self.requests))
+
+    def only(self, chosen: NDArray[np.bool_]) -> _Items:
+        """Return the same with weight 0 for all but some items."""
+        weights = (values * chosen for values in (self.arrived, self.lost, self.recoverable))
+        return _Items(self.request, *weights, self.requests, self.resampler)
 
 
-def _per_request(request: NDArray[np.int64], values: NDArray[np.float64], requests: int) -> Tensor:
-    return torch.from_numpy(np.bincount(request, values, minlength=requests))
+@dataclass(frozen=True, slots=True)
+class _Tested:
+    """A segment with enough items, before the correction of its p-value.
+
+    Attributes:
+        attribute: Name of the attribute.
+        value: Its value.
+        chosen: Places of its items among all items of the ground truth.
+        arrived: Weight ``(R,)`` of its items that arrived, per request.
+        lost: Weight of those that were lost.
+        elsewhere: Share of all other items that was lost.
+        recoverable: Share of its lost items that would survive all later stages.
+        p_value: P-value of the difference to all other items.
+    """
+
+    attribute: str
+    value: str
+    chosen: Ints
+    arrived: Tensor
+    lost: Tensor
+    elsewhere: float
+    recoverable: float
+    p_value: float
+
+    @property
+    def name(self) -> str:
+        """Attribute and value."""
+        return f"{self.attribute} = {self.value}"
+
+    @property
+    def stake(self) -> float:
+        """What the segment loses beyond the share of all other items, as far as it would survive later stages."""
+        return float(self.lost.sum() - self.elsewhere * self.arrived.sum()) * self.recoverable
 
 
-def _test(
-    attribute: Attribute,
-    truth: TruthItems,
-    arrived: NDArray[np.float64],
-    lost: NDArray[np.float64],
-    requests: int,
-    total: tuple[Tensor, Tensor],
-    resampler: Resampler,
-) -> list[_Tested]:
-    """Test the values of an attribute that have enough items."""
-    present = (arrived > 0) & (attribute.codes >= 0)
-    counts = np.bincount(attribute.codes[present], minlength=len(attribute.labels))
-    everything, found = int((arrived > 0).sum()), []
-    for code in np.flatnonzero((counts >= LEAST_ITEMS) & (everything - counts >= LEAST_ITEMS)):
-        chosen = np.flatnonzero(present & (attribute.codes == code))
-        request = truth.request[chosen]
-        here = _per_request(request, lost[chosen], requests), _per_request(request, arrived[chosen], requests)
-        inside, outside = int((here[1] > 0).sum()), int((total[1] - here[1] > 1e-9).sum())
-        if min(inside, outside) < LEAST_REQUESTS:
-            continue
-        p_value = score_test(*(resampler.per_group(torch.stack([*here, *total], -1)).unbind(-1)))
-        label = attribute.labels[code]
-        found.append(_Tested(attribute.name, label, int(counts[code]), inside, here[1], here[0], p_value))
-    return found
+def _test(items: _Items, attribute: Attribute) -> Iterator[_Tested]:
+    """Yield the values of an attribute that have enough items."""
+    present = (items.arrived > 0) & (attribute.codes >= 0)
+    order = np.flatnonzero(present)
+    order = order[attribute.codes[order].argsort(kind="stable")]
+    counts = np.bincount(attribute.codes[order], minlength=len(attribute.labels))
+    for code, chosen in enumerate(np.split(order, counts.cumsum()[:-1])):
+        tested = _compare(items, attribute.name, attribute.labels[code], chosen)
+        if tested is not None:
+            yield tested
+
+
+def _compare(items: _Items, attribute: str, value: str, chosen: Ints) -> _Tested | None:
+    """Compare some items with all others; None if there are too few of either."""
+    chosen = chosen[items.arrived[chosen] > 0]
+    others = int((items.arrived > 0).sum()) - len(chosen)
+    if min(len(chosen), others) < LEAST_ITEMS:
+        return None
+    arrived, lost = items.per_request(items.arrived, chosen), items.per_request(items.lost, chosen)
+    all_arrived, all_lost = items.per_request(items.arrived), items.per_request(items.lost)
+    if min(int((arrived > 0).sum()), int((all_arrived - arrived > 1e-9).sum())) < LEAST_REQUESTS:
+        return None
+    sums = items.resampler.per_group(torch.stack([lost, arrived, all_lost, all_arrived], -1))
+    total = items.lost[chosen].sum()
+    return _Tested(
+        attribute=attribute,
+        value=value,
+        chosen=chosen,
+        arrived=arrived,
+        lost=lost,
+        elsewhere=float((all_lost - lost).sum() / (all_arrived - arrived).sum()),
+        recoverable=float(items.recoverable[chosen].sum() / total) if total > 0 else 1.0,
+        p_value=score_test(*sums.unbind(-1)),
+    )
 
 
 def score_test(lost: Tensor, arrived: Tensor, all_lost: Tensor, all_arrived: Tensor) -> float:
@@ -143,42 +197,60 @@ def score_test(lost: Tensor, arrived: Tensor, all_lost: Tensor, all_arrived: Ten
 def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
     """Return p-values corrected for their number, such that those up to a level have it as false discovery rate.
 
-    >>> benjamini_hochberg([0.01, 0.04, 0.03])
-    [0.03, 0.04, 0.04]
+    >>> benjamini_hochberg([0.01, 0.5, 0.02])
+    [0.03, 0.5, 0.03]
     """
     values = np.array(p_values, np.float64)
     order = values.argsort()
     scaled = values[order] * len(values) / np.arange(1, len(values) + 1)
     corrected = np.empty_like(values)
     corrected[order] = np.minimum.accumulate(scaled[::-1])[::-1]
-    return [min(1.0, round(float(value), 12)) for value in corrected]
+    return [min(1.0, value) for value in corrected.tolist()]
 
 
-def _segments(
-    significant: Sequence[tuple[_Tested, float]], total: tuple[Tensor, Tensor], later: float, resampler: Resampler
-) -> list[Segment]:
+def _explanations(items: _Items, segments: Sequence[_Tested]) -> Iterator[str | None]:
+    """Yield for each segment the one above it that explains it, None if there is none."""
+    free = np.ones(len(items.request), bool)  # items in none of the segments so far that nothing explains
+    shown: list[_Tested] = []
+    for one in segments:
+        left = _compare(items.only(free), one.attribute, one.value, one.chosen) if shown else one
+        if left is None or left.p_value > LEVEL or left.stake / one.stake < LEFT:
+            common = [len(np.intersect1d(one.chosen, other.chosen, assume_unique=True)) for other in shown]
+            yield shown[int(np.argmax(common))].name
+        else:
+            free[one.chosen] = False
+            shown.append(one)
+            yield None
+
+
+def _segments(items: _Items, significant: Sequence[tuple[_Tested, float]]) -> list[Segment]:
     """Return segments with their intervals, computed together."""
     if not significant:
         return []
-    lost = torch.stack([one.lost for one, _ in significant], -1)
-    arrived = torch.stack([one.arrived for one, _ in significant], -1)
-    all_lost, all_arrived = total[0][:, None], total[1][:, None]
-    kept = resampler.ratios(arrived - lost, arrived)
-    elsewhere = (all_lost - lost).sum(0) / (all_arrived - arrived).sum(0)
-    # the rate of all other items is precise compared with that of the segment, so it is not drawn again
-    stakes = resampler.ratios((lost - elsewhere * arrived) * later, torch.ones_like(lost))
+    tested = [one for one, _ in significant]
+    lost, arrived = torch.stack([one.lost for one in tested], -1), torch.stack([one.arrived for one in tested], -1)
+    elsewhere, recoverable = (
+        torch.tensor(values) for values in ([one.elsewhere for one in tested], [one.recoverable for one in tested])
+    )
+    kept = items.resampler.ratios(arrived - lost, arrived)
+    # the share of all other items is precise compared with that of the segment, so it is not drawn again
+    stakes = items.resampler.ratios((lost - elsewhere * arrived) * recoverable, torch.ones_like(lost))
+    all_arrived, all_lost = items.arrived.sum(), items.lost.sum()
     return [
         Segment(
             attribute=one.attribute,
             value=one.value,
-            items=one.items,
-            requests=one.requests,
+            items=len(one.chosen),
+            requests=int((one.arrived > 0).sum()),
             kept=kept[column],
-            kept_elsewhere=1 - float(elsewhere[column]),
-            share_of_items=float(arrived[:, column].sum() / all_arrived.sum()),
-            share_of_lost=float(lost[:, column].sum() / all_lost.sum()),
+            kept_elsewhere=1 - one.elsewhere,
+            share_of_items=float(one.arrived.sum() / all_arrived),
+            share_of_lost=float(one.lost.sum() / all_lost),
             at_stake=stakes[column],
             p_value=p_value,
+            explained_by=explained,
         )
-        for column, (one, p_value) in enumerate(significant)
+        for column, ((one, p_value), explained) in enumerate(
+            zip(significant, _explanations(items, tested), strict=True)
+        )
     ]
