@@ -326,6 +326,8 @@ class SplitEvaluation(EvaluationSummary):
     """An evaluation of one split, as a run directory stores it (``evaluation.json``)."""
 
     split: str = "test"
+    overrides: list[str] | None = None
+    """What was measured differently from the configuration of the run; such results are never in a run directory."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form, the split first."""

@@ -9,8 +9,9 @@ import torch
 
 from rankfall._results import Number, Result
 from rankfall.metrics.named import parse
+from rankfall.training.config.cascade_metric_names import with_both_names
 from rankfall.training.scoring import measure
-from rankfall.training.stage_figures import ListFigures, StageFigures
+from rankfall.training.stage_figures import ListFigures, StageFigures, estimates, stage_figures
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.data.lists.list_loader import Lists
+    from rankfall.training.cascade_metrics import MeasuredFunnel
+    from rankfall.training.measured_lists import MeasuredLists
 
 
 @dataclass(frozen=True)
@@ -56,28 +59,74 @@ class Evaluation:
         values: One value per list for each metric. NaN where the metric is undefined.
         chance: The same for a random scorer.
         notes: Warnings about the data that were measured.
+        measured: Cascades only: what each stage did with each impression.
+        lists: Cascades only: the lengths of the lists, and production's funnel on them.
     """
 
     qids: list[str]
     values: dict[str, Tensor]
     chance: dict[str, Tensor]
     notes: list[str] = field(default_factory=list)
+    measured: MeasuredFunnel | None = None
+    lists: MeasuredLists | None = None
+
+    @classmethod
+    def of_cascade(
+        cls, qids: list[str], measured: MeasuredFunnel, notes: Sequence[str] = (), lists: MeasuredLists | None = None
+    ) -> Evaluation:
+        """Return the evaluation of a cascade from what it did with each impression."""
+        return cls(qids, measured.values, measured.chance, list(notes), measured, lists)
 
     def summary(self) -> EvaluationSummary:
-        """Return means over the lists on which a metric is defined."""
-        # a random scorer keeps every item of such an impression
-        whole = {
-            name.removesuffix("/recall"): int((values == 1).sum())
-            for name, values in self.chance.items()
-            if name.endswith("/recall")
-        }
+        """Return means over the lists on which a metric is defined, with 95 % bootstrap intervals."""
+        measured = self.measured
+        values, chance = dict(self.values), dict(self.chance)
+        if measured is not None:
+            values, chance = _with_survived(measured)
+        units = measured.users if measured else None
+        found = estimates(values, measured.weights if measured else {}, units)
         return EvaluationSummary(
-            metrics={name: _mean(values) for name, values in self.values.items()},
-            chance={name: _mean(values) for name, values in self.chance.items()},
+            metrics=with_both_names({name: one.value for name, one in found.items()}),
+            chance=with_both_names({name: _mean(values) for name, values in chance.items()}),
             impressions=len(self.qids),
-            undefined={name: int(values.isnan().sum()) for name, values in self.values.items()},
-            kept_whole=whole or None,
+            undefined=with_both_names({name: int(one.isnan().sum()) for name, one in values.items()}),
+            kept_whole=None if measured is None else _kept_whole(measured),
+            intervals=with_both_names({name: [one.low, one.high] for name, one in found.items()}),
+            resampled="requests" if units is None else "users",
+            funnel=None if measured is None else funnel_of(measured),
+            lists=self.lists.figures() if self.lists else None,
+            production=self.lists.production(units) if self.lists else None,
+            production_note=self.lists.production_note() if self.lists else None,
+            warnings=self.lists.warnings() if self.lists else [],
         )
+
+
+def funnel_of(measured: MeasuredFunnel) -> list[StageFigures]:
+    """Return the figures of all stages of a cascade."""
+    alone = {name: measured.values[f"{name}/recall"] for name in measured.stages if f"{name}/recall" in measured.values}
+    return stage_figures(
+        measured.stages, measured.quotas, measured.left, measured.ranked, alone=alone, units=measured.users
+    )
+
+
+def _with_survived(measured: MeasuredFunnel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the values of a cascade and of a random one, with what is left of the ground truth after each stage."""
+    left = dict(zip(measured.stages, measured.left.unbind(-1), strict=True))
+    values, chance = {}, {}
+    remaining = torch.ones_like(measured.left[:, 0])
+    for name, value in measured.values.items():
+        values[name], chance[name] = value, measured.chance[name]
+        stage, _, last = name.rpartition("/")
+        if last == "lost":
+            remaining = remaining - measured.chance[name]
+            values[f"{stage}/survived"], chance[f"{stage}/survived"] = left[stage], remaining
+    return values, chance
+
+
+def _kept_whole(measured: MeasuredFunnel) -> dict[str, int]:
+    """Return by stage the number of impressions, of those that count, with no more items than the stage keeps."""
+    ranked = measured.ranked[~measured.left[:, 0].isnan()]
+    return {stage: int((ranked <= quota).sum()) for stage, quota in zip(measured.stages, measured.quotas, strict=True)}
 
 
 def evaluate(scores: Tensor, lists: Lists, metrics: Sequence[str]) -> Evaluation:

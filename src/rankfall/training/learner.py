@@ -145,9 +145,11 @@ class Learner(ABC, Generic[BatchT]):
         loader: Training batches.
         temperatures: Temperatures that follow a schedule.
         batches: Number of batches of the whole run, over which temperatures change.
+        validate_every: Number of epochs between validations.
     """
 
     group: Group = ALONE
+    validate_every: int = 1
     metric: str
     modules: dict[str, nn.Module]
     network: nn.Module
