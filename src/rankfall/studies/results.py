@@ -244,6 +244,8 @@ class ComparisonResult(Result):
     verdicts: list[Verdict] = field(default_factory=list)
     pairs: list[PairTest] = field(default_factory=list)
     """Tests of all pairs of methods; none with a single seed."""
+    warnings: list[str] = field(default_factory=list)
+    """What a reader of the figures has to know."""
 
 
 @dataclass(frozen=True)
@@ -291,6 +293,8 @@ class StreamResult(Result):
     refused: list[RunFailure] = field(default_factory=list)
     """Steps after a day, such as exporting a bundle, that failed."""
     verdicts: list[Verdict] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """What a reader of the figures has to know."""
 
 
 @dataclass(frozen=True)
