@@ -17,8 +17,9 @@ import torch
 from rankfall.data.impressions.items import from_arrow
 from rankfall.data.impressions.loader import ItemFirstSeen
 from rankfall.data.impressions.loader.window import DayBlocks
-from rankfall.data.impressions.spec import FIRST_KNOWN, Categorical, column_of, is_dense
+from rankfall.data.impressions.spec import FIRST_KNOWN, is_dense
 from rankfall.studies.diagnosis.raw_values import RawValues, number_text
+from rankfall.training.cascade_metrics import user_feature
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -92,6 +93,7 @@ class LogAttributes:
         self.log, self.scores, self.lists = log, scores, lists
         self.raw = RawValues(log)
         self._train = train
+        self._user = user_feature(log.spec)
         self._items = log.items()
         self._numbers: Values = np.asarray(self._items["item"].combine_chunks())
         self._places: dict[str, tuple[Ints, Ints]] = {}  # by day: requests of the lists, and their rows in the file
@@ -147,18 +149,9 @@ class LogAttributes:
     # --- counts on training days --------------------------------------------------------------------------------
 
     @cached_property
-    def user_feature(self) -> str | None:
-        """The categorical feature with the id of the user, if there is one."""
-        spec = self.log.spec
-        for name, feature in spec.features.user.items():
-            if isinstance(feature, Categorical) and column_of(spec, name, feature) == spec.user:
-                return name
-        return None
-
-    @cached_property
     def users(self) -> Values | None:
         """The encoded id ``(R,)`` of the user of each request; None if the log does not have it."""
-        return None if self.user_feature is None else self.of_requests(f"user.{self.user_feature}")
+        return None if self._user is None else self.of_requests(f"user.{self._user}")
 
     def user_groups(self) -> Tensor | None:
         """Return numbers ``(R,)`` of users from 0; a request of an unknown user is a group of its own."""
@@ -173,7 +166,7 @@ class LogAttributes:
         """Number of requests of each request's user on the training days."""
         if self.users is None:
             return None
-        column = f"user.{self.user_feature}"
+        column = f"user.{self._user}"
         counts = np.zeros(int(self.users.max()) + 1, np.int64)
         for day in self._train:
             ids = from_arrow(day.table()[column])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.ops import Operator
 from rankfall.studies.diagnosis.agreement import agreement
@@ -108,20 +110,25 @@ def diagnose(
     known = LogAttributes(log, scores, lists, log.choose(config.data.train))
     truth = TruthItems.of(lists)
     attributes = list(known.attributes(truth))
-    resampler = Resampler(len(lists), known.user_groups())
+    resampler = Resampler(known.user_groups())
     perfect = [lists.perfect_order(stage) for stage in range(len(quotas))]
-    joint_recall = resampler.mean(lists.recall(lists.arrived[-1]))
+    (joint_recall,) = resampler.means([lists.recall(lists.arrived[-1])])
     stages, own = [], own_operator(config, log)
     for number, name in enumerate(lists.stages):
         steps.next(f"losses of {name}")
         found = find_segments(lists, number, truth, attributes, resampler)
-        left = [lists.recall(lists.arrived[at]) for at in (number, number + 1)]
+        before, after = (lists.recall(lists.arrived[at]) for at in (number, number + 1))
+        recoverable = lists.recall(lists.arrived[number] & ~lists.arrived[number + 1] & lists.would_survive(number))
+        every = torch.ones_like(before)
+        figures = [(before, every), (before - after, every), (recoverable, before - after)]
+        arrived, lost, recovered = resampler.ratios(figures)
         stages.append(
             StageDiagnosis(
                 stage=name,
                 quota=quotas[number],
-                arrived=resampler.mean(left[0]),
-                lost=resampler.mean(left[0] - left[1]),
+                arrived=arrived,
+                lost=lost,
+                recoverable=recovered,
                 cut=cut_distance(lists, number, resampler, reach=reach),
                 oracle=oracle(lists, perfect, number, resampler),
                 segments=found.worse,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 SEGMENTS = 3  # of each stage
 LEAST_STAKE = 0.001  # joint recall
+USEFUL = 0.5  # share of lost items that would survive later stages below which these limit what a stage can gain
 DISAGREES = 0.8  # share of wanted items that pass below which stages disagree
 CONFLICTS = 0.05  # share of relevant items that an operator may lower
 
@@ -50,7 +51,7 @@ def _of_stage(joint_recall: Estimate, number: int, stage: StageDiagnosis) -> Ite
             text=f"{stage.stage} loses {_percent(stage.lost.value)} of the relevant items. If it were perfect and "
             f"nothing else changed, joint recall would be {stage.oracle.perfect.value:.3f} instead of "
             f"{joint_recall.value:.3f}. If all other stages were perfect, it would be "
-            f"{stage.oracle.others_perfect.value:.3f}. {_shallow(stage)}.",
+            f"{stage.oracle.others_perfect.value:.3f}. {_shallow(stage)}.{_later(stage)}",
             at_stake=gain,
         )
     helpful = [one for one in stage.cut.larger_quotas if one.gain.low > 0 and one.gain.value >= LEAST_STAKE]
@@ -77,6 +78,12 @@ def _shallow(stage: StageDiagnosis) -> str:
     if cut.known_up_to is not None and median >= cut.known_up_to:
         return f"Half of the lost items are ranked beyond {cut.known_up_to:g} times its quota"
     return f"Half of the lost items are ranked within {median:.2g} times its quota"
+
+
+def _later(stage: StageDiagnosis) -> str:
+    """Return how little of the lost items would survive later stages, if it is little."""
+    share = stage.recoverable.value
+    return "" if share >= USEFUL else f" Only {_percent(share)} of them would survive the later stages."
 
 
 def _segment(stage: StageDiagnosis, segment: Segment) -> str:

@@ -113,6 +113,8 @@ class StageDiagnosis(Result):
     """Share of the ground truth that arrived."""
     lost: Estimate
     """Share of the ground truth that the stage lost."""
+    recoverable: Estimate
+    """Share of what the stage lost that would survive all later stages if it had passed, one item at a time."""
     cut: CutDistance
     oracle: Oracle
     segments: list[Segment]

@@ -163,7 +163,7 @@ def _compare(items: _Items, attribute: str, value: str, chosen: Ints) -> _Tested
     all_arrived, all_lost = items.per_request(items.arrived), items.per_request(items.lost)
     if min(int((arrived > 0).sum()), int((all_arrived - arrived > 1e-9).sum())) < LEAST_REQUESTS:
         return None
-    sums = items.resampler.per_group(torch.stack([lost, arrived, all_lost, all_arrived], -1))
+    sums = items.resampler.per_user(torch.stack([lost, arrived, all_lost, all_arrived], -1))
     total = items.lost[chosen].sum()
     return _Tested(
         attribute=attribute,
@@ -228,13 +228,12 @@ def _segments(items: _Items, significant: Sequence[tuple[_Tested, float]]) -> li
     if not significant:
         return []
     tested = [one for one, _ in significant]
-    lost, arrived = torch.stack([one.lost for one in tested], -1), torch.stack([one.arrived for one in tested], -1)
-    elsewhere, recoverable = (
-        torch.tensor(values) for values in ([one.elsewhere for one in tested], [one.recoverable for one in tested])
-    )
-    kept = items.resampler.ratios(arrived - lost, arrived)
+    one_each = torch.ones_like(tested[0].lost)
     # the share of all other items is precise compared with that of the segment, so it is not drawn again
-    stakes = items.resampler.ratios((lost - elsewhere * arrived) * recoverable, torch.ones_like(lost))
+    pairs = [(one.arrived - one.lost, one.arrived) for one in tested]
+    pairs += [((one.lost - one.elsewhere * one.arrived) * one.recoverable, one_each) for one in tested]
+    estimates = items.resampler.ratios(pairs)
+    kept, stakes = estimates[: len(tested)], estimates[len(tested) :]
     all_arrived, all_lost = items.arrived.sum(), items.lost.sum()
     return [
         Segment(

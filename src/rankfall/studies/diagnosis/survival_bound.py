@@ -46,15 +46,15 @@ def survival_bound(lists: FunnelLists, own: Mapping[str, Any] | None) -> Surviva
     ]
     product = torch.stack(inclusion).prod(0)
     weight, alive = lists.weight[chosen].double(), lists.arrived[-1][chosen]
-    resampler = Resampler(len(chosen))
+    bound, survived = Resampler().means([(weight * product).sum(-1), (weight * alive).sum(-1)])
     short = list(_short_lists(operator, lists, chosen, generator))
     checks = check_claims(short) if short else []
     return SurvivalBound(
         operator=operator_text(options),
         own=own is not None,
         requests=len(chosen),
-        bound=resampler.mean((weight * product).sum(-1)),
-        survived=resampler.mean((weight * alive).sum(-1)),
+        bound=bound,
+        survived=survived,
         gap_bound=float((weight * gap_bound(*inclusion)).sum(-1).mean()) if len(inclusion) == 2 else float("nan"),
         calibration=calibration(product, alive, weight),
         claims=[ClaimCheck(one.claim, one.items, one.failures, one.worst) for one in checks],
