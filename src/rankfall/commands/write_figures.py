@@ -22,3 +22,19 @@ def write_figures(plots: Mapping[str, Plot], out: Path) -> list[Path]:
     except MissingExtraError as error:
         print_message(str(error))
         return save(plots, out, formats=[SVG])
+
+
+def write_page_figures(path: Path, out: Path) -> list[Path]:
+    """Write all figures of the page of a run, a comparison or a stream, and say so.
+
+    Args:
+        path: directory of the run, the comparison or the stream.
+        out: directory for the figures.
+    """
+    from rankfall.reporting.files import figures_of
+
+    plots = figures_of(path)
+    out.mkdir(parents=True, exist_ok=True)
+    files = write_figures(plots, out)
+    print_message(f"wrote {len(files)} files to {out}: {', '.join(plots)}" if files else f"{path} has no figures")
+    return files

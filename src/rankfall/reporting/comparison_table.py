@@ -19,7 +19,7 @@ from rankfall.reporting.verdicts import (
 from rankfall.studies.results import ComparisonResult
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
 
@@ -150,12 +150,13 @@ def _verdict_columns(verdict: Verdict | None) -> list[str | float]:
 # --- parts that all tables of methods share -----------------------------------------------------------------------
 
 
-def rows(result: MethodTable) -> Iterator[tuple[str, list[Cell]]]:
-    """Yield the name of each method and a cell for each metric."""
+def rows(result: MethodTable, metrics: Sequence[str] | None = None) -> Iterator[tuple[str, list[Cell]]]:
+    """Yield the name of each method and a cell for each metric, of all metrics by default."""
     verdicts, reference, few = verdicts_by_method(result), named_reference(result), has_few_queries(result)
     for method in result.methods:
         cells = [
-            cell(method.metrics[name], verdicts.get((name, method.name)), few, reference) for name in result.metrics
+            cell(method.metrics[name], verdicts.get((name, method.name)), few, reference)
+            for name in metrics or result.metrics
         ]
         yield method.name, cells
 
@@ -194,9 +195,20 @@ def short(number: float) -> str:
     return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
 
 
-def chance_levels(result: MethodTable) -> list[str]:
-    """Return the chance level of each metric; none if no method has results."""
-    return [short(result.methods[0].metrics[name].chance) for name in result.metrics] if result.methods else []
+def estimate(value: float, low: float, high: float) -> str:
+    """Return a figure with its interval."""
+    return f"{short(value)} [{short(low)}, {short(high)}]"
+
+
+def chance_levels(result: MethodTable, metrics: Sequence[str] | None = None) -> list[str]:
+    """Return the chance level of each metric; none if no method has results.
+
+    What a stage loses has none: a random cascade loses little at a late stage, because little arrives there.
+    """
+    if not result.methods:
+        return []
+    levels = result.methods[0].metrics
+    return ["" if name.endswith("/lost") else short(levels[name].chance) for name in metrics or result.metrics]
 
 
 def why_incomplete(result: MethodTable, method: str) -> str:

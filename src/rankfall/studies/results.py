@@ -187,6 +187,11 @@ class MethodTable(Protocol):
         ...
 
     @property
+    def metric(self) -> str | None:
+        """The metric that the runs were trained for. Files of before it was written have none."""
+        ...
+
+    @property
     def unit(self) -> str:
         """Unit of the means and tests: queries, impressions or days."""
         ...
@@ -246,6 +251,8 @@ class ComparisonResult(Result):
     """Tests of all pairs of methods; none with a single seed."""
     warnings: list[str] = field(default_factory=list)
     """What a reader of the figures has to know."""
+    metric: str | None = None
+    """The metric that chose settings and weights on validation data (``training.metric``)."""
 
 
 @dataclass(frozen=True)

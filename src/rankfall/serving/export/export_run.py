@@ -13,8 +13,10 @@ from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.serving.export.encoding_rules import request_rules, request_vocabularies
 from rankfall.serving.export.item_table import load_items
 from rankfall.serving.export.logged_requests import check_features, sample_requests
+from rankfall.serving.export.measure_bundle import run_figure
 from rankfall.serving.export.onnx_graphs import has_index, inputs_of, scorer_of
 from rankfall.serving.export.write_bundle import QUERIES, BundleSource, write_bundle
+from rankfall.training.cascade_metrics import JOINT
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, LOG, is_finished, read_config_as, read_json
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.cascade import Stage
+    from rankfall.serving.export.logged_requests import RequestSample
+    from rankfall.serving.export.measure_bundle import RunFigure
     from rankfall.serving.export.write_bundle import OnStep
 
 
@@ -70,6 +74,7 @@ def export_run(
     stage: str | None = None,
     recall: float = 0.99,
     examples: int = 16,
+    display: Sequence[str] | None = None,
     force: bool = False,
     on_step: OnStep = lambda step, done, total: None,
 ) -> Exported:
@@ -84,6 +89,8 @@ def export_run(
         stage: Export only this stage.
         recall: Share of the best items that the index of the first stage must find.
         examples: The number of these requests that the bundle keeps.
+        display: Attributes of items that are shown to people: columns of the file of items, or features of items; by
+            default a few categorical features.
         force: Replace a bundle at `out`.
         on_step: Receives the current step, the number of its finished units and their total.
 
@@ -96,7 +103,15 @@ def export_run(
     days = config.data.days("test") or config.data.days("valid")
     trained = Trained(run, config, run / CHECKPOINTS / "best.safetensors", log, days, _metrics(run))
     exported = export_trained(
-        trained, out, items=items, stage=stage, recall=recall, examples=examples, force=force, on_step=on_step
+        trained,
+        out,
+        items=items,
+        stage=stage,
+        recall=recall,
+        examples=examples,
+        display=display,
+        force=force,
+        on_step=on_step,
     )
     if not is_finished(run):
         exported.notes.insert(0, f"the training run {run} did not finish; these are its best weights so far")
@@ -112,6 +127,7 @@ def export_trained(
     stage: str | None = None,
     recall: float = 0.99,
     examples: int = 16,
+    display: Sequence[str] | None = None,
     force: bool = False,
     on_step: OnStep = lambda step, done, total: None,
 ) -> Exported:
@@ -131,9 +147,18 @@ def export_trained(
     features = scorer_of(stages[0]).features
     of_items = [name for name in inputs if name.startswith("item.")]
     of_requests = [name for name in inputs if not name.startswith("item.")]
-    table = load_items(items, log, features, of_items, without=without)
+    table = load_items(items, log, features, of_items, without=without, display=display)
     on_step("reading impressions", 0, None)
-    sample, logged = sample_requests(log, trained.days, table, features, of_requests, count=QUERIES, k=stages[-1].quota)
+    sample, logged = sample_requests(
+        log,
+        trained.days,
+        table,
+        features,
+        of_requests,
+        count=QUERIES,
+        k=stages[-1].quota,
+        relevant=trained.config.relevant,
+    )
     per_request = log.manifest["about"].get("item_features") == "per request"
     notes += [*table.notes, *check_features(logged, table, per_request=per_request)]
     encoding = Encoding.of_log(log)
@@ -142,10 +167,20 @@ def export_trained(
     except ValueError as error:
         raise ValueError(f"{log.path}: {error}") from None
     vocabularies = request_vocabularies(encoding, rules)
-    source = BundleSource(stages, table, rules, vocabularies, sample, _provenance(trained))
+    run = _run_figure(trained, stages, sample)
+    source = BundleSource(stages, table, rules, vocabularies, sample, _provenance(trained), run)
     notes += _slow_search_notes(stages, len(table))
     manifest = write_bundle(source, out, recall=recall, examples=examples, force=force, on_step=on_step)
     return Exported(manifest, notes + recall_notes(manifest["stages"][0]))
+
+
+def _run_figure(trained: Trained, stages: Sequence[Stage], sample: RequestSample) -> RunFigure | None:
+    """Return the joint recall of the run, if it was evaluated with the stages and quotas of the bundle."""
+    config = trained.config
+    if [(stage.name, stage.quota) for stage in stages] != [(stage.name, stage.quota) for stage in config.stages]:
+        return None
+    length = {None: sample.length, "all": None}.get(config.data.length, config.data.length)
+    return run_figure(trained.metrics, best_is_recall=config.training.metric == JOINT, list_length=length)
 
 
 def _cascade_config(run: Path) -> CascadeConfig:
