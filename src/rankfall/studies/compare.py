@@ -243,13 +243,10 @@ def _write_result(plan: Plan, runs: Sequence[Run], failures: list[RunFailure]) -
         against=against,
         verdicts=summary.verdicts,
         pairs=summary.pairs,
-<<<<<<< HEAD
         warnings=list(
             dict.fromkeys(text for of_method in tested.values() for run in of_method for text in _warned(run))
         ),
-=======
         metric=plan.validation_metric,
->>>>>>> reports17
     )
     result.save(plan.out / COMPARISON)
     write_file(plan.out / COMPARISON_CONFIG, dump_absolute(plan.config))

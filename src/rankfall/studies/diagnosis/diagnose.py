@@ -22,6 +22,7 @@ from rankfall.studies.diagnosis.worst_requests import worst_requests
 from rankfall.studies.evaluate import scores_of_run
 from rankfall.training.build_cascade import make_objective, with_depths
 from rankfall.training.config.cascade_config import CascadeConfig
+from rankfall.training.config.evaluation_overrides import with_evaluation_overrides
 from rankfall.training.run_directory import read_config_as
 
 if TYPE_CHECKING:
@@ -57,11 +58,11 @@ def diagnose_run(
         on_step: Called with the name of each step, its number from 0 and the number of steps.
 
     Raises:
-        ConfigError: The run is not one of a cascade.
-        ValueError: No request has a relevant item.
+        ValueError: The run is not one of a cascade, or no request has a relevant item.
     """
-    own = read_config_as(CascadeConfig, run_dir)
-    reach = REACH * max(own.stages[0].quota, 1)
+    own = with_evaluation_overrides(read_config_as(CascadeConfig, run_dir), overrides)
+    assert isinstance(own, CascadeConfig)
+    reach = REACH * own.stages[0].quota
     config, scores = scores_of_run(
         run_dir,
         split,

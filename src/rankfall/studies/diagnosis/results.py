@@ -238,8 +238,10 @@ class LostRequest(Result):
     """Number of items of its ground truth."""
     attributes: dict[str, str]
     """Decoded features of the user and the context."""
+    lost_items: int
+    """Number of items of its ground truth that were lost by this cause."""
     lost: list[ShownItem]
-    """Items of the ground truth that this stage lost, the best ranked first."""
+    """Some of these items, the best ranked first."""
     kept_instead: list[ShownItem]
     """Items that the stage kept and that are not in the ground truth, the best ranked first."""
 

@@ -121,6 +121,7 @@ def _shown(
         recall=float((weight * lists.arrived[-1][request].numpy()).sum()),
         items=int((weight > 0).sum()),
         attributes=known.describe_requests(np.array([request]))[0],
+        lost_items=len(of_cause),
         lost=_items(known, request, row, lost, rank, censored),
         kept_instead=_items(known, request, row, kept, rank, None),
     )
