@@ -61,7 +61,7 @@ def comparison_page(
         about: a sentence about what was compared.
         config: the configuration as YAML.
         command: a command that repeats the comparison.
-        measured: evaluations of the runs, for warnings, quotas and the funnel of production.
+        measured: evaluations of the runs, for quotas and the funnel of production.
         advice: what to do next, for the end of the page.
     """
     content = comparison_content(result, measured)
@@ -74,7 +74,7 @@ def comparison_content(result: ComparisonResult, measured: Sequence[EvaluationSu
     return {
         **method_sections(result, metric),
         "funnels": _funnels(result, metric, measured),
-        "warnings": sentences(text for one in measured for text in one.warnings),
+        "warnings": sentences(result.warnings),
         "settings": _settings_table(result),
     }
 

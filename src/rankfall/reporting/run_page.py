@@ -13,6 +13,7 @@ from rankfall._results import Result
 from rankfall.reporting import charts
 from rankfall.reporting.advice import advise
 from rankfall.reporting.comparison_table import short
+from rankfall.reporting.diagnosis_section import diagnosis_section
 from rankfall.reporting.funnel_chart import funnel_chart, stages_in, steps_from_means, steps_of
 from rankfall.reporting.page import (
     ARROWS,
@@ -57,7 +58,7 @@ TILES = 8  # figures of the headline
 
 _R = TypeVar("_R", bound=Result)
 _EVALUATION_PARTS = (
-    *("metric", "funnel", "headline", "headline_note", "advice", "plan", "stages", "metrics"),
+    *("metric", "funnel", "headline", "headline_note", "advice", "diagnosis", "plan", "stages", "metrics"),
     *("histogram", "quantiles", "worst"),
 )
 
@@ -144,12 +145,13 @@ def _evaluation_parts(run: Path, config: TrainConfig, evaluated: _Evaluated) -> 
         "headline": [*_headline(evaluated, metric), *map(_kept_tile, summary.funnel or ())],
         "headline_note": _headline_note(evaluated),
         "advice": advise(str(run), diagnosis, plan) if steps else None,
+        "diagnosis": diagnosis_section(diagnosis) if diagnosis else None,
         "plan": _plan_parts(plan, summary.warnings) if plan else None,
         "stages": _stages_table(summary.funnel) if summary.funnel else None,
         "metrics": _metrics_table(evaluated, hidden=steps),
         "histogram": histogram,
         "quantiles": quantiles,
-        "worst": _worst_table(evaluated, metric),
+        "worst": None if diagnosis and diagnosis.worst_requests else _worst_table(evaluated, metric),
     }
 
 

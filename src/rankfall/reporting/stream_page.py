@@ -9,7 +9,7 @@ from rankfall.reporting.comparison_page import failure_table, method_funnels, me
 from rankfall.reporting.comparison_table import short
 from rankfall.reporting.figures import Lines
 from rankfall.reporting.funnel_chart import stages_in
-from rankfall.reporting.page import Cell, Table, metric_cell, render
+from rankfall.reporting.page import Cell, Table, metric_cell, render, sentences
 from rankfall.reporting.stream_table import curves, day_rows
 from rankfall.reporting.svg import whole_ticks
 from rankfall.reporting.verdicts import caption, main_metric, makes_claims
@@ -36,7 +36,7 @@ def stream_content(result: StreamResult) -> dict[str, Any]:
         **method_sections(result, metric),
         "about": _about(result),
         "funnels": _funnels(result, metric),
-        "warnings": [],
+        "warnings": sentences(result.warnings),
         "settings": None,
         "curves": _curves(result),
         "days": days,
