@@ -17,6 +17,7 @@ from rankfall.reporting.plan_table import (
     shown_front,
     signed,
     stage_cost_text,
+    thresholds_verdict,
     with_interval,
 )
 from rankfall.reporting.svg import GRID, INK, Scale, circle, color, line, round_powers, text
@@ -83,7 +84,7 @@ def _thresholds_table(result: PlanResult) -> Table:
         ]
         for one in result.comparisons
     ]
-    return Table(["budget", "quotas", "thresholds", "difference"], body, caption=THRESHOLDS_NOTE)
+    return Table(["budget", "quotas", "thresholds", "difference"], body, caption=thresholds_verdict(result))
 
 
 def _value_for_cost(point: FrontPoint | ThresholdPoint, unit: str) -> Cell:
