@@ -155,6 +155,7 @@ def test_training_and_a_comparison_warn(clicks: Path, tmp_path: Path, capsys: py
     compared = ComparisonConfig.model_validate({**settings, "seeds": [0], "methods": {"a": {}}})
     result = compare_methods(compared, tmp_path / "all")
     assert all("lists of 11" not in text for text in result.warnings)
+    assert 0 < result.methods[0].metrics["joint_recall"].mean < 0.9
 
 
 def test_a_stream_is_measured_over_all_items(clicks: Path, tmp_path: Path) -> None:
