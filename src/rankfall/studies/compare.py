@@ -34,8 +34,8 @@ from rankfall._files import locked, write_file
 from rankfall.studies.baselines import method_of
 from rankfall.studies.comparison_plan import ComparisonConfig, Plan, Run, make_plan
 from rankfall.studies.comparison_summary import Outcome, Summary, higher_is_better, summarise
-from rankfall.studies.evaluate import write_evaluation
-from rankfall.studies.results import ComparisonResult, MethodResult, MethodRun, RunFailure
+from rankfall.studies.evaluate import evaluation_files, write_evaluation
+from rankfall.studies.results import ComparisonResult, MethodResult, MethodRun, RunFailure, SplitEvaluation
 from rankfall.studies.workers import Failure, run_tasks
 from rankfall.training.config.cascade_metric_names import JOINT_VALUE
 from rankfall.training.config.overrides import dump_absolute
@@ -255,6 +255,9 @@ def _write_result(plan: Plan, runs: Sequence[Run], failures: list[RunFailure]) -
         against=against,
         verdicts=summary.verdicts,
         pairs=summary.pairs,
+        warnings=list(
+            dict.fromkeys(text for of_method in tested.values() for run in of_method for text in _warned(run))
+        ),
     )
     result.save(plan.out / COMPARISON)
     write_file(plan.out / COMPARISON_CONFIG, dump_absolute(plan.config))
@@ -264,6 +267,11 @@ def _write_result(plan: Plan, runs: Sequence[Run], failures: list[RunFailure]) -
         pq.write_table(pa.concat_tables([table.select(names) for table in tables.values()]), sink)
         write_file(plan.out / VALUES, sink.getvalue().to_pybytes())
     return result
+
+
+def _warned(run: Run) -> list[str]:
+    """Return the warnings of the evaluation of a run; the file of an earlier version has none."""
+    return SplitEvaluation.load(evaluation_files(run.directory)[0]).warnings
 
 
 def _values(run: Run, metrics: Sequence[str]) -> pa.Table:

@@ -252,6 +252,8 @@ class ComparisonResult(Result):
     verdicts: list[Verdict] = field(default_factory=list)
     pairs: list[PairTest] = field(default_factory=list)
     """Tests of all pairs of methods; none with a single seed."""
+    warnings: list[str] = field(default_factory=list)
+    """What a reader of the figures has to know."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form, with both names of metrics that have two."""
@@ -309,6 +311,8 @@ class StreamResult(Result):
     refused: list[RunFailure] = field(default_factory=list)
     """Steps after a day, such as exporting a bundle, that failed."""
     verdicts: list[Verdict] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """What a reader of the figures has to know."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form, with both names of metrics that have two."""
