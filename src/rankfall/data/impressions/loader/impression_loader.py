@@ -18,7 +18,7 @@ import torch
 
 from rankfall._suggestions import did_you_mean
 from rankfall.data.impressions.loader.batch import Impressions
-from rankfall.data.impressions.loader.catalogue import Catalogue, catalogue_of
+from rankfall.data.impressions.loader.day_catalogue import Catalogue, catalogue_of
 from rankfall.data.impressions.loader.item_first_seen import ItemFirstSeen
 from rankfall.data.impressions.loader.label_schemes import (
     Labels,
