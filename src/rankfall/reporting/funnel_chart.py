@@ -21,7 +21,7 @@ from rankfall.training.cascade_metrics import JOINT
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rankfall.studies.results import MetricSummary
+    from rankfall.studies.results import EvaluationSummary, MetricSummary
     from rankfall.training.stage_figures import Estimate, StageFigures
 
 _SCALE = Scale(0.0, 1.0)
@@ -164,6 +164,11 @@ def funnel_chart(
         caption=caption,
         rows=[_row(step) for step in steps],
     )
+
+
+def funnel_of_summary(summary: EvaluationSummary) -> Chart:
+    """Return the funnel of an evaluation, beside that of production if it is known."""
+    return funnel_chart(steps_of(summary.funnel or ()), steps_of(summary.production) if summary.production else None)
 
 
 def funnel_panels(
