@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 _WIDTH, _GAP, _LINE = 760, 28, 17  # of a file, in pixels: all panels of a row, the gap between them, a line of text
+_SMALL = 200  # least width of a panel, up to which a telephone shows two side by side
 _LETTERS = 120  # letters of a line of a caption
-_KEYS = {"area": (0, 1, 14, 11), "line": (0, 5, 14, 3), "mark": (6, 0, 3, 13)}  # x, y, width, height in a legend
+_KEYS = {"area": "M0 1h14v11h-14z", "line": "M0 5h14v3h-14z", "mark": "M7 1l6 10h-12z"}  # paths in a legend
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Key:
 
     name: str
     color: str
-    kind: Literal["area", "line", "mark"] = "area"  # a mark is a short vertical line
+    kind: Literal["area", "line", "mark"] = "area"  # a mark is a triangle
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,11 @@ class Chart:
     def __html__(self) -> Markup:
         """Return the chart as part of a page. The names are HTML, because SVG text does not wrap."""
         panels = "".join(map(self._panel_html, self.panels))
+        kind = "panels small" if self.least <= _SMALL else "panels"
         below = f"<figcaption>{escape(self.caption)}</figcaption>" if self.caption else ""
         return Markup(
             f'<figure class="chart">{self._legend_html()}'
-            f'<div class="panels" style="--least:{self.least}px" role="img" aria-label="{escape(self.label)}">'
+            f'<div class="{kind}" style="--least:{self.least}px" role="img" aria-label="{escape(self.label)}">'
             f"{panels}</div>{below}</figure>"
         )
 
@@ -99,7 +101,8 @@ class Chart:
         note = f'<span class="note">{escape(one.note)}</span>' if one.note else ""
         head = f'<div class="head"><b>{breakable(one.name)}</b>{note}</div>' if one.name else ""
         named = any(strip.name for strip in one.strips)
-        return f'<div class="panel">{head}{"".join(_strip_html(strip, named) for strip in one.strips)}</div>'
+        strips = "".join(_strip_html(strip, named) for strip in one.strips)
+        return f'<div class="panel">{head}<div class="{"rows" if named else ""}">{strips}</div></div>'
 
     def _legend_html(self) -> str:
         entries = "".join(
@@ -123,7 +126,8 @@ class Chart:
                     parts.append(panel(number * (width + _GAP), y, width, height, [content]))
                     y += height
             top += max(sum(height for height, _ in drawn) for drawn in row) + _GAP
-        return document(self.title, _wrapped(self.caption), _WIDTH, top - _GAP, parts)
+        caption = "" if self.caption.rstrip(".") == self.title else self.caption
+        return document(self.title, _wrapped(caption), _WIDTH, top - _GAP, parts)
 
     def _legend_svg(self) -> tuple[list[str], float]:
         """Return the legend and its height."""
@@ -133,9 +137,7 @@ class Chart:
             wide = 24 + text_width(key.name) + 18
             if x and x + wide > _WIDTH:
                 x, y = 0.0, y + _LINE
-            left, top, width, height = _KEYS[key.kind]
-            place = f'x="{x + left:.0f}" y="{y + top:.0f}" width="{width}" height="{height}"'
-            parts.append(f'<rect {place} fill="{key.color}"/>')
+            parts.append(f'<path transform="translate({x:.0f} {y:.0f})" d="{_KEYS[key.kind]}" fill="{key.color}"/>')
             parts.append(text_at(x + 20, y + 11, key.name))
             x += wide
         return parts, y + _LINE + 8 if self.legend else 0.0
@@ -155,26 +157,24 @@ def figures_in(content: Mapping[str, Any]) -> dict[str, Chart]:
 def _charts(content: Any) -> Iterator[Chart]:
     if isinstance(content, Chart):
         yield content
-    elif isinstance(content, dict):
-        for value in content.values():
-            yield from _charts(value)
-    elif isinstance(content, list | tuple):
-        for value in content:
+    elif is_dataclass(content):
+        yield from _charts([getattr(content, field.name) for field in fields(content)])
+    elif isinstance(content, dict | list | tuple):
+        for value in content.values() if isinstance(content, dict) else content:
             yield from _charts(value)
 
 
 def breakable(name: str) -> Markup:
     """Return a name that may be broken after its stage, or between its words."""
-    return Markup(escape(name).replace("/", "/<wbr/>").replace("_", "_<wbr/>"))
+    return Markup(escape(name).replace("/", "/<wbr/>").replace("_", "_<wbr/>").replace(" %", "\N{NO-BREAK SPACE}%"))
 
 
 def _strip_html(strip: Strip, named: bool) -> str:
     drawn = f'<svg height="{strip.height:.0f}" xmlns="http://www.w3.org/2000/svg">{"".join(strip.parts)}</svg>'
     if not named:
-        return f'<div class="strip">{drawn}</div>'
+        return drawn
     notes = "<br/>".join(map(escape, strip.notes))
-    words = f'<div class="name">{breakable(strip.name)}</div><div class="note">{notes}</div>'
-    return f'<div class="strip named">{words}{drawn}</div>'
+    return f'<div class="name">{breakable(strip.name)}</div><div class="note">{notes}</div>{drawn}'
 
 
 def _lines_of(one: Panel, width: float) -> Iterator[tuple[float, str]]:

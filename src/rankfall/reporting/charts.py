@@ -140,7 +140,9 @@ def _curve_strip(series: Mapping[str, Sequence[tuple[float, float]]], names: Seq
     return Strip([*grid(axes), *lines(drawn, axes)], axes.height + _AXIS)
 
 
-def intervals(rows: Sequence[tuple[str, float, float, float]], *, label: str, title: str = "") -> Chart:
+def intervals(
+    rows: Sequence[tuple[str, float, float, float]], *, label: str, caption: str = "", title: str = ""
+) -> Chart:
     """Return a dot and an interval for each (name, low, value, high) on one axis that does not start at 0."""
     scale = Scale.around([value for _, *values in rows for value in values])
     strips = [
@@ -151,6 +153,7 @@ def intervals(rows: Sequence[tuple[str, float, float, float]], *, label: str, ti
         title=title or _title_of(label),
         label=label,
         panels=[Panel(on_axis(strips, scale))],
+        caption=caption,
         rows=[dict(zip(("name", "low", "value", "high"), row, strict=True)) for row in rows],
     )
 

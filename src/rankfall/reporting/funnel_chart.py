@@ -1,7 +1,7 @@
 """The picture of a funnel: what each stage kept and lost of the ground truth, on a linear scale.
 
-A bar is the whole ground truth. Its first part is what is left after the stage, its second part what the stage lost, its
-last part what earlier stages lost. A mark shows what would be left if the stage kept items at random of those that
+A bar is the whole ground truth. Its first part is what is left after the stage, its second part what the stage lost,
+its last part what earlier stages lost. A mark shows what would be left if the stage kept items at random of those that
 arrived.
 """
 
@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING
 from rankfall.reporting.chart import Chart, Key, Panel, Strip
 from rankfall.reporting.charts import on_axis
 from rankfall.reporting.comparison_table import estimate, short
-from rankfall.reporting.svg import GONE, INK, KEPT, LOST, ON_KEPT, SOFT, Scale, line, rect, text
+from rankfall.reporting.svg import GONE, INK, KEPT, LOST, ON_KEPT, Scale, color, line, pointer, rect, text
 from rankfall.training.cascade_metrics import JOINT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rankfall.studies.results import MetricSummary
+    from rankfall.studies.results import EvaluationSummary, MetricSummary
     from rankfall.training.stage_figures import Estimate, StageFigures
 
 _SCALE = Scale(0.0, 1.0)
+_NARROW = 10  # percent that a number needs in a wide bar; in a narrow one there is no room for a sign
 _MANY = 100  # items, above which a mean needs no decimals
 
 
@@ -71,7 +72,7 @@ class Step:
     @property
     def words(self) -> str:
         """The stage in words."""
-        return f"{self.name}: {short(self.left)} left, {short(self.lost)} lost, by chance {short(self.chance)} left"
+        return f"{self.name}: {short(self.left)} left, {short(self.lost)} lost, by chance {short(self.chance)}"
 
 
 # --- steps of results ---------------------------------------------------------------------------------------------
@@ -97,12 +98,12 @@ def steps_of(stages: Sequence[StageFigures]) -> list[Step]:
 
 
 def _notes(one: StageFigures) -> list[str]:
-    share = "" if math.isnan(one.loss_share.value) else f", {100 * one.loss_share.value:.0f} % of all losses"
-    return [
-        f"kept {_interval(one.kept)} of what arrived",
-        f"chance {short(one.chance)}",
-        f"lost {_interval(one.lost)}{share}",
-    ]
+    share = (
+        ""
+        if math.isnan(one.loss_share.value)
+        else f", {100 * one.loss_share.value:.0f}\N{NO-BREAK SPACE}% of all losses"
+    )
+    return [f"kept {_interval(one.kept)}, chance {short(one.chance)}", f"lost {_interval(one.lost)}{share}"]
 
 
 def _interval(one: Estimate) -> str:
@@ -126,7 +127,7 @@ def steps_from_means(
     for stage, (before, after), (above, below) in zip(stages, pairwise(left), pairwise(by_chance), strict=True):
         kept = after / before if before > 0 else math.nan
         random = below / above if above > 0 else math.nan
-        notes = [f"kept {short(kept)} of what arrived", f"chance {short(random)}", f"lost {short(before - after)}"]
+        notes = [f"kept {short(kept)}, chance {short(random)}", f"lost {short(before - after)}"]
         quota = None if quotas is None else quotas.get(stage)
         steps.append(Step(stage, before, after, before * random, quota=quota, notes=notes))
     return steps
@@ -147,11 +148,11 @@ def funnel_chart(
     others = production or [None] * len(steps)
     strips = []
     for step, other in zip(steps, others, strict=True):
-        parts = _bar(step, top=3, height=36, room=9)
+        parts = _bar(step, top=3, height=36, room=10)
         if other is not None:
-            parts += _production_bar(other, top=42)
-        notes = [*step.notes, *([f"production: {other.notes[0]}"] if other else [])]
-        strips.append(Strip(parts, 62 if other else 46, step.name, notes))
+            parts += _production_bar(other, top=49)
+        notes = [*step.notes, *([f"production {other.notes[0]}"] if other else [])]
+        strips.append(Strip(parts, 66 if other else 50, step.name, notes))
     label = "Share of the relevant items that is left after each stage: " + "; ".join(step.words for step in steps)
     if production:
         label += ". Production: " + "; ".join(step.words for step in production)
@@ -165,6 +166,11 @@ def funnel_chart(
     )
 
 
+def funnel_of_summary(summary: EvaluationSummary) -> Chart:
+    """Return the funnel of an evaluation, beside that of production if it is known."""
+    return funnel_chart(steps_of(summary.funnel or ()), steps_of(summary.production) if summary.production else None)
+
+
 def funnel_panels(
     funnels: Mapping[str, Sequence[Step]],
     notes: Mapping[str, str],
@@ -175,7 +181,7 @@ def funnel_panels(
     """Return a small funnel per method, side by side."""
     panels = []
     for name, steps in funnels.items():
-        strips = [Strip(_bar(step, top=1, height=19, room=17), 24, step.name) for step in steps]
+        strips = [Strip(_bar(step, top=1, height=19, room=19), 30, step.name) for step in steps]
         panels.append(Panel(on_axis(strips, _SCALE, about=2), name, notes.get(name, "")))
     words = (f"{name}: {'; '.join(step.words for step in steps)}" for name, steps in funnels.items())
     return Chart(
@@ -184,15 +190,15 @@ def funnel_panels(
         panels=panels,
         legend=_legend(),
         caption=caption,
+        least=200,
         rows=[{"method": name, **_row(step)} for name, steps in funnels.items() for step in steps],
     )
 
 
-def method_steps(metrics: Mapping[str, MetricSummary]) -> list[Step]:
+def method_steps(metrics: Mapping[str, MetricSummary], quotas: Mapping[str, int] | None = None) -> list[Step]:
     """Return the steps of a method of a comparison or a stream."""
-    return steps_from_means(
-        {name: one.mean for name, one in metrics.items()}, {name: one.chance for name, one in metrics.items()}
-    )
+    means = {name: one.mean for name, one in metrics.items()}
+    return steps_from_means(means, {name: one.chance for name, one in metrics.items()}, quotas)
 
 
 def has_funnel(metrics: Sequence[str]) -> bool:
@@ -216,7 +222,7 @@ def _legend(*, intervals: bool = False, production: bool = False) -> list[Key]:
     keys = [Key("left after the stage", KEPT), Key("lost by the stage", LOST), Key("lost before", GONE)]
     keys.append(Key("left if the stage chose at random", INK, "mark"))
     keys += [Key("95 % interval of what is left", INK, "line")] * intervals
-    keys += [Key("left by production", SOFT)] * production
+    keys += [Key("left by production", color(5))] * production
     return keys
 
 
@@ -243,7 +249,7 @@ def _bar(step: Step, *, top: float, height: float, room: float) -> list[str]:
     parts += _numbers(step, left, before, top + (0.52 if step.low is not None else 0.68) * height, room)
     if not math.isnan(step.chance):
         at = 100 * _inside(step.chance)
-        parts.append(line(at, top - 1, at, top + height + 3, INK, 2.5))
+        parts.append(pointer(at, top + height, INK))
     return parts
 
 
@@ -255,28 +261,20 @@ def _numbers(step: Step, left: float, before: float, y: float, room: float) -> l
     else:
         parts.append(text(left + 1, y, f"{short(step.left)} left", fill=INK, kind="in"))
         edge = left + 2 * room
-    lost = f"−{short(step.lost)}"
-    if before - edge >= 1.15 * room:
+    lost = short(step.lost) if room > _NARROW else f"\N{MINUS SIGN}{short(step.lost)}"
+    if before - edge >= room:
         parts.append(text(edge + 1, y, lost, fill=INK, kind="in"))
-    elif step.lost > 0 and 100 - before >= 1.15 * room and edge <= before:
+    elif step.lost > 0 and 100 - before >= room and edge <= before:
         parts.append(text(before + 1, y, lost, fill=INK, kind="in"))
     return parts
 
 
 def _production_bar(step: Step, *, top: float) -> list[str]:
-    left = 100 * _inside(step.left)
-    inside = left >= 20
-    return [
-        rect(0, top, left, 15, SOFT),
-        text(
-            left - 1 if inside else left + 1,
-            top + 12,
-            f"production {short(step.left)}",
-            anchor="end" if inside else "start",
-            fill="var(--page)" if inside else INK,
-            kind="page" if inside else "in",
-        ),
-    ]
+    left, words = 100 * _inside(step.left), f"production {short(step.left)}"
+    bar = rect(0, top, left, 12, color(5))
+    if left > 70:  # no room on the right
+        return [bar, text(left - 1, top + 10, words, anchor="end", fill=INK, kind="in small")]
+    return [bar, text(left + 1, top + 10, words, fill=INK, kind="in small")]
 
 
 def _inside(share: float) -> float:

@@ -19,6 +19,7 @@ from rankfall import __version__
 from rankfall.reporting.chart import breakable
 from rankfall.reporting.svg import LIGHT
 from rankfall.studies.comparison_summary import higher_is_better
+from rankfall.training.config.cascade_metric_names import shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     Row = Sequence[str | "Cell"]
 
+ARROWS = "↑ higher is better, ↓ lower is better."
+_SHORT = 14  # letters of a name that is not wrapped, enough for a date
 GENERATOR = '<meta name="generator" content="rankfall'  # identifies our pages
 
 
@@ -118,7 +121,8 @@ class Table:
         for kind, rows in (("", self.rows), ("soft", self.soft)):
             for row in rows:
                 first, *others = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
-                name = Cell(first.text, mark=self.better.get(first.text, ""), attributes={"scope": "row"})
+                look = ("whole" if len(first.text) <= _SHORT else "", self.better.get(first.text, ""))
+                name = Cell(first.text, mark=" ".join(filter(None, look)), attributes={"scope": "row"})
                 missing = width - len(row)
                 if missing:
                     others[-1] = Cell(others[-1].text, "rest", attributes={"colspan": 1 + missing})
@@ -128,8 +132,8 @@ class Table:
         return self.staged and any("/" in name for name in self.head)
 
     def _stages(self) -> Iterator[tuple[str, list[str]]]:
-        for stage, names in groupby(self.head, key=lambda name: name.rpartition("/")[0]):
-            yield stage, [name.rpartition("/")[2] for name in names]
+        for stage, names in groupby(self.head, key=lambda name: name.partition("/")[0] if "/" in name else ""):
+            yield stage, [name.removeprefix(f"{stage}/") for name in names]
 
     def _with_better(self, kind: str, name: str) -> str:
         return f"{kind} {self.better.get(name, '')}".strip()
@@ -152,8 +156,8 @@ class Tile:
 
 
 def directions(metrics: Iterable[str]) -> dict[str, str]:
-    """Return "up" for each metric of which higher values are better, "down" for the others."""
-    return {name: "up" if higher_is_better(name) else "down" for name in metrics}
+    """Return "up" for each metric of which higher values are better, "down" for others, by their names in tables."""
+    return {shown_name(name): "up" if higher_is_better(name) else "down" for name in metrics}
 
 
 def metric_cell(cell: MetricCell) -> Cell:
@@ -171,6 +175,15 @@ def words(text: str) -> Cell:
 def decimal(value: float) -> str:
     """Return a number with four decimals, "none" for NaN."""
     return "none" if math.isnan(value) else f"{value:.4f}"
+
+
+def sentences(texts: Iterable[str]) -> list[str]:
+    """Return warnings as sentences, each once.
+
+    >>> sentences(["lists are short", "lists are short", "The log is old."])
+    ['Lists are short.', 'The log is old.']
+    """
+    return list(dict.fromkeys(f"{text[0].upper()}{text[1:].rstrip('.')}." for text in texts))
 
 
 def flow(content: Any) -> str:

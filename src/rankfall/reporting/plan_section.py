@@ -98,7 +98,10 @@ def front_chart(result: PlanResult) -> Chart:
     """Return cost and value of all quotas, with the front, the current and the chosen quotas."""
     axes, factor, unit = _axes(
         [point.cost for point in result.points],
-        [*(point.value for point in result.points), *(point.value.high for point in result.front)],
+        [
+            *(point.value for point in result.points),
+            *(end for point in result.front for end in (point.value.low, point.value.high)),
+        ],
         result.unit,
     )
     on_front = {tuple(point.quotas) for point in result.front}

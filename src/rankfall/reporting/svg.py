@@ -149,6 +149,11 @@ def rect(x: float, y: float, width: float, height: float, fill: str, stroke: str
     return f'<rect x="{x:.2f}%" y="{y:.1f}" width="{width:.2f}%" height="{height:.1f}" fill="{fill}"{frame}/>'
 
 
+def pointer(x: float, y: float, fill: str) -> str:
+    """Return a triangle below a place, which points to it."""
+    return f'<svg x="{x:.2f}%" y="{y:.1f}" overflow="visible"><path d="M0 0l5 8h-10z" fill="{fill}"/></svg>'
+
+
 def text(
     x: float, y: float, content: str, *, anchor: str = "start", fill: str = "", size: int = 0, kind: str = ""
 ) -> str:

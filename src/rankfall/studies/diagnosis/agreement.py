@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
-
-import torch
 
 from rankfall._lists import safe_divide
 from rankfall.studies.diagnosis.funnel_lists import ranks_among
@@ -35,23 +34,23 @@ def agreement(lists: FunnelLists, stage: int, resampler: Resampler) -> Agreement
     same = (kept & (ranks[0] <= second)).sum(-1).double()
     correlation = spearman(ranks[0], ranks[1], passed)
     several = count > 1
-    wanted = None
+    pairs = [(correlation * several, several), (same * drops, second * drops)]
+    wanted_chance = None
     if lists.complete or stage > 0:
         wants = (ranks_among(lists.orders[stage + 1], before) <= second) & before
         arrived = before.sum(-1).double()
         chosen = arrived > first  # the first stage drops something
-        wanted = (
-            resampler.ratio((wants & passed).sum(-1).double() * chosen, wants.sum(-1).double() * chosen),
-            float(_mean(first / arrived.clamp(min=1), chosen)),
-        )
+        pairs.append(((wants & passed).sum(-1) * chosen, wants.sum(-1) * chosen))
+        wanted_chance = _mean(first / arrived.clamp(min=1), chosen)
+    estimates = resampler.ratios(pairs)
     return Agreement(
         stages=(lists.stages[stage], lists.stages[stage + 1]),
         quotas=(first, second),
-        correlation=resampler.ratio(correlation * several, several.double()),
-        overlap=resampler.ratio(same * drops, (second * drops).double()),
-        overlap_chance=float(_mean(second / count.clamp(min=1), drops)),
-        wanted=None if wanted is None else wanted[0],
-        wanted_chance=None if wanted is None else wanted[1],
+        correlation=estimates[0],
+        overlap=estimates[1],
+        overlap_chance=_mean(second / count.clamp(min=1), drops),
+        wanted=None if wanted_chance is None else estimates[2],
+        wanted_chance=wanted_chance,
     )
 
 
@@ -68,5 +67,5 @@ def spearman(first: Tensor, second: Tensor, among: Tensor) -> Tensor:
     return (1 - safe_divide(6 * squares, count * (count**2 - 1))).masked_fill(count < 2, 0.0)
 
 
-def _mean(values: Tensor, where: Tensor) -> Tensor:
-    return (values * where).sum() / where.sum() if where.any() else torch.tensor(torch.nan)
+def _mean(values: Tensor, where: Tensor) -> float:
+    return float((values * where).sum() / where.sum()) if where.any() else math.nan

@@ -39,17 +39,14 @@ def cut_distance(lists: FunnelLists, stage: int, resampler: Resampler, *, reach:
     known = None if not censored else max(reach or quota, quota) / quota
     multiples = ranks[where].double().numpy() / quota
     distance = _score_distance(lists, stage, ranks)[where].numpy()
+    factors = [factor for factor in FACTORS if known is None or _larger(lists, stage, factor) <= known * quota]
     return CutDistance(
         items=len(weight),
         requests=int(lost.any(-1).sum()),
         rank_over_quota=quantiles(multiples if known is None else np.minimum(multiples, known), weight),
         known_up_to=known,
         score_distance=quantiles(distance, weight),
-        larger_quotas=[
-            _larger_quota(lists, stage, factor, ranks, lost, resampler)
-            for factor in FACTORS
-            if known is None or _larger(lists, stage, factor) <= known * quota
-        ],
+        larger_quotas=_larger_quotas(lists, stage, factors, ranks, lost, resampler),
     )
 
 
@@ -69,18 +66,21 @@ def _larger(lists: FunnelLists, stage: int, factor: float) -> int:
     return quota if largest is None else min(quota, largest)
 
 
-def _larger_quota(
-    lists: FunnelLists, stage: int, factor: float, ranks: Tensor, lost: Tensor, resampler: Resampler
-) -> LargerQuota:
-    quota = _larger(lists, stage, factor)
-    quotas = [*lists.quotas[:stage], quota, *lists.quotas[stage + 1 :]]
-    recovered = (lists.weight * (lost & (ranks <= quota))).sum(-1)
-    return LargerQuota(
-        factor=factor,
-        quota=quota,
-        passes=resampler.ratio(recovered, (lists.weight * lost).sum(-1)),
-        joint_recall=resampler.mean(lists.recall(lists.with_quotas(quotas))),
-    )
+def _larger_quotas(
+    lists: FunnelLists, stage: int, factors: list[float], ranks: Tensor, lost: Tensor, resampler: Resampler
+) -> list[LargerQuota]:
+    now, weight = lists.recall(lists.arrived[-1]), lists.weight * lost
+    pairs: list[tuple[Tensor, Tensor]] = []
+    quotas = [_larger(lists, stage, factor) for factor in factors]
+    for quota in quotas:
+        recall = lists.recall(lists.with_quotas([*lists.quotas[:stage], quota, *lists.quotas[stage + 1 :]]))
+        one = torch.ones_like(recall)
+        pairs += [((weight * (ranks <= quota)).sum(-1), weight.sum(-1)), (recall, one), (recall - now, one)]
+    found = iter(resampler.ratios(pairs) if pairs else [])
+    return [
+        LargerQuota(factor, quota, next(found), next(found), next(found))
+        for factor, quota in zip(factors, quotas, strict=True)
+    ]
 
 
 def oracle(lists: FunnelLists, perfect: list[Tensor], stage: int, resampler: Resampler) -> Oracle:
@@ -94,9 +94,9 @@ def oracle(lists: FunnelLists, perfect: list[Tensor], stage: int, resampler: Res
     """
     one = [perfect[at] if at == stage else order for at, order in enumerate(lists.orders)]
     others = [order if at == stage else perfect[at] for at, order in enumerate(lists.orders)]
-    return Oracle(
-        *(resampler.mean(lists.recall(survivors(orders, lists.mask, lists.quotas)[-1])) for orders in (one, others))
-    )
+    now = lists.recall(lists.arrived[-1])
+    perfected, alone = (lists.recall(survivors(orders, lists.mask, lists.quotas)[-1]) for orders in (one, others))
+    return Oracle(*resampler.means([perfected, perfected - now, alone]))
 
 
 def quantiles(values: NDArray[np.float64], weights: NDArray[np.float32]) -> dict[str, float]:

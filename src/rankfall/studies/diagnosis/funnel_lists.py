@@ -99,10 +99,23 @@ class FunnelLists:
         """Return the rank ``(R, N)`` of each item that arrived at a stage, from 1, among those; 0 for all others."""
         return ranks_among(self.orders[stage], self.arrived[stage])
 
+    def would_survive(self, stage: int) -> Tensor:
+        """Return which items ``(R, N)`` would survive all stages after this one if they alone were passed to them too.
+
+        The items that pass the stage now are passed as well, so that an item that they displace may be relevant.
+        """
+        would = torch.ones_like(self.mask)
+        for later in range(stage + 1, len(self.stages)):
+            arrived, order = self.arrived[later], self.orders[later]
+            before = arrived.gather(-1, order).cumsum(-1, dtype=torch.int32)
+            better = torch.empty_like(before).scatter_(-1, order, before) - arrived.int()
+            would &= better < self.quotas[later]
+        return would & self.mask
+
     def perfect_order(self, stage: int) -> Tensor:
         """Return the order of a stage that puts the ground truth first, and leaves the order of all others."""
         order = self.orders[stage]
-        return order.gather(-1, self.weight.gather(-1, order).argsort(-1, descending=True, stable=True))
+        return order.gather(-1, self.weight.gather(-1, order).argsort(dim=-1, descending=True, stable=True))
 
 
 def survivors(orders: Sequence[Tensor], mask: Tensor, quotas: Sequence[int]) -> list[Tensor]:

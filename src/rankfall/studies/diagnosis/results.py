@@ -38,6 +38,8 @@ class LargerQuota(Result):
     """Share of what the stage lost that would pass it."""
     joint_recall: Estimate
     """Joint recall of the cascade with this quota."""
+    gain: Estimate
+    """The same minus the joint recall with the quota of the run, on the same draws."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,13 @@ class Segment(Result):
     share_of_lost: Number
     """Share of what the stage lost."""
     at_stake: Estimate
-    """Share of the ground truth that would not be lost here if the segment were kept as all other items are."""
+    """Joint recall that would be gained if the stage kept as much of the segment as of all other items. An item that
+    it lost counts only if it would survive all later stages. Negative for segments that it keeps more of."""
     p_value: Number
     """Probability of such a difference by chance, corrected for the number of segments (Benjamini, Hochberg)."""
+    explained_by: str | None = None
+    """A segment above it in the list, ``ATTRIBUTE = VALUE``, if without the items of the segments above it little or
+    nothing is left of the difference."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,8 @@ class Oracle(Result):
 
     perfect: Estimate
     """Joint recall if this stage were perfect."""
+    gain: Estimate
+    """The same minus the joint recall of the run, on the same draws."""
     others_perfect: Estimate
     """Joint recall if all other stages were perfect, so that only this stage loses items."""
 
@@ -105,6 +113,8 @@ class StageDiagnosis(Result):
     """Share of the ground truth that arrived."""
     lost: Estimate
     """Share of the ground truth that the stage lost."""
+    recoverable: Estimate
+    """Share of what the stage lost that would survive all later stages if it had passed, one item at a time."""
     cut: CutDistance
     oracle: Oracle
     segments: list[Segment]
@@ -228,8 +238,10 @@ class LostRequest(Result):
     """Number of items of its ground truth."""
     attributes: dict[str, str]
     """Decoded features of the user and the context."""
+    lost_items: int
+    """Number of items of its ground truth that were lost by this cause."""
     lost: list[ShownItem]
-    """Items of the ground truth that this stage lost, the best ranked first."""
+    """Some of these items, the best ranked first."""
     kept_instead: list[ShownItem]
     """Items that the stage kept and that are not in the ground truth, the best ranked first."""
 
