@@ -42,7 +42,7 @@ export function allExamples({ examples }, onExample) {
   const shared = examples.map(({ both: [one, other] }) => sharedOf(one.ids, other.ids));
   const recalls = [0, 1].map((side) => mean(judged.map((example) => recall(example, side, example.both[side].ids))));
   const onJudged = judged.length === examples.length ? "" : ` (${whole(judged.length)} examples)`;
-  return el("section", { class: "comparison all", "aria-label": "All examples" },
+  return el("section", { class: "all-examples", "aria-label": "All examples" },
     el("h2", {}, `All ${plural(examples.length, "example")}`),
     el("div", { class: "figures" },
       figure(share(mean(shared)), "mean share of results in both"),
