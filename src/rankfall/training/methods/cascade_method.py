@@ -108,6 +108,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         config = self.config.data
         data.choose([*config.train, *config.valid, *config.test])
         with_depths(self.config, data.spec.stage_names)
+        train_cascade.check_feedback(self.config, data)
 
     def fingerprint(self, data: ImpressionLog) -> str:
         """Return the checksum of the log."""
@@ -141,14 +142,14 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         opened = self.open_split(directory, split, data=data, on_notice=on_notice)
         lists = MeasuredLists(opened.loader, opened.config)
         with opened.refusing_new_ids():
-            values, chance = train_cascade.measure(
+            measured = train_cascade.measure_all(
                 opened.cascade,
                 opened.loader,
                 opened.config,
                 on_batch=lambda count: on_impressions(count, opened.impressions),
                 on_scored=lists.add,
             )
-        return Evaluation(opened.requests(), values, chance, opened.notes, lists)
+        return Evaluation.of_cascade(opened.requests(), measured, opened.notes, lists)
 
     def open_split(
         self,
