@@ -24,6 +24,7 @@ from rankfall.commands import (
     evaluate,
     export,
     methods,
+    plan,
     prepare,
     report,
     reproduce,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 PANELS: dict[str, tuple[ModuleType, ...]] = {  # the verbs of the help page, in the order of the work
     "Get data": (simulate, prepare, data),
-    "Train and compare": (train, evaluate, compare, tune, stream),
+    "Train and compare": (train, evaluate, plan, compare, tune, stream),
     "Serve": (export, serve),
     "Results": (report, reproduce),
     "Explore": (demo, methods, bench, config),

@@ -20,6 +20,7 @@ from rankfall.reporting.comparison_page import comparison_page
 from rankfall.reporting.files import page_of
 from rankfall.reporting.stream_page import stream_figure
 from rankfall.studies.results import ComparisonResult, RunFailure, StreamResult, Verdict
+from rankfall.training.config.cascade_metric_names import shown_name
 from support.cascades import content, liked_log
 from support.command_line import run
 from support.planted import config_for, plant
@@ -119,24 +120,64 @@ def check_pictures(page: Page, count: int) -> None:
                     assert 0 <= float(value.removesuffix("%")) <= 100, (shape.tag, shape.attrib)
 
 
+def widths_of_bars(picture: ElementTree.Element) -> list[list[float]]:
+    """What is left, lost and lost before in each bar of a funnel, in percent."""
+    found = [float(one.attrib["width"].removesuffix("%")) for one in picture.iter() if one.tag.endswith("rect")]
+    return [found[place : place + 3] for place in range(0, len(found), 3)]
+
+
+def chance_marks(picture: ElementTree.Element) -> list[float]:
+    """Where the triangles of a funnel are, in percent."""
+    marks = [one for one in picture.iter() if one.tag.endswith("svg") and one.get("x") is not None]
+    return [float(one.attrib["x"].removesuffix("%")) for one in marks]
+
+
 # --- runs ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_cascade_says_where_items_are_lost(cascade: Path) -> None:
     found = Page(cascade / "report.html")
     summary = json.loads((cascade / "evaluation.json").read_text())
-    for name, mean, chance, _ in found.table("metric")[1:]:
+    shown = found.table("metric")[1:]
+    assert [row[0] for row in shown] == [
+        "joint_recall",
+        *(f"{stage}/alone/{metric}" for stage in ("retrieval", "ranking") for metric in ("recall", "ndcg")),
+    ]
+    for name, mean, interval, chance, _ in shown:
         assert float(mean) == pytest.approx(summary["metrics"][name], abs=5e-5)
         assert float(chance) == pytest.approx(summary["chance"][name], abs=5e-5)
+        assert [float(end) for end in interval.split(" to ")] == pytest.approx(summary["intervals"][name], abs=6e-4)
     check_pictures(found, 4)
     after_first = 1 - summary["metrics"]["retrieval/lost"]
     joint = summary["metrics"]["joint_recall"]
     label = found.pictures[0].attrib["aria-label"]
     shares = [float(number) for number in re.findall(r"(\d?\.\d+) left", label)]
     assert shares == pytest.approx([after_first, joint], abs=5e-4)
-    # the marks of chance: of 11 items stages keep 5, then 3
-    marks = [one for one in found.pictures[0].iter() if one.tag.endswith("line") and one.get("stroke") == "var(--ink)"]
-    assert [float(one.attrib["x1"].removesuffix("%")) for one in marks] == pytest.approx([500 / 11, 300 / 11], abs=0.01)
+    # the marks of chance: of 11 items stages keep 5, then 3 of those 5 of what the first one left
+    assert chance_marks(found.pictures[0]) == pytest.approx([500 / 11, 60 * after_first], abs=0.01)
+    for stage, row in zip(summary["funnel"], found.table("stage")[1:], strict=True):
+        assert row[:3] == [stage["stage"], str(stage["quota"]), str(int(stage["entered"]))]
+        assert float(row[4][:4]) == pytest.approx(stage["kept"]["value"], abs=6e-4)
+
+
+def test_a_file_of_an_earlier_version_has_the_same_funnel(cascade: Path, tmp_path: Path) -> None:
+    new = Page(cascade / "report.html").pictures[0]
+    copy = shutil.copytree(cascade, tmp_path / "run")
+    content = json.loads((copy / "evaluation.json").read_text())
+    for later in ("intervals", "resampled", "funnel", "lists", "production", "production_note", "warnings"):
+        content.pop(later, None)
+    for figures in ("metrics", "chance", "undefined"):
+        content[figures] = {
+            name: figure
+            for name, figure in content[figures].items()
+            if "/alone/" not in name and not name.endswith("/survived")
+        }
+    (copy / "evaluation.json").write_text(json.dumps(content))
+    assert run("report", str(copy)) == 0
+    old = Page(copy / "report.html")
+    assert widths_of_bars(old.pictures[0]) == widths_of_bars(new)
+    assert chance_marks(old.pictures[0]) == pytest.approx(chance_marks(new), abs=0.01)
+    assert "95 % interval" not in old.words
 
 
 def test_the_spread_and_the_worst_requests_are_those_of_a_loop(cascade: Path) -> None:
@@ -161,6 +202,7 @@ def test_training_is_drawn_epoch_by_epoch(cascade: Path) -> None:
     found = Page(cascade / "report.html")
     lines = [json.loads(line) for line in (cascade / "metrics.jsonl").read_text().splitlines()]
     loss, validation = found.pictures[2:]
+    assert all(name in found.words for name in ("retrieval/single", "ranking/single", "retrieval/alone/recall"))
     dots = [one for one in loss.iter() if one.tag.endswith("circle")]
     assert len(dots) == len(lines) * 4  # the loss and its three terms
     first, last = lines[0]["loss"], lines[-1]["loss"]
@@ -240,7 +282,7 @@ def test_comparison_page_matches_json(comparison: Path) -> None:
     check_pictures(found, 2)
     rows = found.table("method")
     assert [row[0] for row in rows] == ["method", "LCRON, <DFTopK>", "BCE & co", "chance"]
-    assert rows[0][1:] == result["metrics"]
+    assert rows[0][1:] == [shown_name(name) for name in result["metrics"]]
     for row, method in zip(rows[1:], result["methods"], strict=False):
         for shown, figures in zip(row[1:], method["metrics"].values(), strict=True):
             assert float(shown.partition("±")[0].rstrip(" *")) == pytest.approx(figures["mean"], abs=6e-4)
@@ -252,10 +294,13 @@ def test_comparison_page_matches_json(comparison: Path) -> None:
 
 
 def test_the_bars_of_a_method_sum_to_one(comparison: Path) -> None:
-    _, bars = Page(comparison / "report.html").pictures
-    widths = [float(one.attrib["width"].removesuffix("%")) for one in bars.iter() if one.tag.endswith("rect")]
-    pieces = [widths[place : place + 3] for place in range(0, len(widths), 3)]
-    assert [sum(of) for of in pieces] == pytest.approx([100] * 3, abs=0.05)  # two methods and chance
+    bars, _ = Page(comparison / "report.html").pictures
+    result = json.loads((comparison / "comparison.json").read_text())
+    means = [{name: one["mean"] for name, one in method["metrics"].items()} for method in result["methods"]]
+    first = [(1 - one["retrieval/lost"], one["retrieval/lost"], 0) for one in means]
+    second = [(one["joint_recall"], one["ranking/lost"], one["retrieval/lost"]) for one in means]
+    expected = [[100 * share for share in of] for pair in zip(first, second, strict=True) for of in pair]
+    assert widths_of_bars(bars) == [pytest.approx(of, abs=0.02) for of in expected]
 
 
 def test_repeated_comparison_changes_nothing(comparison: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,8 +382,11 @@ def test_days_without_a_method_and_days_of_long_streams(tmp_path: Path) -> None:
     column = [row[found.table("day")[0].index(name)] for row in found.table("day")[1:]]
     assert [cell == "none" for cell in column] == [False] * 11 + [True] * 3
     assert all(day in found.words for day in result.learned[1:])  # those before them are folded
-    ticks = [one.text for one in found.pictures[0].iter() if one.get("text-anchor") == "middle"]
-    assert ticks == [str(day) for day in stream_figure(result).ticks or []] == ["50", "100", "150", "200"]
+    panels = found.pictures[1]
+    ticks = [one.text for one in panels.iter() if one.get("text-anchor") == "middle"]
+    assert ticks == 3 * [str(day) for day in stream_figure(result).ticks or []] == 3 * ["50", "100", "150", "200"]
+    heads = ["".join(one.itertext()) for one in panels.iter("b")]
+    assert heads == ["joint_recall", "lost at retrieval", "lost at ranking"]
 
 
 def test_no_p_value_is_nothing(comparison: Path) -> None:

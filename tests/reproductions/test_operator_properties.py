@@ -12,8 +12,14 @@ import torch
 from rankfall import ops
 from rankfall.losses import topk_bce_loss
 from rankfall.reproductions.catalogue import find_reproduction, run
-from rankfall.reproductions.drivers import gradient_conflict, temperature_effect
-from rankfall.reproductions.drivers.gradient_conflict import (
+from rankfall.reproductions.drivers import temperature_effect
+from rankfall.reproductions.drivers.topk_runtime import BOTH, CASES, FORWARD
+from rankfall.reproductions.list_data import DataSource
+from rankfall.reproductions.paper_schema import GradientConflict, SyntheticLists, TemperatureEffect, TopkRuntime
+from rankfall.reproductions.synthetic_lists import make_lists
+from rankfall.reproductions.task import Report, Size, Task
+from rankfall.studies.diagnosis import gradient_conflict
+from rankfall.studies.diagnosis.gradient_conflict import (
     BOUNDARY,
     BOUNDARY_BCE,
     CANCELLED,
@@ -22,11 +28,6 @@ from rankfall.reproductions.drivers.gradient_conflict import (
     ROW_LOWERED,
     WRONG,
 )
-from rankfall.reproductions.drivers.topk_runtime import BOTH, CASES, FORWARD
-from rankfall.reproductions.list_data import DataSource
-from rankfall.reproductions.paper_schema import GradientConflict, SyntheticLists, TemperatureEffect, TopkRuntime
-from rankfall.reproductions.synthetic_lists import make_lists
-from rankfall.reproductions.task import Report, Size, Task
 from support.reproductions import check_figures, check_report, load
 
 if TYPE_CHECKING:

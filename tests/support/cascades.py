@@ -13,10 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from rankfall.data.impressions.spec import Spec
     from support.logs import Columns
 
 
-def liked_log(path: Path, *, change: Callable[[dict[str, Columns]], None] = lambda days: None) -> Path:
+def liked_log(
+    path: Path, *, change: Callable[[dict[str, Columns]], None] = lambda days: None, description: Spec | None = None
+) -> Path:
     """Write a log in which users with odd ids prefer items with large numbers, others those with small ones."""
     rng = np.random.default_rng(0)
     days = {day: random_day(rng, number, 300 if number == 0 else 60) for number, day in enumerate(DAYS)}
@@ -30,7 +33,7 @@ def liked_log(path: Path, *, change: Callable[[dict[str, Columns]], None] = lamb
             columns["relevance"][i] = (depth == 2).astype(float).tolist()
             columns["grade"][i] = np.maximum(9 - place, 0).tolist()
     change(days)
-    write_log(path, days, items=item_columns())
+    write_log(path, days, items=item_columns(), description=description)
     return path
 
 

@@ -11,11 +11,15 @@ from rankfall.commands.options import AsJson, Force, MovedData, Out, Run
 from rankfall.commands.terminal import examples, print_json, print_message, print_result, progress, requires_extra
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.table import Table
 
 EXAMPLES = examples(
     "rankfall export runs/lcron --out bundle",
     "rankfall export runs/lcron --items new-items.parquet --recall 0.995 --out bundle",
+    "rankfall export runs/lcron --items items.parquet --display title --display category --out bundle",
+    "rankfall export runs/lcron --quota retrieval=120 --quota ranking=20 --out bundle",
     "rankfall export runs/lcron --stage ranking --out ranking-alone",
 )
 
@@ -29,6 +33,14 @@ def export(
     ] = None,
     data: MovedData = None,
     stage: Annotated[str | None, typer.Option(help="Export only this stage.", show_default="all stages")] = None,
+    quota: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE=N",
+            help="Number of items that a stage keeps in the bundle; repeatable.",
+            show_default="the run's quotas",
+        ),
+    ] = None,
     recall: Annotated[
         float, typer.Option(help="Share of the best items that an index must find; 1 makes it exact.")
     ] = 0.99,
@@ -36,6 +48,15 @@ def export(
         int,
         typer.Option("--examples", min=0, help="Number of logged requests stored in the bundle as a self-test."),
     ] = 16,
+    display: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Attribute of items to show on the service's page: a column of --items, or a feature of items; "
+            "repeatable.",
+            show_default="a few categorical features",
+        ),
+    ] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -44,6 +65,9 @@ def export(
     The bundle holds ONNX graphs of the best weights, an index of the items and their features. Before it is
     published, the bundle ranks impressions of the run's test days. Its scores and the items that every stage keeps
     are compared with PyTorch's. A difference, or an index with too low a recall, is an error.
+
+    The recall of the bundle over all its items is measured on up to 1,024 of these impressions, by asking the bundle.
+    It is lower than the recall of the run if the run was evaluated on lists that are shorter than the catalogue.
     """
     if not 0 < recall <= 1:
         raise typer.BadParameter(f"found {recall:g}, expected more than 0 and at most 1", param_hint="--recall")
@@ -59,8 +83,10 @@ def export(
             items=items,
             data=data,
             stage=stage,
+            quotas=_quotas(quota or ()),
             recall=recall,
             examples=kept,
+            display=display or None,
             force=force,
             on_step=lambda step, done, total: bar.update(task, description=step, completed=done, total=total),
         )
@@ -74,7 +100,23 @@ def export(
     print_result(_table(manifest))
     for line in _checked(manifest["checks"], has_index="index" in manifest["stages"][0]):
         print_result(line)
+    if measured := manifest["measured"]:
+        print_result(_measured_table(measured))
+        for line in _measured_lines(measured):
+            print_result(line)
     print_message(f"next: rankfall serve {out}")
+
+
+def _quotas(words: Sequence[str]) -> dict[str, int]:
+    """Return the quotas of ``STAGE=N`` by stage."""
+    quotas = {}
+    for word in words:
+        name, _, number = word.partition("=")
+        if not name or not number.isdecimal() or int(number) < 1:
+            expected = "STAGE=N with a whole number of at least 1"
+            raise typer.BadParameter(f"found {word!r}, expected {expected}", param_hint="--quota")
+        quotas[name] = int(number)
+    return quotas
 
 
 def check_installed(verb: str) -> None:
@@ -83,7 +125,7 @@ def check_installed(verb: str) -> None:
         import rankfall.serving.export.export_run  # noqa: F401
 
 
-_REPORTED = ("items", "stages", "checks", "files", "made_by", "source")
+_REPORTED = ("items", "display", "stages", "checks", "measured", "files", "made_by", "source")
 
 
 def _table(manifest: dict[str, Any]) -> Table:
@@ -100,6 +142,55 @@ def _table(manifest: dict[str, Any]) -> Table:
         size = _megabytes(manifest, f"stages/{stage['name']}/")
         table.add_row(stage["name"], f"{stage['quota']:,}", _served_by(stage), recall, size)
     return table
+
+
+def _measured_table(measured: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="relevant items over all exported items", title_justify="left")
+    table.add_column("stage", style="cyan")
+    for name in ("items", "keeps", "kept", "95 % interval", "chance", "lost", "of losses", "left"):
+        table.add_column(name, justify="right")
+    for stage in measured["stages"]:
+        table.add_row(
+            stage["stage"],
+            f"{stage['entered']:,.0f}",
+            f"{stage['quota']:,}",
+            _share(stage["kept"]["value"]),
+            _interval(stage["kept"]),
+            _share(stage["chance"]),
+            _share(stage["lost"]["value"]),
+            _share(stage["loss_share"]["value"]),
+            _share(stage["survived"]["value"]),
+        )
+    return table
+
+
+def _measured_lines(measured: dict[str, Any]) -> list[str]:
+    """Return sentences about the recall of the bundle, beside that of the run."""
+    recall = measured["joint_recall"]
+    lines = [
+        "kept: of the relevant items that arrived; lost and left: of all relevant items",
+        f"served: joint recall {_share(recall['value'])} {_interval(recall)} over {measured['items']:,} items, on "
+        f"{measured['requests']:,} requests with relevant items",
+    ]
+    if run := measured["run"]:
+        length = "all items" if run["list_length"] is None else f"lists of {run['list_length']:,.0f} items"
+        days = {"test": "test", "valid": "validation"}[run["split"]]
+        lines.append(f"run: joint recall {_share(run['joint_recall'])} on {length} of the {days} days")
+    if missing := measured["not_exported"]:
+        count = f"{missing:,} of {measured['relevant']:,} relevant items"
+        lines.append(f"{count} are not exported; they count as lost by the first stage")
+    return lines
+
+
+def _interval(estimate: dict[str, Any]) -> str:
+    low, high = estimate["low"], estimate["high"]
+    return "" if low is None else f"[{_share(low)}, {_share(high)}]"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
 
 
 def _served_by(stage: dict[str, Any]) -> str:

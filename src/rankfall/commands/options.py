@@ -50,6 +50,15 @@ def out_option(**options: Any) -> Any:
 Out = Annotated[Path, out_option(show_default=False)]
 Force = Annotated[bool, typer.Option("--force", help="Replace existing output.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+Figures = Annotated[
+    Path | None,
+    typer.Option(
+        "--figures",
+        metavar="DIR",
+        help="Also write every figure of the page to this directory, as SVG and PNG.",
+        show_default=False,
+    ),
+]
 
 # --- execution --------------------------------------------------------------------------------------------------
 

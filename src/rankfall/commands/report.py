@@ -7,12 +7,15 @@ from typing import Annotated
 
 import typer
 
+from rankfall.commands.options import Figures
 from rankfall.commands.terminal import examples, print_message
+from rankfall.commands.write_figures import write_page_figures
 
 EXAMPLES = examples(
     "rankfall report runs/first",
     "rankfall report runs/first --out first.html",
     "rankfall report recflow-like --out recflow-like.html",
+    "rankfall report recflow-like --figures figures",
 )
 
 
@@ -26,13 +29,17 @@ def report(
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="Output file.", show_default="report.html in that directory")] = None,
+    figures: Figures = None,
 ) -> None:
     """Write a report of a run, a comparison or a stream as one HTML file.
 
-    The file is self-contained: metrics beside chance levels, charts, settings and configuration. The page of a cascade
-    shows where relevant items are lost, the course of training, and the worst requests. That of a comparison shows the
-    table, confidence intervals, tests and chosen settings, that of a stream also the curves and the table of all days.
+    The file is self-contained. The page of a cascade begins with its funnel: what each stage kept and lost. Metrics
+    with intervals, what to do next, the diagnosis, the plan of the quotas and the course of training follow. That of a
+    comparison shows the funnels of all methods side by side, intervals, tests and chosen settings, that of a stream
+    also the curves and the table of all days.
     """
     from rankfall.reporting.files import write_report
 
     print_message(f"wrote {write_report(path, out)}")
+    if figures is not None:
+        write_page_figures(path, figures)

@@ -70,10 +70,8 @@ def _counts(rows: int, count: int, generator: torch.Generator) -> Tensor:
     return torch.zeros(rows, count).scatter_add_(1, drawn, torch.ones(()).expand(rows, count))
 
 
-def interval(
-    figures: Float[Tensor, "resamples ..."], level: float = LEVEL
-) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """Return both ends of the percentile interval of figures, one row per resample.
+def interval(figures: Tensor, level: float = LEVEL) -> tuple[Tensor, Tensor]:
+    """Return both ends of the percentile interval of figures ``(resamples, ...)``.
 
     Resamples in which a figure is undefined (NaN) are left out.
     """

@@ -1,14 +1,13 @@
-"""Charts: the parts that pages and files share, and the charts of pages as HTML."""
+"""Charts: the parts that pages and other figures share, and the charts of pages."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from html import escape
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from markupsafe import Markup
-
+from rankfall.reporting.chart import Chart, Key, Panel, Strip
+from rankfall.reporting.comparison_table import estimate
 from rankfall.reporting.svg import (
     GRID,
     INK,
@@ -99,32 +98,63 @@ def interval(scale: Scale, y: float, low: float, value: float, high: float, fill
     return [line(scale(low), y, scale(high), y, fill, 3), circle(scale(value), y, 6, fill)]
 
 
-# --- charts of pages ----------------------------------------------------------------------------------------------
+# --- charts -------------------------------------------------------------------------------------------------------
 
 
-def curves(series: Mapping[str, Sequence[tuple[float, float]]], *, label: str, caption: str = "") -> Markup:
+def curves(
+    series: Mapping[str, Sequence[tuple[float, float]]], *, label: str, caption: str = "", title: str = ""
+) -> Chart:
     """Return lines through points (x, y), where x are whole numbers, with a legend."""
+    return curve_panels({"": series}, label=label, caption=caption, title=title)
+
+
+def curve_panels(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], *, label: str, caption: str = "", title: str = ""
+) -> Chart:
+    """Return a panel of curves per name, each on its own vertical axis; series of one name have one colour."""
+    names = list(dict.fromkeys(name for series in panels.values() for name in series))
+    return Chart(
+        title=title or _title_of(label),
+        label=label,
+        panels=[Panel([_curve_strip(series, names)], name=name) for name, series in panels.items()],
+        legend=[Key(name, color(number)) for number, name in enumerate(names)],
+        caption=caption,
+        least=320,
+        rows=[
+            {"panel": panel, "series": name, "x": x, "y": y}
+            for panel, series in panels.items()
+            for name, points in series.items()
+            for x, y in points
+        ],
+    )
+
+
+def _curve_strip(series: Mapping[str, Sequence[tuple[float, float]]], names: Sequence[str]) -> Strip:
     places = [x for points in series.values() for x, _ in points]
     axes = Axes(
         along=Scale.around(places, edge=0.02),
         up=Scale.around([y for points in series.values() for _, y in points]),
         ticks=whole_ticks(places),
     )
-    drawn = [Series(points, color(number)) for number, points in enumerate(series.values())]
-    legend = {name: number for number, name in enumerate(series)}
-    return _legend(legend) + _figure(axes.height + _AXIS, [*grid(axes), *lines(drawn, axes)], label, caption)
+    drawn = [Series(points, color(names.index(name))) for name, points in series.items()]
+    return Strip([*grid(axes), *lines(drawn, axes)], axes.height + _AXIS)
 
 
-def intervals(rows: Sequence[tuple[str, float, float, float]], *, label: str) -> Markup:
+def intervals(
+    rows: Sequence[tuple[str, float, float, float]], *, label: str, caption: str = "", title: str = ""
+) -> Chart:
     """Return a dot and an interval for each (name, low, value, high) on one axis that does not start at 0."""
     scale = Scale.around([value for _, *values in rows for value in values])
-    return _strips(
-        [
-            (f"{name}: {value:.3f}", interval(scale, _STRIP / 2, low, value, high, color(0)))
-            for name, low, value, high in rows
-        ],
-        scale,
-        label,
+    strips = [
+        Strip(interval(scale, _STRIP / 2, low, value, high, color(0)), _STRIP, name, [estimate(value, low, high)])
+        for name, low, value, high in rows
+    ]
+    return Chart(
+        title=title or _title_of(label),
+        label=label,
+        panels=[Panel(on_axis(strips, scale))],
+        caption=caption,
+        rows=[dict(zip(("name", "low", "value", "high"), row, strict=True)) for row in rows],
     )
 
 
@@ -137,7 +167,7 @@ class Bar:
     marks: Sequence[float] = ()
 
 
-def bars(rows: Sequence[Bar], legend: Mapping[str, int | None], *, label: str) -> Markup:
+def bars(rows: Sequence[Bar], legend: Mapping[str, int | None], *, label: str, title: str = "") -> Chart:
     """Return bars on an axis from 0 to 1; the legend has the numbers of colours, None for the colour of marks."""
     scale = Scale(0.0, 1.0)
     strips = []
@@ -149,11 +179,18 @@ def bars(rows: Sequence[Bar], legend: Mapping[str, int | None], *, label: str) -
             parts.append(rect(scale(left), 1, width, _STRIP - 4, color(number)))
             left += share
         parts += [line(scale(mark), 2, scale(mark), _STRIP - 1, INK, 3) for mark in bar.marks]
-        strips.append((bar.name, parts))
-    return _legend(legend) + _strips(strips, scale, label)
+        strips.append(Strip(parts, _STRIP, bar.name))
+    return Chart(
+        title=title or _title_of(label),
+        label=label,
+        panels=[Panel(on_axis(strips, scale))],
+        legend=[
+            Key(name, INK, "mark") if number is None else Key(name, color(number)) for name, number in legend.items()
+        ],
+    )
 
 
-def columns(values: Sequence[tuple[str, float]], *, label: str, caption: str = "") -> Markup:
+def columns(values: Sequence[tuple[str, float]], *, label: str, caption: str = "", title: str = "") -> Chart:
     """Return a column for each (name, share), scaled to the largest share."""
     height, top, width = 150, 20, 100 / len(values)
     most = max(value for _, value in values) or 1.0
@@ -166,41 +203,28 @@ def columns(values: Sequence[tuple[str, float]], *, label: str, caption: str = "
         if value:
             percent = f"{100 * value:.0f} %" if value >= 0.005 else "<1 %"
             parts.append(text(middle, top + height - tall - 5, percent, anchor="middle"))
-    return _figure(top + height + _AXIS, parts, label, caption)
-
-
-def breakable(name: str) -> Markup:
-    """Return a name that may be broken after its stage, or between its words."""
-    return Markup(escape(name).replace("/", "/<wbr/>").replace("_", "_<wbr/>"))
-
-
-def _strips(rows: Sequence[tuple[str, Sequence[str]]], scale: Scale, label: str) -> Markup:
-    """Return named rows on one axis. The names are HTML, because SVG text does not wrap."""
-    ticks = scale.ticks()
-    vertical = [line(scale(tick), 0, scale(tick), _STRIP, GRID, 1) for tick in ticks]
-    strips = "".join(
-        f'<div class="name">{breakable(name)}</div>{_svg(_STRIP, [*vertical, *parts])}' for name, parts in rows
+    return Chart(
+        title=title or _title_of(label),
+        label=label,
+        panels=[Panel([Strip(parts, top + height + _AXIS)])],
+        caption=caption,
+        rows=[{"name": name, "share": share} for name, share in values],
     )
+
+
+def on_axis(strips: Sequence[Strip], scale: Scale, about: int = 5) -> list[Strip]:
+    """Return rows with the grid lines of one axis behind them, and the axis below."""
+    ticks = scale.ticks(about)
+    lined = [
+        replace(one, parts=[*(line(scale(tick), 0, scale(tick), one.height, GRID, 1) for tick in ticks), *one.parts])
+        for one in strips
+    ]
     axis = []
     for tick, words in zip(ticks, tick_labels(ticks), strict=True):
         x = scale(tick)
         axis.append(text(x, 16, words, anchor="start" if x < 2 else "end" if x > 98 else "middle"))
-    return Markup(f'<figure><div role="img" aria-label="{escape(label)}">{strips}{_svg(_AXIS, axis)}</div></figure>')
+    return [*lined, Strip(axis, _AXIS)]
 
 
-def _legend(colors: Mapping[str, int | None]) -> Markup:
-    entries = "".join(
-        f'<li><i style="background:{INK if number is None else color(number)}"></i>{escape(name)}</li>'
-        for name, number in colors.items()
-    )
-    return Markup(f'<ul class="legend">{entries}</ul>')
-
-
-def _figure(height: float, parts: Sequence[str], label: str, caption: str = "") -> Markup:
-    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    attributes = f' role="img" aria-label="{escape(label)}"'
-    return Markup(f"<figure>{_svg(height, [f'<title>{escape(label)}</title>', *parts], attributes)}{below}</figure>")
-
-
-def _svg(height: float, parts: Sequence[str], attributes: str = "") -> str:
-    return f'<svg height="{height:.0f}"{attributes} xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+def _title_of(label: str) -> str:
+    return label.partition(":")[0]

@@ -5,9 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rankfall.reporting import charts
-from rankfall.reporting.charts import Bar
 from rankfall.reporting.comparison_table import chance_levels, repetitions, rows, short, why_incomplete
-from rankfall.reporting.page import Cell, Table, decimal, flow, metric_cell, render, words
+from rankfall.reporting.funnel_chart import funnel_panels, has_funnel, method_steps, steps_of
+from rankfall.reporting.page import (
+    ARROWS,
+    Cell,
+    Table,
+    decimal,
+    directions,
+    flow,
+    metric_cell,
+    render,
+    sentences,
+    words,
+)
 from rankfall.reporting.verdicts import (
     caption,
     main_metric,
@@ -16,20 +27,31 @@ from rankfall.reporting.verdicts import (
     tests_head,
     tests_rows,
     tests_title,
-    verdicts_on,
 )
-from rankfall.training.cascade_metrics import JOINT
+from rankfall.studies.comparison_summary import higher_is_better
+from rankfall.training.config.cascade_metric_names import shown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from markupsafe import Markup
+    from rankfall.reporting.advice import Advice
+    from rankfall.reporting.chart import Chart
+    from rankfall.studies.results import ComparisonResult, EvaluationSummary, MethodResult, MethodTable, RunFailure
+    from rankfall.training.stage_figures import StageFigures
 
-    from rankfall.studies.results import ComparisonResult, MethodTable, RunFailure
+NAMED = 3  # methods of a sentence
+PRODUCTION = "production"
 
 
 def comparison_page(
-    result: ComparisonResult, *, title: str, about: str = "", config: str = "", command: str = ""
+    result: ComparisonResult,
+    *,
+    title: str,
+    about: str = "",
+    config: str = "",
+    command: str = "",
+    measured: Sequence[EvaluationSummary] = (),
+    advice: Advice | None = None,
 ) -> str:
     """Return the page of a comparison as HTML.
 
@@ -39,10 +61,22 @@ def comparison_page(
         about: a sentence about what was compared.
         config: the configuration as YAML.
         command: a command that repeats the comparison.
+        measured: evaluations of the runs, for quotas and the funnel of production.
+        advice: what to do next, for the end of the page.
     """
-    content = method_sections(result, main_metric(result))
-    content["settings"] = _settings_table(result)
-    return render("comparison.html", title, about=about, config=config, command=command, **content)
+    content = comparison_content(result, measured)
+    return render("comparison.html", title, about=about, config=config, command=command, advice=advice, **content)
+
+
+def comparison_content(result: ComparisonResult, measured: Sequence[EvaluationSummary] = ()) -> dict[str, Any]:
+    """Return the parts of the page of a comparison that show its result, for the template."""
+    metric = main_metric(result)
+    return {
+        **method_sections(result, metric),
+        "funnels": _funnels(result, metric, measured),
+        "warnings": sentences(result.warnings),
+        "settings": _settings_table(result),
+    }
 
 
 def method_sections(result: MethodTable, metric: str) -> dict[str, Any]:
@@ -50,14 +84,30 @@ def method_sections(result: MethodTable, metric: str) -> dict[str, Any]:
     return {
         "metric": metric,
         "finding": _finding(result, metric),
-        "methods": _methods_table(result),
+        "methods": _methods_table(result, metric),
         "intervals": _intervals(result, metric),
-        "losses": _losses(result),
         "tests": _tests_table(result, metric),
-        "tests_title": tests_title(result, metric) if verdicts_on(result, metric) else "",
         "failures": failure_table(result.failed),
-        "settings": None,
     }
+
+
+def method_funnels(
+    methods: Sequence[MethodResult],
+    metric: str,
+    *,
+    quotas: Mapping[str, int] | None = None,
+    production: Sequence[StageFigures] | None = None,
+    caption: str = "",
+) -> Chart | None:
+    """Return the funnels of all methods side by side, and that of production; None if there is no cascade."""
+    if not methods or not has_funnel(list(methods[0].metrics)):
+        return None
+    funnels = {method.name: method_steps(method.metrics, quotas) for method in methods}
+    notes = {method.name: f"{metric} {short(method.metrics[metric].mean)}" for method in methods}
+    if production:
+        funnels[PRODUCTION] = steps_of(production)
+        notes[PRODUCTION] = "the system that wrote the log"
+    return funnel_panels(funnels, notes, caption=caption)
 
 
 def failure_table(failures: Sequence[RunFailure]) -> Table | None:
@@ -91,6 +141,7 @@ def _finding(result: MethodTable, metric: str) -> str:
     }
     for outcome, heading in groups.items():
         names = [name for name, verdict in verdicts.items() if verdict.outcome == outcome]
+        names.sort(key=lambda name: means[name].mean, reverse=higher_is_better(metric))
         sentences += [f"{heading}: {_joined(names)}."] * bool(names)
     failures = {failure.method for failure in result.failed}
     failed = [name for name in result.incomplete if name in failures]
@@ -99,53 +150,61 @@ def _finding(result: MethodTable, metric: str) -> str:
 
 
 def _joined(names: Sequence[str]) -> str:
-    """Return names as a list; names may contain commas."""
-    return ("; " if any("," in name for name in names) else ", ").join(names)
+    """Return names as a list; names may contain commas. Of many names, the first few and a count."""
+    shown = names if len(names) <= NAMED + 1 else names[:NAMED]
+    more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
+    return ("; " if any("," in name for name in shown) else ", ").join(shown) + more
 
 
-def _methods_table(result: MethodTable) -> Table:
-    body: list[list[str | Cell]] = [[name, *map(metric_cell, cells)] for name, cells in rows(result)]
-    body += [[name, why_incomplete(result, name)] for name in result.incomplete]
-    runs = " x ".join(count for count in reversed(repetitions(result)) if not count.startswith("1 "))
-    spread = f" ± standard deviation over {runs}" if runs else ""
-    return Table(
-        ["method", *result.metrics],
-        body,
-        soft=[["chance", *chance_levels(result)]] if result.methods else [],
-        caption=f"Mean over {result.unit}{spread}. {caption(result, best='Bold: best mean')}",
-        staged=True,
+def _funnels(result: ComparisonResult, metric: str, measured: Sequence[EvaluationSummary]) -> Chart | None:
+    first = next((one for one in measured if one.funnel), None)
+    quotas = {one.stage: one.quota for one in first.funnel or ()} if first else None
+    about = f"Shares of the relevant items, means over {result.unit}."
+    return method_funnels(
+        result.methods, metric, quotas=quotas, production=first.production if first else None, caption=about
     )
 
 
-def _intervals(result: MethodTable, metric: str) -> Markup | None:
-    summaries = {method.name: method.metrics[metric] for method in result.methods}
-    if not summaries or result.unit == "days":  # days differ because training continues
-        return None
-    label = f"{metric} of each method: " + ", ".join(f"{name} {short(one.mean)}" for name, one in summaries.items())
-    return charts.intervals([(name, one.low, one.mean, one.high) for name, one in summaries.items()], label=label)
+def _methods_table(result: MethodTable, metric: str) -> Table:
+    names = [metric, *(name for name in result.metrics if name != metric)]
+    body: list[list[str | Cell]] = [[name, *map(metric_cell, cells)] for name, cells in rows(result, names)]
+    body += [[name, why_incomplete(result, name)] for name in result.incomplete]
+    runs = " x ".join(count for count in reversed(repetitions(result)) if not count.startswith("1 "))
+    spread = f" ± standard deviation over {runs}" if runs else ""
+    marks = f" {caption(result, best='Bold: best mean')}." if makes_claims(result) else ""
+    return Table(
+        ["method", *map(shown_name, names)],
+        body,
+        soft=[["chance", *chance_levels(result, names)]] if result.methods else [],
+        caption=f"Mean over {result.unit}{spread}.{marks} {ARROWS}",
+        staged=True,
+        better=directions(names),
+    )
 
 
-def _losses(result: MethodTable) -> Markup | None:
-    """Return a bar per method: the share of relevant items in the result, and the shares lost at each stage."""
-    stages = [metric.removesuffix("/lost") for metric in result.metrics if metric.endswith("/lost")]
-    if not stages or not result.methods:
+def _intervals(result: MethodTable, metric: str) -> Chart | None:
+    """Return the mean of each method with its interval, the best one first."""
+    if not result.methods or result.unit == "days":  # days differ because training continues
         return None
-    names = [JOINT, *(f"{stage}/lost" for stage in stages)]
-    shares = [(method.name, [method.metrics[name].mean for name in names]) for method in result.methods]
-    shares.append(("chance", [result.methods[0].metrics[name].chance for name in names]))
-    drawn = [
-        Bar(f"{name}: {', '.join(map(short, pieces))}", [(share, number) for number, share in enumerate(pieces)])
-        for name, pieces in shares
-    ]
-    legend: dict[str, int | None] = {"in the result": 0}
-    legend |= {f"lost at {stage}": number for number, stage in enumerate(stages, 1)}
-    label = f"Shares of the relevant items, {', '.join(legend)}: " + "; ".join(bar.name for bar in drawn)
-    return charts.bars(drawn, legend, label=label)
+    ordered = sorted(
+        ((method.name, method.metrics[metric]) for method in result.methods),
+        key=lambda one: one[1].mean,
+        reverse=higher_is_better(metric),
+    )
+    label = f"{metric} of each method: " + ", ".join(f"{name} {short(one.mean)}" for name, one in ordered)
+    better = "higher" if higher_is_better(metric) else "lower"
+    return charts.intervals(
+        [(name, one.low, one.mean, one.high) for name, one in ordered],
+        label=label,
+        title=f"{metric} of each method",
+        caption=f"Means with 95 % confidence intervals over {result.unit}, the best first; {better} is better. The "
+        "axis does not start at 0.",
+    )
 
 
 def _tests_table(result: MethodTable, metric: str) -> Table | None:
     body = tests_rows(result, metric)
-    return Table(tests_head(result), body) if body else None
+    return Table(tests_head(result), body, caption=f"{tests_title(result, metric)}.") if body else None
 
 
 def _settings_table(result: ComparisonResult) -> Table | None:

@@ -6,17 +6,16 @@ A figure is plain records and a few titles. SVG needs nothing else; PNG needs vl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rankfall._files import new_content
 from rankfall.reporting.charts import Axes, Series, grid, lines
+from rankfall.reporting.documents import document, text_at
 from rankfall.reporting.page import flow
 from rankfall.reporting.svg import (
     GRID,
     INK,
-    SOFT,
     Scale,
     circle,
     color,
@@ -27,7 +26,6 @@ from rankfall.reporting.svg import (
     text,
     text_width,
     tick_labels,
-    with_light_colors,
 )
 from rankfall.studies.comparison_summary import higher_is_better
 
@@ -40,7 +38,7 @@ Record = dict[str, Any]
 INSTALL = "pip install 'rankfall[report]'"
 PNG, SVG = ".png", ".svg"
 _BEST = color(2)
-_PAD, _GAP, _LINE = 18, 28, 18  # pixels: margin, distance of panels, height of a line of text
+_GAP, _LINE = 28, 18  # pixels: distance of panels, height of a line of text
 _DASHES = ("", "5 5", "1 5")
 _SHADE, _SHADES = "#f3e3b3", ((222, 235, 247), (8, 81, 156))  # a span of x; heat maps from the lowest to the best value
 
@@ -92,37 +90,14 @@ def _vl_convert() -> Any:
 # --- layout -------------------------------------------------------------------------------------------------------
 
 
-def _document(title: str, subtitle: str, width: float, height: float, parts: Iterable[str]) -> str:
-    """Return an SVG document with a title above the parts, which are drawn in an area of this size."""
-    notes = subtitle.split("\n") if subtitle else []
-    width = max([width, text_width(title, 15), *map(text_width, notes)]) + 2 * _PAD
-    top = _PAD + (_LINE + 4) * bool(title) + _LINE * len(notes) + 8
-    heading = [_text(_PAD, _PAD + 12, title, size=15, fill=INK)] if title else []
-    heading += [_text(_PAD, _PAD + 12 + (number + 1) * _LINE, note) for number, note in enumerate(notes)]
-    total = top + height + _PAD
-    content = "".join([*heading, panel(_PAD, top, width - 2 * _PAD, height, list(parts))])
-    return with_light_colors(
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{total:.0f}" '
-        f'viewBox="0 0 {width:.0f} {total:.0f}" font-family="Helvetica, Arial, Liberation Sans, sans-serif" '
-        f'font-size="12" fill="{SOFT}"><title>{escape(title)}</title>'
-        f'<rect width="100%" height="100%" fill="#ffffff"/>{content}</svg>\n'
-    )
-
-
-def _text(x: float, y: float, content: str, *, anchor: str = "start", fill: str = SOFT, size: int = 12) -> str:
-    """Return a line of text at a position in pixels."""
-    look = f'text-anchor="{anchor}" fill="{fill}" font-size="{size}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{escape(content)}</text>'
-
-
 def _legend(x: float, y: float, title: str, entries: Mapping[str, str], dashes: Mapping[str, str]) -> list[str]:
     """Return names beside colours, then beside dashes, below each other."""
-    parts = [_text(x, y + 10, title, fill=INK)] if title else []
+    parts = [text_at(x, y + 10, title, fill=INK)] if title else []
     for number, (name, fill) in enumerate([*entries.items(), *((name, "") for name in dashes)], bool(title)):
         middle = y + 6 + number * _LINE
         look = f'stroke="{fill or INK}" stroke-width="3" stroke-dasharray="{dashes.get(name, "")}"'
         parts.append(f'<line x1="{x:.0f}" y1="{middle:.0f}" x2="{x + 18:.0f}" y2="{middle:.0f}" {look}/>')
-        parts.append(_text(x + 24, middle + 4, name))
+        parts.append(text_at(x + 24, middle + 4, name))
     return parts
 
 
@@ -202,10 +177,10 @@ class Dots:
         for source in self._unique("source"):
             panels = {one.metric: one for one in self.panels() if one.source == source}
             height = 20 * len(next(iter(panels.values())).methods)
-            parts.append(_text(0, top + 12, source, fill=INK, size=13))
+            parts.append(text_at(0, top + 12, source, fill=INK, size=13))
             top += 2 * _LINE + 6
             for number, method in enumerate(next(iter(panels.values())).methods):
-                parts.append(_text(label - 10, top + 20 * number + 14, method, anchor="end"))
+                parts.append(text_at(label - 10, top + 20 * number + 14, method, anchor="end"))
             for number, metric in enumerate(metrics):
                 if metric in panels:
                     x = label + number * (width + _GAP)
@@ -215,7 +190,7 @@ class Dots:
         marks = "red: best of a panel" + "; lines: 95 % confidence intervals" * lines_drawn
         marks += f"; {self.one_seed}: one seed, no claim which is best" if self.one_seed else ""
         subtitle = "\n".join(filter(None, [self.subtitle, marks]))
-        return _document(self.title, subtitle, label + len(metrics) * (width + _GAP) - _GAP, top - _GAP, parts)
+        return document(self.title, subtitle, label + len(metrics) * (width + _GAP) - _GAP, top - _GAP, parts)
 
     def _draw(self, one: DotPanel, height: float) -> list[str]:
         values = [row[key] for row in one.rows for key in ("low", "value", "high") if key in row]
@@ -272,7 +247,7 @@ class Lines:
         if len(names) > 1 or kinds:
             legend, below = _legend_size(self.series, [*colors, *kinds])
             parts += _legend(right, _LINE, self.series, colors, kinds)
-        return _document(self.title, self.subtitle, right + legend, max(height + 3.2 * _LINE, below + _LINE), parts)
+        return document(self.title, self.subtitle, right + legend, max(height + 3.2 * _LINE, below + _LINE), parts)
 
     def _dashes(self) -> dict[str, str]:
         kinds = list(dict.fromkeys(row[self.dashed] for row in self.rows)) if self.dashed else []
@@ -334,9 +309,9 @@ class HeatMaps:
         wide, tall = max([58.0, *(text_width(name) + 12 for name in names["column"])]), 34
         width, height = wide * len(names["column"]), tall * len(names["row"])
         label = max([text_width(self.row), *map(text_width, names["row"])]) + 10
-        parts = [_text(label - 10, _LINE, self.row, anchor="end", fill=INK)]
+        parts = [text_at(label - 10, _LINE, self.row, anchor="end", fill=INK)]
         parts += [
-            _text(label - 10, _LINE + 8 + tall * (number + 0.5) + 4, name, anchor="end")
+            text_at(label - 10, _LINE + 8 + tall * (number + 0.5) + 4, name, anchor="end")
             for number, name in enumerate(names["row"])
         ]
         for number, name in enumerate(names["panel"]):
@@ -353,7 +328,7 @@ class HeatMaps:
         right = label + len(names["panel"]) * (width + _GAP)
         note = f"Dark: the best of the column (framed). Light: {-lowest:.3f} below it."
         subtitle = "\n".join(filter(None, [self.subtitle, note]))
-        return _document(self.title, subtitle, right - _GAP, height + 4 * _LINE, parts)
+        return document(self.title, subtitle, right - _GAP, height + 4 * _LINE, parts)
 
     def gaps(self) -> list[float]:
         """Return the distance of each row to the best of its column, at most 0."""
@@ -408,7 +383,7 @@ class SearchHistory:
             labels = max(1, *(len(self._choices(key, points)) for key in keys[begin : begin + columns]))
             top += small + (labels + 2.5) * _LINE
         right = width + _GAP + _legend_size("trial", list(self._colors()))[0]
-        return _document(self.title, self.subtitle, right, top - _LINE, parts)
+        return document(self.title, self.subtitle, right, top - _LINE, parts)
 
     def points(self) -> list[Record]:
         """Return the trials with a value, their kind, and the best value after each."""

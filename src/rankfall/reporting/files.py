@@ -5,19 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankfall._files import write_file
-from rankfall.reporting.comparison_page import comparison_page
+from rankfall.reporting.chart import figures_in
+from rankfall.reporting.comparison_page import comparison_content, comparison_page
 from rankfall.reporting.comparison_table import csv_table, markdown_table
 from rankfall.reporting.page import GENERATOR
-from rankfall.reporting.run_page import run_page
-from rankfall.reporting.stream_page import stream_page
+from rankfall.reporting.run_page import run_content, run_page
+from rankfall.reporting.stream_page import stream_content, stream_page
 from rankfall.reporting.stream_table import markdown_tables
 from rankfall.studies.compare import COMPARISON, COMPARISON_CONFIG
-from rankfall.studies.results import ComparisonResult, StreamResult
+from rankfall.studies.results import ComparisonResult, SplitEvaluation, StreamResult
 from rankfall.studies.stream.run_stream import STREAM, STREAM_CONFIG, TABLES
 from rankfall.training.run_directory import CONFIG, REPORT
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from rankfall.reporting.chart import Chart
+
+_NO_RESULT = (
+    f"{{path}} is neither a run nor a comparison nor a stream: it has no {CONFIG} (from 'rankfall train'), no "
+    f"{COMPARISON} (from 'rankfall compare') and no {STREAM} (from 'rankfall stream')"
+)
 
 
 def write_comparison(result: ComparisonResult, out: Path) -> None:
@@ -54,18 +62,34 @@ def page_of(path: Path) -> str:
         return _stream_page(StreamResult.load(path / STREAM), path)
     if (path / CONFIG).is_file():
         return run_page(path)
-    raise ValueError(
-        f"{path} is neither a run nor a comparison nor a stream: it has no {CONFIG} (from 'rankfall train'), no "
-        f"{COMPARISON} (from 'rankfall compare') and no {STREAM} (from 'rankfall stream')"
-    )
+    raise ValueError(_NO_RESULT.format(path=path))
+
+
+def figures_of(path: Path) -> dict[str, Chart]:
+    """Return all figures of the page of a run, a comparison or a stream, by the names of their files."""
+    if (path / COMPARISON).is_file():
+        result = ComparisonResult.load(path / COMPARISON)
+        return figures_in(comparison_content(result, _evaluations(result, path)))
+    if (path / STREAM).is_file():
+        return figures_in(stream_content(StreamResult.load(path / STREAM)))
+    if (path / CONFIG).is_file():
+        return figures_in(run_content(path))
+    raise ValueError(_NO_RESULT.format(path=path))
 
 
 def _comparison_page(result: ComparisonResult, path: Path) -> str:
     command = f"rankfall compare {path / COMPARISON_CONFIG} --out {path}"
-    title = f"Comparison {path.name}"
+    title, measured = f"Comparison {path.name}", _evaluations(result, path)
     if (path / COMPARISON_CONFIG).is_file():
-        return comparison_page(result, title=title, command=command, config=_text(path / COMPARISON_CONFIG))
-    return comparison_page(result, title=title, config=_text(path / CONFIG))  # of a demo
+        config = _text(path / COMPARISON_CONFIG)
+        return comparison_page(result, title=title, command=command, config=config, measured=measured)
+    return comparison_page(result, title=title, config=_text(path / CONFIG), measured=measured)  # of a demo
+
+
+def _evaluations(result: ComparisonResult, path: Path) -> list[SplitEvaluation]:
+    """Return the evaluations of the runs that are still there."""
+    files = [path / run.directory / "evaluation.json" for method in result.methods for run in method.runs or ()]
+    return [SplitEvaluation.load(file) for file in files if file.is_file()]
 
 
 def _stream_page(result: StreamResult, path: Path) -> str:

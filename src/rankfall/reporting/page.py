@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from rankfall import __version__
-from rankfall.reporting.charts import breakable
+from rankfall.reporting.chart import breakable
 from rankfall.reporting.svg import LIGHT
+from rankfall.studies.comparison_summary import higher_is_better
+from rankfall.training.config.cascade_metric_names import shown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from jinja2 import Environment
 
@@ -28,8 +30,9 @@ if TYPE_CHECKING:
 
     Row = Sequence[str | "Cell"]
 
+ARROWS = "↑ higher is better, ↓ lower is better."
+_SHORT = 14  # letters of a name that is not wrapped, enough for a date
 GENERATOR = '<meta name="generator" content="rankfall'  # identifies our pages
-_LONG = 10  # letters of a name that is not wrapped, enough for a date
 
 
 def render(template: str, title: str, **content: Any) -> str:
@@ -72,6 +75,7 @@ class Table:
         soft: rows at the end, such as chance levels, in a softer colour.
         caption: text below the table.
         staged: write "retrieval/recall" and "retrieval/lost" below a common heading "retrieval".
+        better: by heading or name of a row, the direction of better values, see :func:`directions`.
     """
 
     head: Sequence[str]
@@ -79,6 +83,7 @@ class Table:
     soft: Sequence[Row] = ()
     caption: str = ""
     staged: bool = False
+    better: Mapping[str, str] = field(default_factory=dict)
 
     def column_groups(self) -> list[Cell]:
         """Return a group of columns per stage."""
@@ -90,16 +95,24 @@ class Table:
         """Return one row of headings, or two if there are stages."""
         if not self._has_stages():
             return [
-                [Cell(name, self._kind(place), attributes={"scope": "col"}) for place, name in enumerate(self.head)]
+                [
+                    Cell(name, self._with_better(self._kind(place), name), attributes={"scope": "col"})
+                    for place, name in enumerate(self.head)
+                ]
             ]
         upper, lower = [], []
         for stage, names in self._stages():
             if stage:
                 upper.append(Cell(stage, "group", attributes={"scope": "colgroup", "colspan": len(names)}))
-                lower += [Cell(name, attributes={"scope": "col"}) for name in names]
+                lower += [
+                    Cell(name, self._with_better("", f"{stage}/{name}"), attributes={"scope": "col"}) for name in names
+                ]
             else:
                 spanning = {"scope": "col", "rowspan": 2}
-                upper += [Cell(name, "first" if name == self.head[0] else "", attributes=spanning) for name in names]
+                upper += [
+                    Cell(name, self._with_better("first" * (name == self.head[0]), name), attributes=spanning)
+                    for name in names
+                ]
         return [upper, lower]
 
     def body_rows(self) -> Iterator[tuple[str, Cell, list[Cell]]]:
@@ -108,7 +121,8 @@ class Table:
         for kind, rows in (("", self.rows), ("soft", self.soft)):
             for row in rows:
                 first, *others = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
-                name = Cell(first.text, "long" if len(first.text) > _LONG else "", attributes={"scope": "row"})
+                look = ("whole" if len(first.text) <= _SHORT else "", self.better.get(first.text, ""))
+                name = Cell(first.text, mark=" ".join(filter(None, look)), attributes={"scope": "row"})
                 missing = width - len(row)
                 if missing:
                     others[-1] = Cell(others[-1].text, "rest", attributes={"colspan": 1 + missing})
@@ -118,14 +132,32 @@ class Table:
         return self.staged and any("/" in name for name in self.head)
 
     def _stages(self) -> Iterator[tuple[str, list[str]]]:
-        for stage, names in groupby(self.head, key=lambda name: name.rpartition("/")[0]):
-            yield stage, [name.rpartition("/")[2] for name in names]
+        for stage, names in groupby(self.head, key=lambda name: name.partition("/")[0] if "/" in name else ""):
+            yield stage, [name.removeprefix(f"{stage}/") for name in names]
+
+    def _with_better(self, kind: str, name: str) -> str:
+        return f"{kind} {self.better.get(name, '')}".strip()
 
     def _kind(self, place: int) -> str:
         cells = (row[place] for row in self.rows if place < len(row))
         if place == 0:
             return "first"
         return "words" if any(isinstance(cell, Cell) and cell.kind == "words" for cell in cells) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A figure in large letters, with notes below it."""
+
+    name: str
+    value: str
+    better: str  # "up" or "down"
+    notes: Sequence[str] = ()
+
+
+def directions(metrics: Iterable[str]) -> dict[str, str]:
+    """Return "up" for each metric of which higher values are better, "down" for others, by their names in tables."""
+    return {shown_name(name): "up" if higher_is_better(name) else "down" for name in metrics}
 
 
 def metric_cell(cell: MetricCell) -> Cell:
@@ -143,6 +175,15 @@ def words(text: str) -> Cell:
 def decimal(value: float) -> str:
     """Return a number with four decimals, "none" for NaN."""
     return "none" if math.isnan(value) else f"{value:.4f}"
+
+
+def sentences(texts: Iterable[str]) -> list[str]:
+    """Return warnings as sentences, each once.
+
+    >>> sentences(["lists are short", "lists are short", "The log is old."])
+    ['Lists are short.', 'The log is old.']
+    """
+    return list(dict.fromkeys(f"{text[0].upper()}{text[1:].rstrip('.')}." for text in texts))
 
 
 def flow(content: Any) -> str:

@@ -1,20 +1,39 @@
-"""The page of a run: its metrics, where relevant items are lost, its worst lists, and the course of training."""
+"""The page of a run: its funnel, headline, what to do next, diagnosis and plan, then details and training."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from rankfall.metrics.named import parse
+from rankfall._results import Result
 from rankfall.reporting import charts
-from rankfall.reporting.charts import Bar
+from rankfall.reporting.advice import advise
 from rankfall.reporting.comparison_table import short
-from rankfall.reporting.page import Cell, Table, decimal, flow, render, words
+from rankfall.reporting.diagnosis_section import diagnosis_section
+from rankfall.reporting.funnel_chart import funnel_chart, stages_in, steps_from_means, steps_of
+from rankfall.reporting.page import (
+    ARROWS,
+    Cell,
+    Table,
+    Tile,
+    decimal,
+    directions,
+    flow,
+    render,
+    sentences,
+    words,
+)
+from rankfall.reporting.plan_section import plan_section
+from rankfall.studies.comparison_summary import higher_is_better
+from rankfall.studies.diagnosis.results import DIAGNOSIS, Diagnosis
+from rankfall.studies.plan.plan_result import PLAN, PlanResult
 from rankfall.studies.results import SplitEvaluation
 from rankfall.training.cascade_metrics import JOINT
+from rankfall.training.config.cascade_metric_names import measured_name, shown_name, with_one_name
 from rankfall.training.methods import method_of
 from rankfall.training.per_list_table import CHANCE
 from rankfall.training.run_directory import CONFIG, DAYS, is_finished, read_config, read_lines, read_result
@@ -24,15 +43,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
-    from markupsafe import Markup
 
+    from rankfall.reporting.chart import Chart
+    from rankfall.reporting.funnel_chart import Step
     from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.methods import Funnel
+    from rankfall.training.stage_figures import Estimate, ListFigures, StageFigures
 
     Points = dict[str, list[tuple[float, float]]]
 
 WORST = 10  # lists that are shown
 BINS = 10
+TILES = 8  # figures of the headline
+
+_R = TypeVar("_R", bound=Result)
+_EVALUATION_PARTS = (
+    *("metric", "funnel", "headline", "headline_note", "advice", "diagnosis", "plan", "stages", "metrics"),
+    *("histogram", "quantiles", "worst"),
+)
 
 
 @dataclass(frozen=True)
@@ -54,27 +82,30 @@ class _Evaluated:
 
 
 @dataclass(frozen=True)
-class _FunnelChart:
-    """The chart of relevant items left after each stage."""
+class _Funnel:
+    """The picture of the funnel with the text around it."""
 
     about: str
-    chart: Markup
-    note: str
+    chart: Chart
+    notes: list[str]
 
 
 def run_page(run: Path) -> str:
     """Return the page of a run directory as HTML."""
+    return render("run.html", f"Run {run.name}", **run_content(run))
+
+
+def run_content(run: Path) -> dict[str, Any]:
+    """Return the parts of the page of a run directory, for the template."""
     config, lines = read_config(run), read_lines(run)
     evaluated = _load_evaluation(run)
-    return render(
-        "run.html",
-        f"Run {run.name}",
-        about=_about_table(run, config, lines),
-        config=(run / CONFIG).read_text(encoding="utf-8"),
-        config_name=CONFIG,
+    return {
+        **(_without_evaluation(run) if evaluated is None else _evaluation_parts(run, config, evaluated)),
         **_training_parts(config, lines),
-        **(_without_evaluation(run) if evaluated is None else _evaluation_parts(config, evaluated)),
-    )
+        "about": _about_table(run, config, lines),
+        "config": (run / CONFIG).read_text(encoding="utf-8"),
+        "config_name": CONFIG,
+    }
 
 
 # --- evaluation ---------------------------------------------------------------------------------------------------
@@ -91,95 +122,201 @@ def _load_evaluation(run: Path) -> _Evaluated | None:
 
 
 def _without_evaluation(run: Path) -> dict[str, Any]:
-    parts = dict.fromkeys(("metric", "metrics", "funnel", "histogram", "quantiles", "worst"))
+    parts: dict[str, Any] = dict.fromkeys(_EVALUATION_PARTS)
     if (run / DAYS).is_dir():
         text = "This is a run of a stream: 'validation' is measured on each day before the run is trained on it."
-        return {**parts, "summary": text, "evaluate_command": ""}
+        return {**parts, "summary": text, "evaluate_command": "", "warnings": []}
     text = "This run has not been evaluated yet."
-    return {**parts, "summary": text, "evaluate_command": f"rankfall evaluate {run}"}
+    return {**parts, "summary": text, "evaluate_command": f"rankfall evaluate {run}", "warnings": []}
 
 
-def _evaluation_parts(config: TrainConfig, evaluated: _Evaluated) -> dict[str, Any]:
-    method = method_of(config)
+def _evaluation_parts(run: Path, config: TrainConfig, evaluated: _Evaluated) -> dict[str, Any]:
+    method, summary = method_of(config), evaluated.summary
     metric = _main_metric(method.main_metric, evaluated)
+    steps = _steps(method.funnel, evaluated)
+    diagnosis, plan = _load(run / DIAGNOSIS, Diagnosis), _load(run / PLAN, PlanResult)
     histogram, quantiles = _distribution(evaluated, metric)
     return {
         "metric": metric,
-        "summary": _summary(method.funnel, evaluated, metric),
+        "summary": _summary(steps, evaluated, metric),
         "evaluate_command": "",
-        "metrics": _metrics_table(evaluated),
-        "funnel": _funnel_chart(method.funnel, evaluated) if method.funnel else None,
+        "funnel": _funnel(method.funnel, steps, evaluated) if method.funnel and steps else None,
+        "warnings": sentences(summary.warnings),
+        "headline": [*_headline(evaluated, metric), *map(_kept_tile, summary.funnel or ())],
+        "headline_note": _headline_note(evaluated),
+        "advice": advise(str(run), diagnosis, plan) if steps else None,
+        "diagnosis": diagnosis_section(diagnosis) if diagnosis else None,
+        "plan": _plan_parts(plan, summary.warnings) if plan else None,
+        "stages": _stages_table(summary.funnel) if summary.funnel else None,
+        "metrics": _metrics_table(evaluated, hidden=steps),
         "histogram": histogram,
         "quantiles": quantiles,
-        "worst": _worst_table(evaluated, metric),
+        "worst": None if diagnosis and diagnosis.worst_requests else _worst_table(evaluated, metric),
     }
+
+
+def _plan_parts(plan: PlanResult, told: Sequence[str]) -> dict[str, Any]:
+    """Return the section of the plan without the warnings that the page has already."""
+    return plan_section(plan) | {"warnings": sentences(text for text in plan.warnings if text not in told)}
+
+
+def _load(path: Path, kind: type[_R]) -> _R | None:
+    """Return a result in the run directory, None if it has not been computed."""
+    return kind.load(path) if path.is_file() else None
 
 
 def _main_metric(wanted: str, evaluated: _Evaluated) -> str:
     """Return the metric whose distribution and worst lists are shown."""
-    return wanted if wanted in evaluated.summary.metrics else next(iter(evaluated.summary.metrics))
+    name = measured_name(wanted)
+    return name if name in evaluated.summary.metrics else next(iter(evaluated.summary.metrics))
 
 
-def _summary(funnel: Funnel | None, evaluated: _Evaluated, metric: str) -> str:
+def _summary(steps: Sequence[Step], evaluated: _Evaluated, metric: str) -> str:
     """Return the outcome in a sentence or two."""
     summary = evaluated.summary
-    mean, chance = decimal(summary.metrics[metric]), decimal(summary.chance[metric])
-    text = f"{metric} is {mean} on {summary.split}; chance is {chance}."
-    if funnel:
-        lost = {stage: summary.metrics[f"{stage}/lost"] for stage in funnel.quotas}
-        worst = max(lost, key=lambda name: lost[name])
-        text += f" Most relevant items are lost at {worst}: {decimal(lost[worst])} of all."
+    ends = summary.intervals.get(metric)
+    value = short(summary.metrics[metric]) + (f" [{short(ends[0])}, {short(ends[1])}]" if ends else "")
+    text = f"{metric} is {value} on {summary.split}; chance is {short(summary.chance[metric])}."
+    if steps:
+        worst = max(steps, key=lambda step: step.lost)
+        all_lost = 1 - steps[-1].left
+        share = (
+            f", {100 * worst.lost / all_lost:.0f}\N{NO-BREAK SPACE}% of all losses"
+            if len(steps) > 1 and all_lost > 0
+            else ""
+        )
+        text += f" Most relevant items are lost at {worst.stage}: {short(worst.lost)} of all{share}."
     return text
 
 
-def _metrics_table(evaluated: _Evaluated) -> Table:
+# --- the funnel ---------------------------------------------------------------------------------------------------
+
+
+def _steps(funnel: Funnel | None, evaluated: _Evaluated) -> list[Step]:
+    """Return the steps of the funnel; files of earlier versions have means of what stages lost. None of a ranker."""
+    summary = evaluated.summary
+    if summary.funnel:
+        return steps_of(summary.funnel)
+    return steps_from_means(summary.metrics, summary.chance, funnel.quotas) if funnel else []
+
+
+def _funnel(sizes: Funnel, steps: Sequence[Step], evaluated: _Evaluated) -> _Funnel:
+    """Return the share of relevant items left after each stage, beside that of production if it is known."""
+    summary = evaluated.summary
+    best = min(1.0, min(sizes.quotas.values()) / sizes.relevant)
+    ideal = "all of them" if best == 1 else f"{short(best)} of them, as a quota is smaller than their number"
+    about = (
+        f"Shares of the relevant items (the ground truth: at most {sizes.relevant:,} per request) that are left after "
+        f"each stage. A perfect cascade would keep {ideal}. Kept and chance are shares of what arrived at the stage."
+    )
+    if summary.lists:
+        about += f" {_lists(summary.lists)}"
+    notes = [summary.production_note] if summary.production_note else []
+    notes += [
+        f"{count:,} lists with a relevant item are not longer than the quota of {stage}, which drops none of their "
+        "items."
+        for stage, count in (summary.kept_whole or {}).items()
+        if count
+    ]
+    return _Funnel(about, funnel_chart(steps, steps_of(summary.production) if summary.production else None), notes)
+
+
+def _lists(lists: ListFigures) -> str:
+    if lists.all_items:
+        return f"All {lists.catalogue:,} items were ranked for each request."
+    return f"Lists have {lists.mean_length:,.0f} items on average; the log has {lists.catalogue:,} items."
+
+
+def _stages_table(funnel: Sequence[StageFigures]) -> Table:
+    """Return the figures of the funnel as a table."""
+    alone = any(one.alone for one in funnel)
+    head = ["stage", "keeps", "arrived", "left", "kept of what arrived", "chance", "lost", "share of losses"]
+    body: list[list[str | Cell]] = []
+    for one in funnel:
+        row: list[str | Cell] = [one.stage, f"{one.quota:,}", f"{one.entered:,.1f}".removesuffix(".0")]
+        row += [_estimate_cell(one.survived), _estimate_cell(one.kept), short(one.chance)]
+        row += [_estimate_cell(one.lost), _estimate_cell(one.loss_share)]
+        if alone:
+            row.append(_estimate_cell(one.alone) if one.alone else "none")
+            row.append("none" if one.alone_chance is None else short(one.alone_chance))
+        body.append(row)
+    return Table(
+        [*head, *(["alone: recall", "alone: chance"] if alone else [])],
+        body,
+        caption="Small: 95 % intervals. Arrived: items per request. Left and lost: shares of the ground truth. Chance: "
+        "what a random stage would keep of what arrived." + " Alone: the stage by itself, over the whole list." * alone,
+        better={"left": "up", "kept of what arrived": "up", "lost": "down", "alone: recall": "up"},
+    )
+
+
+def _estimate_cell(one: Estimate) -> Cell:
+    if math.isnan(one.value):
+        return Cell("none")
+    return Cell(short(one.value), below="" if math.isnan(one.low) else f"{short(one.low)} to {short(one.high)}")
+
+
+# --- metrics ------------------------------------------------------------------------------------------------------
+
+
+def _headline(evaluated: _Evaluated, metric: str) -> list[Tile]:
+    """Return the figures of the whole cascade, or all metrics of a ranker, the main one first."""
+    summary = evaluated.summary
+    of_stages = tuple(f"{stage}/" for stage in stages_in(summary.metrics))
+    names = [
+        name for name in with_one_name(summary.metrics) if name == metric or not name.startswith(of_stages or ("\0",))
+    ]
+    names.sort(key=lambda name: name != metric)
+    better = directions(names)
+    return [
+        Tile(shown_name(name), short(summary.metrics[name]), better[shown_name(name)], _notes(summary, name))
+        for name in names[:TILES]
+    ]
+
+
+def _kept_tile(one: StageFigures) -> Tile:
+    ends = [] if math.isnan(one.kept.low) else [f"95 % interval {short(one.kept.low)} to {short(one.kept.high)}"]
+    return Tile(f"kept by {one.stage}", short(one.kept.value), "up", [*ends, f"chance {short(one.chance)}"])
+
+
+def _notes(summary: SplitEvaluation, name: str) -> list[str]:
+    ends = summary.intervals.get(name)
+    notes = [f"95 % interval {short(ends[0])} to {short(ends[1])}"] if ends else []
+    return [*notes, f"chance {short(summary.chance[name])}"]
+
+
+def _headline_note(evaluated: _Evaluated) -> str:
+    summary = evaluated.summary
+    text = f"Means over {summary.impressions:,} {evaluated.lists} of {summary.split}"
+    text += "; kept: shares of the relevant items that arrived" * bool(summary.funnel)
+    text += f"; intervals: bootstrap over {summary.resampled}" * bool(summary.intervals)
+    return f"{text}. {ARROWS}"
+
+
+def _metrics_table(evaluated: _Evaluated, hidden: Sequence[Step]) -> Table:
+    """Return all metrics but those of the funnel, which the picture shows, and old names of a metric."""
     summary = evaluated.summary
     undefined = max(summary.undefined.values())
     caption = f"Means over {summary.impressions:,} {evaluated.lists} of {summary.split}."
     if undefined:
         caption += f" Lists without a relevant item, at most {undefined:,}, are excluded from the means."
-    body = [
-        [name, decimal(value), decimal(summary.chance[name]), _difference(value - summary.chance[name])]
-        for name, value in summary.metrics.items()
-    ]
-    return Table(["metric", "mean", "chance", "difference"], body, caption=caption)
+    drawn = {f"{step.stage}/{what}" for step in hidden for what in ("lost", "survived")}
+    names = [name for name in with_one_name(summary.metrics) if name not in drawn]
+    body: list[list[str | Cell]] = []
+    for name in names:
+        value, ends = summary.metrics[name], summary.intervals.get(name)
+        interval = [f"{short(ends[0])} to {short(ends[1])}" if ends else "none"] if summary.intervals else []
+        chance = summary.chance[name]
+        body.append([shown_name(name), decimal(value), *interval, decimal(chance), _difference(value - chance)])
+    interval = ["95 % interval"] if summary.intervals else []
+    head = ["metric", "mean", *interval, "chance", "difference"]
+    return Table(head, body, caption=caption, better=directions(names))
 
 
 def _difference(value: float) -> str:
     return "none" if np.isnan(value) else f"{value:+z.4f}"
 
 
-def _funnel_chart(funnel: Funnel, evaluated: _Evaluated) -> _FunnelChart:
-    """Return the share of relevant items left after each stage, beside that of chance and of a perfect cascade."""
-    lost, by_chance = evaluated.summary.metrics, evaluated.summary.chance
-    left = chance = 1.0
-    rows = []
-    for number, (stage, quota) in enumerate(funnel.quotas.items(), 1):
-        before = left
-        left, chance = left - lost[f"{stage}/lost"], chance - by_chance[f"{stage}/lost"]
-        name = f"{stage} keeps {quota}: {short(left)} left, {short(before - left)} lost"
-        rows.append(Bar(name, [(left, 0), (before - left, number)], [chance]))
-    legend = {
-        "left": 0,
-        **{f"lost at {stage}": number for number, stage in enumerate(funnel.quotas, 1)},
-        "left by chance": None,
-    }
-    best = min(1.0, min(funnel.quotas.values()) / funnel.relevant)
-    ideal = "all of them" if best == 1 else f"{short(best)} of them, as a quota is smaller than their number"
-    label = "Share of the relevant items that is left after each stage: " + "; ".join(row.name for row in rows)
-    return _FunnelChart(
-        about=f"Shares of the relevant items. A perfect cascade would keep {ideal}.",
-        chart=charts.bars(rows, legend, label=label),
-        note=" ".join(
-            f"{count:,} lists with a relevant item are not longer than the quota of {stage}, which drops none of their "
-            "items."
-            for stage, count in (evaluated.summary.kept_whole or {}).items()
-            if count
-        ),
-    )
-
-
-def _distribution(evaluated: _Evaluated, metric: str) -> tuple[Markup | None, Table | None]:
+def _distribution(evaluated: _Evaluated, metric: str) -> tuple[Chart | None, Table | None]:
     """Return a histogram and quantiles of a metric over the lists."""
     values = evaluated.column(metric)
     values = values[~np.isnan(values)]
@@ -193,6 +330,7 @@ def _distribution(evaluated: _Evaluated, metric: str) -> tuple[Markup | None, Ta
     lists = evaluated.lists
     histogram = charts.columns(
         shares,
+        title=f"Distribution of {metric}",
         label=f"Share of {lists} by their {metric}: " + ", ".join(f"{name} {share:.2f}" for name, share in shares),
         caption=f"{metric} of single {lists}, each counted at the nearest of {BINS + 1} values.",
     )
@@ -202,11 +340,11 @@ def _distribution(evaluated: _Evaluated, metric: str) -> tuple[Markup | None, Ta
 def _worst_table(evaluated: _Evaluated, metric: str) -> Table | None:
     """Return the lists with the worst values; of equal values, those with the best chance level come first."""
     values, chance = evaluated.column(metric), evaluated.column(CHANCE + metric)
-    sign = 1 if metric == JOINT or parse(metric).higher_is_better else -1
+    sign = 1 if higher_is_better(metric) else -1
     order = np.lexsort((-sign * chance, sign * values))[: int((~np.isnan(values)).sum())]  # NaN is last
     if not len(order):
         return None
-    stages = [name for name in evaluated.summary.metrics if name.endswith("/lost")]
+    stages = [f"{stage}/lost" for stage in stages_in(evaluated.summary.metrics)]
     qids = evaluated.values["qid"]
     body = [
         [
@@ -217,7 +355,8 @@ def _worst_table(evaluated: _Evaluated, metric: str) -> Table | None:
         ]
         for number in order[:WORST]
     ]
-    return Table(["request" if stages else "query", metric, "chance", *stages], body, staged=bool(stages))
+    head = ["request" if stages else "query", metric, "chance", *stages]
+    return Table(head, body, staged=bool(stages), better=directions([metric, *stages]))
 
 
 # --- training -----------------------------------------------------------------------------------------------------
@@ -266,7 +405,7 @@ def _training_parts(config: TrainConfig, epochs: Sequence[Mapping[str, Any]]) ->
     if not epochs:
         return parts | {"training_note": "No epoch has been finished."}
     step = "day" if _days(epochs) else "epoch"
-    losses, metrics = _losses(epochs), _validation(config.training.metric, epochs)
+    losses, metrics = _losses(config, epochs), _validation(config.training.metric, epochs)
     if len(epochs) == 1:
         values = {**losses, **{f"validation {name}": points for name, points in metrics.items()}}
         body = [[name, decimal(points[0][1])] for name, points in values.items()]
@@ -280,11 +419,15 @@ def _training_parts(config: TrainConfig, epochs: Sequence[Mapping[str, Any]]) ->
     }
 
 
-def _losses(epochs: Sequence[Mapping[str, Any]]) -> Points:
+def _losses(config: TrainConfig, epochs: Sequence[Mapping[str, Any]]) -> Points:
+    """Return the loss and its terms; objectives number the stages, the curves have their names."""
+    funnel = method_of(config).funnel
+    stages = {f"stage{number}": stage for number, stage in enumerate(funnel.quotas if funnel else (), 1)}
     points: Points = {}
     for line in epochs:
         for name, value in {"loss": line["loss"], **line.get("parts", {})}.items():
-            points.setdefault(name, []).append((line["epoch"], value))
+            stage, slash, term = name.partition("/")
+            points.setdefault(f"{stages.get(stage, stage)}{slash}{term}", []).append((line["epoch"], value))
     return {"loss": points["loss"]} if len(points) == 2 else points  # a single term is the loss
 
 
@@ -292,11 +435,11 @@ def _validation(metric: str, epochs: Sequence[Mapping[str, Any]]) -> Points:
     points: Points = {}
     for line in epochs:
         values = line["validation"] if "validation" in line else {metric: line["metric"]}
-        for name in (name for name in values if name == metric or name.endswith("/recall")):
-            points.setdefault(name, []).append((line["epoch"], values[name]))
+        for name in (name for name in with_one_name(values) if name == metric or name.endswith("/recall")):
+            points.setdefault(shown_name(name), []).append((line["epoch"], values[name]))
     return points
 
 
-def _curve(title: str, series: Points) -> Markup:
+def _curve(title: str, series: Points) -> Chart:
     ends = (f"{name} from {decimal(points[0][1])} to {decimal(points[-1][1])}" for name, points in series.items())
-    return charts.curves(series, label=f"{title}: {', '.join(ends)}", caption=f"{title}.")
+    return charts.curves(series, label=f"{title}: {', '.join(ends)}", caption=f"{title}.", title=title)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankfall.reporting import charts
-from rankfall.reporting.comparison_page import failure_table, method_sections
+from rankfall.reporting.comparison_page import failure_table, method_funnels, method_sections
 from rankfall.reporting.comparison_table import short
 from rankfall.reporting.figures import Lines
-from rankfall.reporting.page import Cell, Table, metric_cell, render
+from rankfall.reporting.funnel_chart import stages_in
+from rankfall.reporting.page import Cell, Table, metric_cell, render, sentences
 from rankfall.reporting.stream_table import curves, day_rows
 from rankfall.reporting.svg import whole_ticks
-from rankfall.reporting.verdicts import caption
+from rankfall.reporting.verdicts import caption, main_metric, makes_claims
+from rankfall.studies.comparison_summary import higher_is_better
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
-
+    from rankfall.reporting.chart import Chart
     from rankfall.reporting.figures import Record
     from rankfall.studies.results import DayResult, StreamResult
 
@@ -24,16 +25,24 @@ SHOWN = 14  # days of the table, the last ones; earlier days are folded
 
 def stream_page(result: StreamResult, *, title: str, config: str = "", command: str = "") -> str:
     """Return the page of a stream as HTML; `command` repeats the stream."""
+    return render("stream.html", title, config=config, command=command, advice=None, **stream_content(result))
+
+
+def stream_content(result: StreamResult) -> dict[str, Any]:
+    """Return the parts of the page of a stream that show its result, for the template."""
     days, earlier = _day_tables(result)
-    content = method_sections(result, result.metric if result.metric in result.metrics else result.metrics[0])
-    content |= {
+    metric = main_metric(result)
+    return {
+        **method_sections(result, metric),
         "about": _about(result),
+        "funnels": _funnels(result, metric),
+        "warnings": sentences(result.warnings),
+        "settings": None,
         "curves": _curves(result),
         "days": days,
         "earlier_days": earlier,
         "refused": failure_table(result.refused),
     }
-    return render("stream.html", title, config=config, command=command, **content)
 
 
 def stream_figure(result: StreamResult) -> Lines:
@@ -65,14 +74,31 @@ def _about(result: StreamResult) -> str:
     return f"{span}. Each day was measured with the weights before it, then trained on once."
 
 
-def _curves(result: StreamResult) -> Markup | None:
+def _funnels(result: StreamResult, metric: str) -> Chart | None:
+    """Return the funnels of the last day that was measured."""
+    measured = [entry for entry in result.days if entry.methods]
+    if not measured:
+        return None
+    last = measured[-1]
+    about = f"The last measured day, {last.day}, before it was trained on: means over {last.impressions:,} impressions."
+    return method_funnels(last.methods, metric, caption=about)
+
+
+def _curves(result: StreamResult) -> Chart | None:
+    """Return the metric of the stream and what each stage lost, day by day."""
     found = curves(result)
     if not found:
         return None
+    stages = stages_in(result.metrics)
+    panels = {result.metric: found} | {f"lost at {stage}": curves(result, f"{stage}/lost") for stage in stages}
     ends = ", ".join(f"{name} from {short(points[0][1])} to {short(points[-1][1])}" for name, points in found.items())
     label = f"{result.metric} of each day, with the weights before it: {ends}"
-    first = result.learned[0]
-    return charts.curves(found, label=label, caption=f"By number of the day; the first, {first}, is not measured.")
+    arrow = "higher" if higher_is_better(result.metric) else "lower"
+    caption = (
+        f"By number of the day; the first, {result.learned[0]}, is not measured. {result.metric}: {arrow} is better"
+    )
+    caption += "; lost, as a share of the relevant items: lower is better." if stages else "."
+    return charts.curve_panels(panels, label=label, caption=caption, title="Day by day")
 
 
 def _day_tables(result: StreamResult) -> tuple[Table | None, Table | None]:
@@ -83,7 +109,8 @@ def _day_tables(result: StreamResult) -> tuple[Table | None, Table | None]:
         for day, cells, chance in day_rows(result)
     ]
     head = ["day", *names, "chance"]
-    below = f"{result.metric}, mean over impressions. {caption(result, best='Bold: best mean', unit='impressions')}"
+    marks = f" {caption(result, best='Bold: best mean', unit='impressions')}." if makes_claims(result) else ""
+    below = f"{result.metric}, mean over impressions.{marks}"
     last, earlier = body[-SHOWN:], body[:-SHOWN]
     return Table(head, last, caption=below) if last else None, Table(head, earlier) if earlier else None
 

@@ -31,13 +31,13 @@ CURVE = 60  # characters of a curve, at most
 SHOWN = 60  # days of a table, the last ones
 
 
-def curves(result: StreamResult) -> dict[str, list[tuple[int, float]]]:
-    """Return the mean of the stream's metric by the number of the day, for each method."""
+def curves(result: StreamResult, metric: str | None = None) -> dict[str, list[tuple[int, float]]]:
+    """Return the mean of a metric, by default that of the stream, by the number of the day, for each method."""
     numbers = {day: number for number, day in enumerate(result.learned, 1)}
     points: dict[str, list[tuple[int, float]]] = {}
     for entry in result.days:
         for method in entry.methods:
-            mean = method.metrics[result.metric].mean
+            mean = method.metrics[metric or result.metric].mean
             points.setdefault(method.name, []).append((numbers[entry.day], mean))
     return points
 

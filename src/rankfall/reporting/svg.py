@@ -27,9 +27,15 @@ LIGHT = {
     "page": "#ffffff",
     "band": "#f5f7fa",
     "best": "#0b62bb",
+    "kept": "#1f6fc2",
+    "onkept": "#ffffff",
+    "lost": "#f3b78c",
+    "gone": "#e9edf3",
+    "warn": "#fff4d6",
     **{f"color{number}": color for number, color in enumerate(COLORS)},
 }
 INK, SOFT, GRID = "var(--ink)", "var(--soft)", "var(--line)"
+KEPT, ON_KEPT, LOST, GONE = "var(--kept)", "var(--onkept)", "var(--lost)", "var(--gone)"  # of funnels
 _LETTER = 0.56  # mean width of a letter, in multiples of the font size
 
 
@@ -143,9 +149,17 @@ def rect(x: float, y: float, width: float, height: float, fill: str, stroke: str
     return f'<rect x="{x:.2f}%" y="{y:.1f}" width="{width:.2f}%" height="{height:.1f}" fill="{fill}"{frame}/>'
 
 
-def text(x: float, y: float, content: str, *, anchor: str = "start", fill: str = "", size: int = 0) -> str:
-    """Return a line of text."""
-    look = (f' fill="{fill}"' if fill else "") + (f' font-size="{size}"' if size else "")
+def pointer(x: float, y: float, fill: str) -> str:
+    """Return a triangle below a place, which points to it."""
+    return f'<svg x="{x:.2f}%" y="{y:.1f}" overflow="visible"><path d="M0 0l5 8h-10z" fill="{fill}"/></svg>'
+
+
+def text(
+    x: float, y: float, content: str, *, anchor: str = "start", fill: str = "", size: int = 0, kind: str = ""
+) -> str:
+    """Return a line of text; `kind` is a class of the style sheet of pages, which decides there."""
+    look = (f' class="{kind}"' if kind else "") + (f' fill="{fill}"' if fill else "")
+    look += f' font-size="{size}"' if size else ""
     return f'<text x="{x:.2f}%" y="{y:.1f}" text-anchor="{anchor}"{look}>{escape(content)}</text>'
 
 

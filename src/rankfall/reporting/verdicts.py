@@ -19,7 +19,9 @@ _MARKS_AGAINST = {"reference": "=", "better": "+", "worse": "-"}
 
 
 def main_metric(result: MethodTable) -> str:
-    """Return the metric whose tests are shown: joint recall, or else the first one."""
+    """Return the metric whose tests are shown: that of the training runs, or joint recall, or else the first one."""
+    if result.metric in result.metrics:
+        return result.metric
     return JOINT if JOINT in result.metrics else result.metrics[0]
 
 

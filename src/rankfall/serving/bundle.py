@@ -59,7 +59,7 @@ class Bundle:
         self.items = items
         self.stages = list(stages)
         self._examples = [dict(example) for example in examples]
-        self._requests = RequestEncoder(manifest["request"], _vocabularies(path, manifest))
+        self._requests = RequestEncoder(manifest["request"], _vocabularies(path, manifest), items)
 
     @classmethod
     def load(cls, path: str | Path, *, threads: int = 1) -> Bundle:
@@ -105,7 +105,11 @@ class Bundle:
         return request_schema(self.manifest["request"])
 
     def examples(self) -> list[dict[str, Any]]:
-        """Return sample requests of the log with their answers at export: ``request``, ``ids``, ``scores``."""
+        """Return sample requests of the log with their answers at export: ``request``, ``ids``, ``scores``.
+
+        Examples of newer bundles also have ``relevant``, the ids of the request's ground truth in the log, and
+        ``feedback``, by name the pairs of id and value of values that are not 0.
+        """
         return deepcopy(self._examples)
 
     # --- answers ------------------------------------------------------------------------------------------------
@@ -271,7 +275,8 @@ class Bundle:
         allowed = [None if rows is None else _distinct(rows, excluded[place]) for place, rows in enumerate(given)]
         unknown = [_unknown(ids, rows) for ids, rows in zip(candidates, given, strict=True)]
         counts = [self._count(one, f"{name(place)}.k", place) for place, one in enumerate(k)]
-        return EncodedRequests(arrays, np.array(counts, np.int64), allowed, excluded, given, unknown)
+        notes = self._requests.notes(requests, arrays)
+        return EncodedRequests(arrays, np.array(counts, np.int64), allowed, excluded, given, unknown, notes)
 
     def _score(
         self, requests: Sequence[Request], candidates: Sequence[Any], name: Callable[[int], str]
@@ -329,7 +334,13 @@ class Bundle:
         counts = np.minimum((rows != NO_ITEM).sum(axis=1), encoded.k).tolist()
         ids, lists = self._ids(rows, counts), scores.tolist()
         return [
-            Ranking(ids[place], lists[place][:count], encoded.unknown[place], traces[place] if traces else None)
+            Ranking(
+                ids[place],
+                lists[place][:count],
+                encoded.unknown[place],
+                traces[place] if traces else None,
+                encoded.notes[place],
+            )
             for place, count in enumerate(counts)
         ]
 

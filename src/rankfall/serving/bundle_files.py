@@ -3,7 +3,8 @@
 ::
 
     BUNDLE/manifest.json                   the other files with their SHA-256, encoding rules, checks, versions
-    BUNDLE/items.arrow                     ids of the items, their features that the stages use, an index of the ids
+    BUNDLE/items.arrow                     ids of the items, their features that the stages and events use, attributes
+                                           to show to people, an index of the ids
     BUNDLE/vocabularies/TABLE.arrow        values with ids, and an index of them
     BUNDLE/stages/NAME/user.onnx           a two-tower stage that comes first: vectors of requests,
     BUNDLE/stages/NAME/items.faiss         and those of the items
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 FORMAT = "rankfall bundle"
 VERSION = 1
 ITEMS, EXAMPLES = "items.arrow", "examples.json"
+DISPLAY = "display."  # prefix of columns of items that are shown to people and that no model reads
 SEAL = "sha256"  # key of the manifest's own checksum, which leaves this key out
 USER_GRAPH, INDEX, SCORER_GRAPH = "user.onnx", "items.faiss", "scorer.onnx"
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rankfall.serving.bundle_files import map_lookup, map_table, numbers, one_array
+import numpy as np
+
+from rankfall.encoding import BadValueError
+from rankfall.encoding.lookup import NOWHERE
+from rankfall.serving.bundle_files import DISPLAY, map_lookup, map_table, numbers, one_array
 from rankfall.serving.value_checks import values_like
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
 
     Rows = NDArray[np.int64]
@@ -31,6 +34,11 @@ class Items:
         self._features = {
             name: numbers(one_array(table, name)) for name in table.column_names if name.startswith("item.")
         }
+        self._display = {
+            name.removeprefix(DISPLAY): one_array(table, name)
+            for name in table.column_names
+            if name.startswith(DISPLAY)
+        }
         self._numbers = None if self.lookup.is_text else numbers(self.lookup.values)
 
     def __len__(self) -> int:
@@ -40,6 +48,21 @@ class Items:
     def gather(self, name: str, rows: Rows) -> NDArray[Any]:
         """Return a feature of the items in these rows."""
         return self._features[name].take(rows, axis=0)
+
+    @property
+    def features(self) -> list[str]:
+        """The names of the features, such as ``item.author``."""
+        return list(self._features)
+
+    def display(self, rows: Rows) -> dict[str, list[Any]]:
+        """Return the attributes that are shown to people of the items in rows (n,), None for the row -1."""
+        found = {name: values.take(np.maximum(rows, 0)).to_pylist() for name, values in self._display.items()}
+        if (rows == NOWHERE).any():
+            absent = np.flatnonzero(rows == NOWHERE).tolist()
+            for values in found.values():
+                for place in absent:
+                    values[place] = None
+        return found
 
     def ids(self, rows: Rows) -> list[Id]:
         """Return the ids of the items in rows (n,)."""
@@ -52,6 +75,19 @@ class Items:
     def rows(self, ids: Sequence[Any]) -> Rows:
         """Return the rows of items, -1 for those that the bundle does not have."""
         return self.lookup.find(values_like(self.lookup, ids, self._expected))
+
+    def find(self, values: Sequence[Any]) -> Rows:
+        """Return the rows of items, -1 for values that are not ids of items of the bundle."""
+        try:
+            return self.rows(values)
+        except BadValueError:
+            return np.array([self._find_one(value) for value in values], np.int64)
+
+    def _find_one(self, value: Any) -> int:
+        try:
+            return int(self.rows([value])[0])
+        except BadValueError:
+            return NOWHERE
 
     @property
     def _expected(self) -> str:

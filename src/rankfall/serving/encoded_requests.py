@@ -29,6 +29,7 @@ class EncodedRequests:
         exclude: The items that must not be returned.
         given: The candidates as given, -1 for those that the bundle does not have.
         unknown: The ids of these.
+        notes: Remarks on each request, such as values that were never seen in training.
     """
 
     arrays: dict[str, NDArray[Any]]
@@ -37,13 +38,15 @@ class EncodedRequests:
     exclude: list[Rows]
     given: list[Rows | None]
     unknown: list[list[int | str]]
+    notes: list[list[str]]
 
     @classmethod
     def with_candidates(cls, arrays: dict[str, NDArray[Any]], candidates: Sequence[Rows], k: int) -> EncodedRequests:
         """Return requests that rank distinct candidates and exclude nothing."""
         count = len(candidates)
         nothing = [np.empty(0, np.int64)] * count
-        return cls(arrays, np.full(count, k), [*candidates], nothing, [*candidates], [[] for _ in range(count)])
+        none: tuple[list[list[Any]], ...] = ([[] for _ in range(count)], [[] for _ in range(count)])
+        return cls(arrays, np.full(count, k), [*candidates], nothing, [*candidates], *none)
 
     def __len__(self) -> int:
         """Return the number of requests."""
@@ -59,6 +62,7 @@ class EncodedRequests:
             [self.exclude[place] for place in places],
             [self.given[place] for place in places],
             [self.unknown[place] for place in places],
+            [self.notes[place] for place in places],
         )
 
     def inputs(self, start: int, stop: int) -> dict[str, NDArray[Any]]:
@@ -81,6 +85,7 @@ class EncodedRequests:
             [rows for part in parts for rows in part.exclude],
             [rows for part in parts for rows in part.given],
             [ids for part in parts for ids in part.unknown],
+            [notes for part in parts for notes in part.notes],
         )
 
 

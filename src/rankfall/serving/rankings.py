@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Id = int | str
 
@@ -31,6 +31,7 @@ class Ranking:
     scores: list[float]
     unknown: list[Id]  # candidates that the bundle does not have
     stages: list[StageTrace] | None = None  # with `explain`
+    notes: list[str] = field(default_factory=list)  # values of the request that were never seen in training
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 A request is ``{"time": ..., "user": {...}, "context": {...}, "sequences": {NAME: [{...}, ...]}}``. Values that are left
 out are missing; the default time is now. Events are listed oldest first, each with its values or, which is faster, as
-columns: ``{"sequences": {"history": {"video_id": [7, 8], "author_id": [1, 4]}}}``.
+columns: ``{"sequences": {"history": {"video_id": [7, 8], "author_id": [1, 4]}}}``. Features of an item that an event
+leaves out are those of the table of items, if the event has the id of an item.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankfall._suggestions import did_you_mean
-from rankfall.encoding import BadValueError, TimePart, rule_from_json
+from rankfall.encoding import UNSEEN, BadValueError, NumberedIds, TimePart, VocabularyIds, rule_from_json
+from rankfall.encoding.lookup import NOWHERE
 from rankfall.serving.value_checks import bad_value, field_of, shown
 from rankfall.serving.value_encoders import Encoders, Times
 
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from rankfall.encoding import Rule
     from rankfall.encoding.lookup import Lookup
+    from rankfall.serving.bundle_items import Items
 
     Request = Mapping[str, Any]
 
@@ -47,11 +51,16 @@ class RequestEncoder:
     Args:
         rules: The entry ``request`` of the manifest.
         vocabularies: The vocabularies by embedding table.
+        items: The items, whose features events may leave out.
     """
 
-    def __init__(self, rules: Mapping[str, Any], vocabularies: Mapping[str, Lookup]) -> None:
+    def __init__(
+        self, rules: Mapping[str, Any], vocabularies: Mapping[str, Lookup], items: Items | None = None
+    ) -> None:
         self._groups = {group: _Group(group, rules[group], rules["ignored"], vocabularies) for group in GROUPS}
-        self._sequences = {name: _Sequence(name, rule, vocabularies) for name, rule in rules["sequences"].items()}
+        self._sequences = {
+            name: _Sequence(name, rule, vocabularies, items) for name, rule in rules["sequences"].items()
+        }
         self._ignored = ignored_names(rules["ignored"], "sequence")
         self._times = Times(rules["time"]["unit"], rules["time"]["zone"]) if rules["time"] else None
 
@@ -79,6 +88,32 @@ class RequestEncoder:
             arrays |= sequence.encode([sequences.get(key) for sequences in given], name)
         return arrays
 
+    def notes(self, requests: Sequence[Request], arrays: Mapping[str, NDArray[Any]]) -> list[list[str]]:
+        """Return remarks on each request: at most one per feature, for values that were never seen in training.
+
+        Hashed values, times and numbers have no such values.
+
+        Args:
+            requests: The requests.
+            arrays: Their input arrays, which :meth:`encode` returned.
+        """
+        notes: list[list[str]] = [[] for _ in requests]
+        for key, group in self._groups.items():
+            for feature in group.checked:
+                unseen = arrays[f"{key}.{feature}"] == UNSEEN
+                if unseen.any():
+                    for place in np.flatnonzero(unseen).tolist():
+                        value = requests[place][key][feature]
+                        notes[place].append(f"{key}.{feature}: {shown(value)} was never seen in training")
+        for key, sequence in self._sequences.items():
+            for feature in sequence.checked:
+                unseen = arrays[f"sequence.{key}.{feature}"] == UNSEEN
+                if unseen.any():
+                    for place in np.flatnonzero(unseen.any(axis=1)).tolist():
+                        events = requests[place]["sequences"][key]
+                        notes[place].append(sequence.note(feature, events, unseen[place]))
+        return notes
+
     def _request_times(self, requests: Sequence[Request], name: Callable[[int], str]) -> list[datetime]:
         now = datetime.now(UTC)
         if self._times is None:
@@ -103,6 +138,7 @@ class _Group:
     ) -> None:
         parsed = {name: rule_from_json(rule, vocabularies) for name, rule in rules.items()}
         self._where = f".{group}"
+        self.checked = _with_unseen(parsed)
         self._encoders = Encoders(parsed)
         self._of_request = [name for name, rule in parsed.items() if isinstance(rule, TimePart) and rule.of_request]
         self._ignored = ignored_names(ignored, group)
@@ -136,10 +172,18 @@ def _or_time(place: int, value: Any, time: datetime) -> Any:
 class _Sequence:
     """The features of the events of a sequence."""
 
-    def __init__(self, name: str, rules: Mapping[str, Any], vocabularies: Mapping[str, Lookup]) -> None:
+    def __init__(
+        self, name: str, rules: Mapping[str, Any], vocabularies: Mapping[str, Lookup], items: Items | None
+    ) -> None:
         self._name = name
         self._max_length: int = rules["max_length"]
-        self._encoders = Encoders({key: rule_from_json(rule, vocabularies) for key, rule in rules["features"].items()})
+        parsed = {key: rule_from_json(rule, vocabularies) for key, rule in rules["features"].items()}
+        self.checked = _with_unseen(parsed)
+        self._encoders = Encoders(parsed)
+        self._items = items
+        self._item: str | None = rules.get("item")  # the feature that is the id of an item; early bundles have none
+        known = [] if items is None or self._item is None else items.features
+        self._filled = [key for key in parsed if f"item.{key}" in known and key != self._item]
         self._getters = [itemgetter(feature) for feature in self._encoders.names]
         self._ignored: list[str] = rules["ignored"]
         self._positions = np.arange(max(1, self._max_length))
@@ -148,10 +192,14 @@ class _Sequence:
         """Return the ids of the last events, and the mask of real ones."""
         columns: dict[str, list[Any]] = {feature: [] for feature in self._encoders.names}
         lengths = [0] * len(sequences)  # before the first events are dropped
+        left_out: dict[str, list[int]] = {}
         for place, events in enumerate(sequences):
             if events is None:
                 continue
-            lengths[place], last = self._columns(events, f"{name(place)}.sequences.{self._name}", place)
+            lengths[place], last, lacking = self._columns(events, f"{name(place)}.sequences.{self._name}", place)
+            for feature, positions in lacking.items():
+                start = len(columns[feature])
+                left_out.setdefault(feature, []).extend(start + position for position in positions)
             for column, values in zip(columns.values(), last, strict=True):
                 column += values
         kept = [min(length, self._max_length) for length in lengths]
@@ -164,12 +212,34 @@ class _Sequence:
         mask = self._positions[:longest] < np.array(kept)[:, None]
         is_full = sum(kept) == mask.size  # without padding
         arrays: dict[str, NDArray[Any]] = {f"sequence.{self._name}.{MASK}": mask}
-        for feature, encoded in self._encoders.encode(columns, error_for).items():
+        all_encoded = self._encoders.encode(columns, error_for)
+        for feature, positions in left_out.items():
+            self._fill(all_encoded[feature], feature, columns, positions)
+        for feature, encoded in all_encoded.items():
             ids = encoded.reshape(mask.shape) if is_full else np.zeros(mask.shape, np.int32)
             if not is_full:
                 ids[mask] = encoded
             arrays[f"sequence.{self._name}.{feature}"] = ids
         return arrays
+
+    def _fill(
+        self, encoded: NDArray[Any], feature: str, columns: Mapping[str, list[Any]], positions: Sequence[int]
+    ) -> None:
+        """Set a feature that some events leave out to that of their items, if the bundle has them."""
+        assert self._items is not None  # otherwise no feature is filled
+        assert self._item is not None
+        rows = self._items.find([columns[self._item][position] for position in positions])
+        known = rows != NOWHERE
+        encoded[np.array(positions)[known]] = self._items.gather(f"item.{feature}", rows[known])
+
+    def note(self, feature: str, events: Any, unseen: NDArray[np.bool_]) -> str:
+        """Return a remark on the events of a request whose value of a feature was never seen in training."""
+        _, columns, _ = self._columns(events, "", 0)
+        values = columns[list(self._encoders.names).index(feature)]
+        first = values[int(unseen.argmax())]
+        example = "" if first is None else f", such as {shown(first)}"
+        count = f"{int(unseen.sum())} of {len(values)} events"
+        return f"sequences.{self._name}.{feature}: {count} have a value that was never seen in training{example}"
 
     def _event(self, position: int, lengths: Sequence[int], kept: Sequence[int]) -> tuple[str, int]:
         """Return the name of the event at a position among the kept ones, and the index of its request."""
@@ -178,8 +248,11 @@ class _Sequence:
         event = position - starts[request] + lengths[request] - kept[request]
         return f"sequences.{self._name}[{event}]", request
 
-    def _columns(self, events: Any, where: str, place: int) -> tuple[int, list[list[Any]]]:
-        """Return the number of events, and the values of each feature of the last ones."""
+    def _columns(self, events: Any, where: str, place: int) -> tuple[int, list[list[Any]], dict[str, list[int]]]:
+        """Return the number of events, the values of each feature of the last ones, and which of these are left out.
+
+        A value that is left out may be filled with that of the item. A value that is None is missing.
+        """
         if isinstance(events, Mapping):
             return self._given_columns(events, where, place)
         if not isinstance(events, list | tuple):
@@ -187,7 +260,7 @@ class _Sequence:
         last = events[-self._max_length :]
         if set(map(type, last)) == {dict} and set(map(len, last)) == {len(self._getters)}:
             try:  # the usual case: all features and no other key
-                return len(events), [list(map(get, last)) for get in self._getters]
+                return len(events), [list(map(get, last)) for get in self._getters], {}
             except KeyError:
                 pass
         if not all(isinstance(event, Mapping) for event in last):
@@ -195,9 +268,13 @@ class _Sequence:
             raise _wrong(f"{where}[{len(events) - len(last) + at}]", last[at], "an event with features by name", place)
         keys: set[str] = set().union(*last)
         _check_keys(dict.fromkeys(keys), self._encoders.names, self._ignored, where, place, "events")
-        return len(events), [[event.get(feature) for event in last] for feature in self._encoders.names]
+        values = [[event.get(feature) for event in last] for feature in self._encoders.names]
+        lacking = {name: [at for at, event in enumerate(last) if name not in event] for name in self._filled}
+        return len(events), values, {name: positions for name, positions in lacking.items() if positions}
 
-    def _given_columns(self, columns: Mapping[str, Any], where: str, place: int) -> tuple[int, list[list[Any]]]:
+    def _given_columns(
+        self, columns: Mapping[str, Any], where: str, place: int
+    ) -> tuple[int, list[list[Any]], dict[str, list[int]]]:
         _check_keys(columns, self._encoders.names, self._ignored, where, place, "events")
         lengths = set()
         for feature, values in columns.items():
@@ -208,9 +285,16 @@ class _Sequence:
             raise RequestError(f"{where}: found columns of {sorted(lengths)} events, expected one length", place)
         length = lengths.pop() if lengths else 0
         kept = min(length, self._max_length)
-        return length, [
+        found = [
             _last(columns[feature], kept) if feature in columns else [None] * kept for feature in self._encoders.names
         ]
+        lacking = {name: list(range(kept)) for name in self._filled if name not in columns}
+        return length, found, lacking if kept else {}
+
+
+def _with_unseen(rules: Mapping[str, Rule]) -> list[str]:
+    """Return the features that have values without an id, which count as never seen in training."""
+    return [name for name, rule in rules.items() if isinstance(rule, NumberedIds | VocabularyIds)]
 
 
 def _or_empty(part: Any) -> Any:

@@ -21,9 +21,12 @@ True
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import BeforeValidator
 
 from rankfall._results import Number, Result, ResultError
+from rankfall.training.config.cascade_metric_names import with_both_names, with_one_name
 from rankfall.training.evaluation import EvaluationSummary
 from rankfall.training.stage_figures import Estimate, ListFigures, StageFigures
 
@@ -163,7 +166,12 @@ class MethodResult(Result):
     """One method: its metrics and, in a comparison, its settings and runs."""
 
     name: str
-    metrics: dict[str, MetricSummary]
+    metrics: Annotated[
+        dict[str, MetricSummary],
+        BeforeValidator(lambda found: with_one_name(found) if isinstance(found, dict) else found),
+    ]
+    """By metric. JSON has figures of a stage alone under two names, see :mod:`cascade_metric_names
+    <rankfall.training.config.cascade_metric_names>`."""
     settings: dict[str, Settings] | None = None
     """Settings chosen on validation data, by fold."""
     runs: list[MethodRun] | None = None
@@ -184,6 +192,11 @@ class MethodTable(Protocol):
     @property
     def metrics(self) -> list[str]:
         """Names of the metrics, in the order of the table."""
+        ...
+
+    @property
+    def metric(self) -> str | None:
+        """The metric that the runs were trained for. Files of before it was written have none."""
         ...
 
     @property
@@ -244,6 +257,20 @@ class ComparisonResult(Result):
     verdicts: list[Verdict] = field(default_factory=list)
     pairs: list[PairTest] = field(default_factory=list)
     """Tests of all pairs of methods; none with a single seed."""
+    warnings: list[str] = field(default_factory=list)
+    """What a reader of the figures has to know."""
+    metric: str | None = None
+    """The metric that chose settings and weights on validation data (``training.metric``)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form, with both names of metrics that have two."""
+        return _with_both_names(super().to_json())
+
+
+def _with_both_names(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON form of a comparison, stream or day with both names of metrics that have two."""
+    methods = [method | {"metrics": with_both_names(method["metrics"])} for method in content["methods"]]
+    return content | {"methods": methods}
 
 
 @dataclass(frozen=True)
@@ -291,6 +318,13 @@ class StreamResult(Result):
     refused: list[RunFailure] = field(default_factory=list)
     """Steps after a day, such as exporting a bundle, that failed."""
     verdicts: list[Verdict] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """What a reader of the figures has to know."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form, with both names of metrics that have two."""
+        content = super().to_json()
+        return _with_both_names(content | {"days": [_with_both_names(day) for day in content["days"]]})
 
 
 @dataclass(frozen=True)
@@ -326,6 +360,8 @@ class SplitEvaluation(EvaluationSummary):
     """An evaluation of one split, as a run directory stores it (``evaluation.json``)."""
 
     split: str = "test"
+    overrides: list[str] | None = None
+    """What was measured differently from the configuration of the run; such results are never in a run directory."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form, the split first."""

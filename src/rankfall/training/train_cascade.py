@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, get_args
 import torch
 from torch import nn
 
+from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError
 from rankfall.cascade import Cascade
 from rankfall.data import ImpressionLoader, ImpressionLog
@@ -28,7 +29,7 @@ from rankfall.training.build_cascade import (
     make_objective,
     with_depths,
 )
-from rankfall.training.cascade_metrics import measure_funnel
+from rankfall.training.cascade_metrics import JOINT_VALUE, MeasuredFunnel, measure_lists
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.sections import Role
@@ -301,6 +302,7 @@ def measuring_loader(
     Its grades are always the full-stage grades of the log, so that runs with different `data.labels` are comparable.
     """
     settings = config.training
+    check_feedback(config, log)
     return ImpressionLoader(
         log,
         days,
@@ -313,25 +315,67 @@ def measuring_loader(
     )
 
 
+def check_feedback(config: CascadeConfig, log: ImpressionLog) -> None:
+    """Refuse feedback that a log does not have."""
+    known = log.spec.feedback
+    unknown = [name for name in config.feedback if name not in known]
+    if unknown:
+        found = ", ".join(f"{name!r}{did_you_mean(name, known)}" for name in unknown)
+        raise ConfigError(f"feedback: found {found}; the feedback of {log.path} is {', '.join(known) or 'empty'}")
+
+
 def measure(
     cascade: Cascade,
     loader: ImpressionLoader,
     config: CascadeConfig,
     *,
     on_batch: Callable[[int], None] = lambda count: None,
+    on_scored: Callable[[Impressions, ScoredBatch], None] = lambda loaded, scored: None,
     group: Group = ALONE,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the metrics of each impression in evaluation mode, and those of a random cascade."""
+    measured = measure_all(cascade, loader, config, on_batch=on_batch, on_scored=on_scored, group=group)
+    return measured.values, measured.chance
+
+
+def measure_all(
+    cascade: Cascade,
+    loader: ImpressionLoader,
+    config: CascadeConfig,
+    *,
+    on_batch: Callable[[int], None] = lambda count: None,
+    on_scored: Callable[[Impressions, ScoredBatch], None] = lambda loaded, scored: None,
+    group: Group = ALONE,
+) -> MeasuredFunnel:
+    """Return the metrics of each impression in evaluation mode, with what their intervals and figures need.
+
+    Args:
+        cascade: The cascade.
+        loader: Batches of impressions.
+        config: Configuration with the quotas and metrics.
+        on_batch: Called with the size of each batch.
+        on_scored: Called with each batch that this process scores, as it was loaded and as it was scored.
+        group: Processes that share the batches.
+    """
     was_training = cascade.training
     cascade.eval()
+    score = scorer_for(cascade, loader, config, group)
+
+    def scored(loaded: Impressions) -> ScoredBatch:
+        found = score(loaded)
+        on_scored(loaded, found)
+        return found
+
     try:
-        return measure_funnel(
-            scorer_for(cascade, loader, config, group),
+        return measure_lists(
+            scored,
             loader,
             names=cascade.names,
             quotas=[stage.quota for stage in config.stages],
             relevant=config.relevant,
             further=config.stage_metrics,
+            feedback=config.feedback,
+            value=config.training.metric == JOINT_VALUE,
             on_batch=on_batch,
             group=group,
         )

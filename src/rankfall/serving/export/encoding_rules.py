@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rankfall.data.impressions.spec import column_of
 from rankfall.encoding import FIRST_KNOWN, Numbers
 
 if TYPE_CHECKING:
@@ -46,12 +47,19 @@ def request_rules(encoding: Encoding, features: Features, inputs: Collection[str
         if not any(name.startswith(f"sequence.{sequence.name}.") for name in inputs):
             rules["ignored"].append(f"sequence.{sequence.name}")
             continue
+        item = next((name for name in sequence.features if _is_item(encoding, name)), None)
         rules["sequences"][sequence.name] = {
+            **({} if item is None else {"item": item}),
             "max_length": sequence.max_length,
             "features": {name: feature_rule(encoding, features.item(name)).to_json() for name in sequence.features},
             "ignored": [feature.name for feature in features.of("item") if feature.name not in sequence.features],
         }
     return rules
+
+
+def _is_item(encoding: Encoding, name: str) -> bool:
+    """Return whether a feature of items is their id."""
+    return column_of(encoding.spec, name, encoding.spec.features.item[name]) == encoding.spec.item
 
 
 def feature_rule(encoding: Encoding, feature: Feature) -> Rule:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.serving.export.encoding_rules import Rules
-    from rankfall.serving.export.logged_requests import RequestSample
+    from rankfall.serving.export.logged_requests import Reactions, RequestSample
 
 
 def raw_requests(
@@ -25,6 +25,28 @@ def raw_requests(
 ) -> list[dict[str, Any]]:
     """Return the first `count` requests; an id whose value cannot be recovered is given as ``{"id": 7}``."""
     return [_request(sample, place, rules, vocabularies) for place in range(min(count, len(sample.requests)))]
+
+
+def known_reactions(reactions: Reactions | None, count: int) -> list[dict[str, Any]]:
+    """Return what the log knows about the items of the first `count` requests.
+
+    Returns:
+        ``relevant``, the ids of the ground truth, and ``feedback``, by name the pairs of id and value that are
+        not 0; empty dictionaries if the log knows nothing.
+    """
+    if reactions is None:
+        return [{} for _ in range(count)]
+    first, last = np.searchsorted(reactions.request, [0, count])
+    ids, request = reactions.ids.slice(first, last - first).to_pylist(), reactions.request[first:last]
+    known: list[dict[str, Any]] = [{"relevant": [], "feedback": {}} for _ in range(count)]
+    for at, one in enumerate(ids):
+        of_request = known[request[at]]
+        if reactions.share[first + at] > 0:
+            of_request["relevant"].append(one)
+        for name, values in reactions.feedback.items():
+            if value := float(values[first + at]):
+                of_request["feedback"].setdefault(name, []).append([one, value])
+    return known
 
 
 def _request(sample: RequestSample, place: int, rules: Rules, vocabularies: Mapping[str, pa.Array]) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from rankfall._files import checksum
+from rankfall._suggestions import did_you_mean
 from rankfall.cascade import Cascade
 from rankfall.data.impressions.compatibility import check_compatible
 from rankfall.data.impressions.encoding import Encoding
@@ -13,8 +15,10 @@ from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.serving.export.encoding_rules import request_rules, request_vocabularies
 from rankfall.serving.export.item_table import load_items
 from rankfall.serving.export.logged_requests import check_features, sample_requests
+from rankfall.serving.export.measure_bundle import run_figure
 from rankfall.serving.export.onnx_graphs import has_index, inputs_of, scorer_of
 from rankfall.serving.export.write_bundle import QUERIES, BundleSource, write_bundle
+from rankfall.training.cascade_metrics import JOINT
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, LOG, is_finished, read_config_as, read_json
 
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.cascade import Stage
+    from rankfall.serving.export.logged_requests import RequestSample
+    from rankfall.serving.export.measure_bundle import RunFigure
     from rankfall.serving.export.write_bundle import OnStep
 
 
@@ -68,8 +74,10 @@ def export_run(
     items: Path | None = None,
     data: Path | None = None,
     stage: str | None = None,
+    quotas: Mapping[str, int] | None = None,
     recall: float = 0.99,
     examples: int = 16,
+    display: Sequence[str] | None = None,
     force: bool = False,
     on_step: OnStep = lambda step, done, total: None,
 ) -> Exported:
@@ -82,8 +90,11 @@ def export_run(
         data: The current path of the log of the run, if it was moved. Its test days, or its validation days if there
             are none, provide the requests that the bundle is checked on.
         stage: Export only this stage.
+        quotas: Number of items that stages keep in the bundle; by default that of the run.
         recall: Share of the best items that the index of the first stage must find.
         examples: The number of these requests that the bundle keeps.
+        display: Attributes of items that are shown to people: columns of the file of items, or features of items; by
+            default a few categorical features.
         force: Replace a bundle at `out`.
         on_step: Receives the current step, the number of its finished units and their total.
 
@@ -96,7 +107,16 @@ def export_run(
     days = config.data.days("test") or config.data.days("valid")
     trained = Trained(run, config, run / CHECKPOINTS / "best.safetensors", log, days, _metrics(run))
     exported = export_trained(
-        trained, out, items=items, stage=stage, recall=recall, examples=examples, force=force, on_step=on_step
+        trained,
+        out,
+        items=items,
+        stage=stage,
+        quotas=quotas,
+        recall=recall,
+        examples=examples,
+        display=display,
+        force=force,
+        on_step=on_step,
     )
     if not is_finished(run):
         exported.notes.insert(0, f"the training run {run} did not finish; these are its best weights so far")
@@ -110,8 +130,10 @@ def export_trained(
     items: Path | None = None,
     without: NDArray[np.int32] | None = None,
     stage: str | None = None,
+    quotas: Mapping[str, int] | None = None,
     recall: float = 0.99,
     examples: int = 16,
+    display: Sequence[str] | None = None,
     force: bool = False,
     on_step: OnStep = lambda step, done, total: None,
 ) -> Exported:
@@ -125,15 +147,24 @@ def export_trained(
         raise ValueError(f"examples: found {examples}, expected 0 or more")
     log = trained.log
     on_step("reading the checkpoint", 0, None)
-    stages = _stages(trained.checkpoint, stage)
+    stages = with_quotas(_stages(trained.checkpoint, stage), quotas or {})
     inputs = list(dict.fromkeys(name for one in stages for name in inputs_of(scorer_of(one))))
     notes = _check_logs(trained.run, inputs, [log, *_log_of(items)])
     features = scorer_of(stages[0]).features
     of_items = [name for name in inputs if name.startswith("item.")]
     of_requests = [name for name in inputs if not name.startswith("item.")]
-    table = load_items(items, log, features, of_items, without=without)
+    table = load_items(items, log, features, of_items, without=without, display=display)
     on_step("reading impressions", 0, None)
-    sample, logged = sample_requests(log, trained.days, table, features, of_requests, count=QUERIES, k=stages[-1].quota)
+    sample, logged = sample_requests(
+        log,
+        trained.days,
+        table,
+        features,
+        of_requests,
+        count=QUERIES,
+        k=stages[-1].quota,
+        relevant=trained.config.relevant,
+    )
     per_request = log.manifest["about"].get("item_features") == "per request"
     notes += [*table.notes, *check_features(logged, table, per_request=per_request)]
     encoding = Encoding.of_log(log)
@@ -142,10 +173,21 @@ def export_trained(
     except ValueError as error:
         raise ValueError(f"{log.path}: {error}") from None
     vocabularies = request_vocabularies(encoding, rules)
-    source = BundleSource(stages, table, rules, vocabularies, sample, _provenance(trained))
+    run = _run_figure(trained, stages, sample)
+    about = _provenance(trained) | ({"run_quotas": _run_quotas(trained.config)} if quotas else {})
+    source = BundleSource(stages, table, rules, vocabularies, sample, about, run)
     notes += _slow_search_notes(stages, len(table))
     manifest = write_bundle(source, out, recall=recall, examples=examples, force=force, on_step=on_step)
     return Exported(manifest, notes + recall_notes(manifest["stages"][0]))
+
+
+def _run_figure(trained: Trained, stages: Sequence[Stage], sample: RequestSample) -> RunFigure | None:
+    """Return the joint recall of the run, if it was evaluated with the stages and quotas of the bundle."""
+    config = trained.config
+    if [(stage.name, stage.quota) for stage in stages] != [(stage.name, stage.quota) for stage in config.stages]:
+        return None
+    length = {None: sample.length, "all": None}.get(config.data.length, config.data.length)
+    return run_figure(trained.metrics, best_is_recall=config.training.metric == JOINT, list_length=length)
 
 
 def _cascade_config(run: Path) -> CascadeConfig:
@@ -167,6 +209,29 @@ def _stages(checkpoint: Path, name: str | None) -> list[Stage]:
     if name is not None:
         return [Cascade.load_stage(checkpoint, name)]
     return Cascade.load(checkpoint).eval().stages
+
+
+def with_quotas(stages: Sequence[Stage], quotas: Mapping[str, int]) -> list[Stage]:
+    """Return stages that keep other numbers of items.
+
+    Raises:
+        ValueError: There is no such stage, or a stage would keep more items than the one before it passes on.
+    """
+    names = [stage.name for stage in stages]
+    for name, quota in quotas.items():
+        if name not in names:
+            raise ValueError(
+                f"quota: found the stage {name!r}, expected one of {', '.join(names)}{did_you_mean(name, names)}"
+            )
+        if quota < 1:
+            raise ValueError(f"quota: found {name}={quota}, expected at least 1")
+    changed = [replace(stage, quota=quotas.get(stage.name, stage.quota)) for stage in stages]
+    for one, after in pairwise(changed) if quotas else ():
+        if after.quota > one.quota:
+            raise ValueError(
+                f"quota: {after.name} would keep {after.quota}, expected at most {one.quota}, which {one.name} keeps"
+            )
+    return changed
 
 
 def _log_of(items: Path | None) -> list[ImpressionLog]:
@@ -207,6 +272,10 @@ def _provenance(trained: Trained) -> dict[str, Any]:
         "objective": trained.config.objective.name,
         "metrics": dict(trained.metrics),
     }
+
+
+def _run_quotas(config: CascadeConfig) -> dict[str, int]:
+    return {stage.name: stage.quota for stage in config.stages}
 
 
 def recall_notes(stage: Mapping[str, Any]) -> list[str]:

@@ -16,10 +16,11 @@ from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.impressions.spec import Categorical, column_of
 from rankfall.encoding import FIRST_KNOWN, UNSEEN, BadValueError
 from rankfall.encoding.lookup import NOWHERE, Lookup, plain_values
-from rankfall.serving.bundle_files import numbers
+from rankfall.serving.bundle_files import DISPLAY, numbers
+from rankfall.serving.export.display_columns import display_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -34,12 +35,17 @@ FILE_SUFFIXES = (".arrow", ".feather", ".ipc", ".parquet")
 class ItemTable:
     """Items by their ids in the source, with the features ``item.NAME`` of the models.
 
-    `notes` are remarks for the user who exports them.
+    Attributes:
+        lookup: The ids.
+        features: The features.
+        notes: Remarks for the user who exports the items.
+        display: Attributes of the items by name, which are shown to people and which no model reads.
     """
 
     lookup: Lookup
     features: dict[str, NDArray[Any]]
     notes: list[str] = field(default_factory=list)
+    display: dict[str, pa.Array] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Return the number of items."""
@@ -48,7 +54,8 @@ class ItemTable:
     def table(self) -> pa.Table:
         """Return the table as stored in a bundle."""
         columns = {name: _array(values) for name, values in self.features.items()}
-        return pa.table({"id": self.lookup.values, **columns, **self.lookup.columns()})
+        display = {f"{DISPLAY}{name}": values for name, values in self.display.items()}
+        return pa.table({"id": self.lookup.values, **columns, **display, **self.lookup.columns()})
 
 
 def load_items(
@@ -58,6 +65,7 @@ def load_items(
     names: Iterable[str],
     *,
     without: NDArray[np.int32] | None = None,
+    display: Sequence[str] | None = (),
 ) -> ItemTable:
     """Load the items of a prepared log or of a file with their features.
 
@@ -68,9 +76,12 @@ def load_items(
         features: The features of the models.
         names: The features to keep, such as ``item.author``.
         without: Numbers of items of `log` to leave out.
+        display: Attributes to show to people: raw columns of the file, or features of items, whose values are decoded.
+            None chooses a few features.
 
     Raises:
-        ValueError: The items are missing or damaged, or their ids are not those of the training run.
+        ValueError: The items are missing or damaged, their ids are not those of the training run, or an attribute does
+            not exist.
     """
     wanted = [features.item(name.removeprefix("item.")) for name in names]
     if path is None:
@@ -95,7 +106,7 @@ def load_items(
     if path is not None:
         _check_same_ids(lookup, values, log, wanted, where)
     notes = [note for feature in wanted if (note := _limit_to_model(values, feature, where))]
-    return ItemTable(lookup, values, notes)
+    return ItemTable(lookup, values, notes, display_columns(source, log, display, where))
 
 
 def _check_same_ids(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from rankfall.data import ImpressionLoader
 from rankfall.encoding import UNSEEN
 from rankfall.serving.encoded_requests import NO_ITEM, EncodedRequests
 from rankfall.serving.export.item_table import ids_of
 from rankfall.serving.request_encoder import MASK
+from rankfall.training.cascade_metrics import ground_truth
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,11 +30,54 @@ CHANGES = 0.5  # share of changes between the impressions of an item above which
 _MIN_PAIRS = 50  # of impressions of the same item, below which the share is not reliable
 
 
+@dataclass(frozen=True, slots=True)
+class Reactions:
+    """Items that the log knows to be relevant to a request, or that got feedback, as columns.
+
+    Attributes:
+        request: The index of the request in the sample, ascending.
+        row: The row of the item in the table of the bundle, -1 for items that it does not have.
+        ids: The id of the item in the source of the log.
+        share: The membership of the item in the ground truth of its request; items tied at the cut share a place.
+        relevance: The relevance in the log.
+        feedback: The values of the feedback columns by name.
+    """
+
+    request: Rows
+    row: Rows
+    ids: pa.Array
+    share: NDArray[np.float64]
+    relevance: NDArray[np.float32]
+    feedback: dict[str, NDArray[np.float32]]
+
+    @classmethod
+    def join(cls, parts: Sequence[Reactions], counts: Sequence[int]) -> Reactions:
+        """Concatenate the reactions to samples of `counts` requests."""
+        starts = np.cumsum([0, *counts])
+        return cls(
+            np.concatenate([part.request + start for part, start in zip(parts, starts, strict=False)]),
+            np.concatenate([part.row for part in parts]),
+            pa.concat_arrays([part.ids for part in parts]),
+            np.concatenate([part.share for part in parts]),
+            np.concatenate([part.relevance for part in parts]),
+            {name: np.concatenate([part.feedback[name] for part in parts]) for name in parts[0].feedback},
+        )
+
+
 class RequestSample(NamedTuple):
-    """Requests with the candidates they had in the log, and their times in milliseconds since 1970."""
+    """Requests with the candidates they had in the log.
+
+    Attributes:
+        requests: The requests.
+        times: Their times in milliseconds since 1970.
+        reactions: What the log knows about relevant items, None if it knows nothing.
+        length: The mean number of items of the lists in the log.
+    """
 
     requests: EncodedRequests
     times: NDArray[np.int64]
+    reactions: Reactions | None = None
+    length: float = 0.0
 
 
 class LoggedItems(NamedTuple):
@@ -52,6 +98,7 @@ def sample_requests(
     *,
     count: int,
     k: int,
+    relevant: int = 10,
 ) -> tuple[RequestSample, LoggedItems]:
     """Sample impressions of a log, with the same result for the same arguments.
 
@@ -63,6 +110,7 @@ def sample_requests(
         inputs: The inputs of the models.
         count: The approximate number of impressions.
         k: The number of items that each request asks for.
+        relevant: The number of relevant items per request that are its ground truth.
     """
     chosen = [day.name for day in log.choose(days) if len(day)]
     if not chosen:
@@ -74,11 +122,21 @@ def sample_requests(
         each = -(-count // len(chosen))
         loader = ImpressionLoader(log, day, batch=each, window=max(each, 4096), seed=0, prefetch=0)
         impressions = next(iter(loader))
-        rows = rows_of[np.searchsorted(numbers, impressions.item.numpy().clip(numbers[0]))]
-        parts.append(_convert(impressions, rows, features, inputs, k))
-    requests = EncodedRequests.join([sample.requests for sample, _ in parts])
+        places = np.searchsorted(numbers, impressions.item.numpy().clip(numbers[0]))
+        rows = rows_of[places]
+        sample, logged_items = _convert(impressions, rows, features, inputs, k)
+        reactions = _reactions(impressions, rows, ids, places, relevant)
+        parts.append((sample._replace(reactions=reactions), logged_items))
+    samples = [sample for sample, _ in parts]
+    counts = [len(sample.requests) for sample in samples]
     logged = [of for _, of in parts]
-    return RequestSample(requests, np.concatenate([sample.times for sample, _ in parts])), LoggedItems(
+    joined = RequestSample(
+        EncodedRequests.join([sample.requests for sample in samples]),
+        np.concatenate([sample.times for sample in samples]),
+        Reactions.join([sample.reactions for sample in samples if sample.reactions is not None], counts),
+        float(np.average([sample.length for sample in samples], weights=counts)),
+    )
+    return joined, LoggedItems(
         np.concatenate([of.rows for of in logged]),
         np.concatenate([of.items for of in logged]),
         np.concatenate([of.times for of in logged]),
@@ -112,7 +170,21 @@ def _convert(
     }
     item_times = np.broadcast_to(times[:, None], mask.shape)[logged]
     logged_items = LoggedItems(rows[logged], impressions.item.numpy()[logged], item_times, of_items)
-    return RequestSample(requests, times), logged_items
+    return RequestSample(requests, times, length=float(mask.sum(axis=1).mean())), logged_items
+
+
+def _reactions(impressions: Impressions, rows: Rows, ids: pa.Array, places: Rows, relevant: int) -> Reactions:
+    """Return the items of impressions that are relevant or got feedback; `places` are their positions in `ids`."""
+    feedback = {name: values.numpy() for name, values in impressions.feedback.items()}
+    relevance = impressions.relevance.numpy()
+    known = relevance > 0
+    for values in feedback.values():
+        known = known | (values > 0)
+    known = known & impressions.mask.numpy()
+    share = ground_truth(impressions, relevant).double().numpy()
+    request, _ = np.nonzero(known)
+    of_items = {name: values[known] for name, values in feedback.items()}
+    return Reactions(request, rows[known], ids.take(pa.array(places[known])), share[known], relevance[known], of_items)
 
 
 def _limit(values: NDArray[Any], rows: int) -> NDArray[Any]:

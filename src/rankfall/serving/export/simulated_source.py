@@ -76,7 +76,7 @@ def _features(counts: dict[str, int], length: int) -> Features:
 def _rules(counts: dict[str, int], length: int) -> dict[str, Any]:
     rules = {name: NumberedIds(count + FIRST_KNOWN).to_json() for name, count in counts.items()}
     hour = TimePart(24 + FIRST_KNOWN, "hour", "ms", "UTC", of_request=True)
-    events = {"max_length": length, "features": {name: rules[name] for name in _IDS}, "ignored": []}
+    events = {"max_length": length, "item": "item_id", "features": {name: rules[name] for name in _IDS}, "ignored": []}
     return {
         "time": {"unit": "ms", "zone": "UTC"},
         "user": {name: rules[name] for name in ("user_id", "age")},

@@ -21,6 +21,7 @@ from rankfall.encoding.lookup import Lookup
 from rankfall.models import TwoTower
 from rankfall.serving.bundle import Bundle
 from rankfall.serving.bundle_files import (
+    DISPLAY,
     EXAMPLES,
     FORMAT,
     ITEMS,
@@ -33,7 +34,8 @@ from rankfall.serving.bundle_files import (
     seal,
     write_table,
 )
-from rankfall.serving.export.example_requests import raw_requests
+from rankfall.serving.export.example_requests import known_reactions, raw_requests
+from rankfall.serving.export.measure_bundle import measure_bundle
 from rankfall.serving.export.onnx_graphs import (
     has_index,
     inputs_of,
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from rankfall.serving.export.encoding_rules import Rules
     from rankfall.serving.export.item_table import ItemTable
     from rankfall.serving.export.logged_requests import RequestSample
+    from rankfall.serving.export.measure_bundle import RunFigure
 
     OnStep = Callable[[str, int, int | None], None]  # step, finished units, total
     Vectors = NDArray[np.float32]
@@ -79,6 +82,7 @@ class BundleSource:
         vocabularies: The vocabularies that the rules name.
         sample: Requests of the log.
         about: The origin of all this, for the manifest.
+        run: What the evaluation of the run reported, to store beside what is measured.
     """
 
     stages: Sequence[Stage]
@@ -87,6 +91,7 @@ class BundleSource:
     vocabularies: Mapping[str, pa.Array]
     sample: RequestSample
     about: Mapping[str, Any] = field(default_factory=dict)
+    run: RunFigure | None = None
 
 
 def write_bundle(
@@ -139,6 +144,7 @@ class _Writer:
             "made_by": {package.__name__: str(package.__version__) for package in _PACKAGES},
             "source": dict(source.about),
             "items": {"count": len(source.items), "ids": "text" if source.items.lookup.is_text else "numbers"},
+            "display": list(source.items.display),
             "stages": stages,
             "vocabularies": list(source.vocabularies),
             "request": source.rules,
@@ -153,14 +159,20 @@ class _Writer:
         source = self._source
         requests = raw_requests(source.sample, source.rules, source.vocabularies, max(CHECKED, examples))
         self._check_requests(bundle, requests)
+        measured = measure_bundle(bundle, source.sample, source.run, self._on_measured)
+        manifest["measured"] = None if measured is None else measured.to_json()
         kept = requests[:examples]
+        known = known_reactions(source.sample.reactions, len(kept))
         answered = [
-            {"request": request, "ids": ranking.ids, "scores": ranking.scores}
-            for request, ranking in zip(kept, bundle.rank(kept), strict=True)
+            {"request": request, "ids": ranking.ids, "scores": ranking.scores, **reactions}
+            for request, ranking, reactions in zip(kept, bundle.rank(kept), known, strict=True)
         ]
         write_file(self._directory / EXAMPLES, json.dumps(answered, indent=1) + "\n")
         self._put(manifest)
         Bundle.load(self._directory).check()
+
+    def _on_measured(self, done: int, total: int) -> None:
+        self._on_step("measuring recall", done, total)
 
     def _put(self, manifest: dict[str, Any]) -> None:
         (self._directory / MANIFEST).unlink(missing_ok=True)
@@ -223,11 +235,14 @@ class _Writer:
         return vectors
 
     def _items(self) -> pa.Table:
-        """Return the table of items with the features of the stages that have no index."""
+        """Return the table of items: features of stages without an index, features of events, and what is shown."""
+        items, rules = self._source.items, self._source.rules
         scorers = [stage for place, stage in enumerate(self._source.stages) if not has_index(stage, place)]
-        used = dict.fromkeys(name for stage in scorers for name in inputs_of(scorer_of(stage)))
-        kept = [name for name in used if name.startswith("item.")]
-        return self._source.items.table().select(["id", *kept, "hash", "place"])
+        of_stages = [name for stage in scorers for name in inputs_of(scorer_of(stage)) if name.startswith("item.")]
+        of_events = [f"item.{name}" for sequence in rules["sequences"].values() for name in sequence["features"]]
+        kept = dict.fromkeys([*of_stages, *(name for name in of_events if name in items.features)])
+        display = [f"{DISPLAY}{name}" for name in items.display]
+        return items.table().select(["id", *kept, *display, "hash", "place"])
 
     # --- checks ---
 

@@ -107,6 +107,7 @@ class Service:
         if self.settings.page:
             routes += [
                 Route("/score", rank.score, methods=["POST"]),
+                Route("/items", rank.items, methods=["POST"]),
                 Route("/examples", info.examples),
                 *_file_routes(page_files()),
             ]

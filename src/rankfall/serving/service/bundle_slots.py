@@ -38,6 +38,8 @@ class ServedBundle:
             "stages": [_describe_stage(stage) for stage in manifest["stages"]],
             "made_by": manifest.get("made_by"),
             "metrics": manifest.get("source", {}).get("metrics"),
+            "measured": manifest.get("measured"),
+            "display": manifest.get("display", []),
             "schema": self.bundle.schema(),
         }
 

@@ -101,7 +101,9 @@ class InfoRoutes:
         if served is None:
             loaded = " or ".join(self._slots.models())
             raise ApiError(422, f"bundle: found {slot[:60]!r}, expected {loaded}", "bundle")
-        return JsonResponse({"examples": [example["request"] for example in served.bundle.examples()]})
+        examples = served.bundle.examples()
+        known = [{key: example.get(key) for key in ("relevant", "feedback")} for example in examples]
+        return JsonResponse({"examples": [example["request"] for example in examples], "known": known})
 
     async def openapi(self, request: Request) -> Response:
         """Return the OpenAPI document, whose request schema is that of the bundles that are served."""

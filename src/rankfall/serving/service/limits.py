@@ -33,6 +33,8 @@ ALL_BODIES_BYTES = 64_000_000  # of all bodies in memory, per worker: many bodie
 LARGE_BODY_BYTES = 65_536  # larger bodies are parsed in a thread, so that other requests are not delayed
 PARSE_QUEUE_BYTES = 4_000_000  # of large bodies that wait for that thread, which takes tenths of a second for them
 
+SHOWN_ITEMS = 10_000  # ids of one call of /items, which is answered in the event loop: they take a few milliseconds
+
 # --- time and threads -----------------------------------------------------------------------------------------------
 
 MAX_DEADLINE_MS = 60_000  # the longest deadline a request may ask for: it bounds how long old bundles stay in memory

@@ -18,6 +18,9 @@ _NUMBER = {"type": "number"}
 _TEXT = {"type": "string"}
 _ID = {"anyOf": [{"type": "integer"}, _TEXT]}
 _IDS = {"type": "array", "items": _ID}
+_BOOLEANS = {"type": "array", "items": {"type": "boolean"}}
+_ATTRIBUTE = {"type": ["string", "number", "boolean", "null"]}
+_SHOWN = {"maxItems": limits.SHOWN_ITEMS}
 _MILLISECONDS = {"type": "object", "additionalProperties": _NUMBER}
 _ERRORS = {
     400: "The body is not valid JSON.",
@@ -55,7 +58,7 @@ def openapi_document(settings: Settings, slots: BundleSlots) -> dict[str, Any]:
 def _paths(settings: Settings, slots: BundleSlots) -> dict[str, Any]:
     explain = _parameter("explain", {"type": "boolean"}, "Whether to include what every stage did.")
     bundle = _parameter("bundle", {"enum": list(slots.models())}, "The bundle whose examples to return.")
-    busy = (*_BODY_ERRORS, 503, 504)
+    busy, busy_items = (*_BODY_ERRORS, 503, 504), (*_BODY_ERRORS, 503)
     ready = _get("Whether the service can rank", "Status", (503,))
     ready["responses"]["503"]["description"] = _NOT_READY
     reload = _post("Replace a bundle", "Reload", "Reloaded", (401, 409, *_BODY_ERRORS))
@@ -70,6 +73,7 @@ def _paths(settings: Settings, slots: BundleSlots) -> dict[str, Any]:
     }
     if settings.page:
         paths["/score"] = {"post": _post("Score candidates by every stage", "ScoreCall", "Scores", busy)}
+        paths["/items"] = {"post": _post("Attributes of items, to show to people", "ItemsCall", "Items", busy_items)}
         paths["/examples"] = {"get": _get("Example requests of a bundle", "Examples", (422,), [bundle])}
     return paths
 
@@ -122,6 +126,13 @@ def _schemas(settings: Settings, slots: BundleSlots) -> dict[str, Any]:
         "ScoreCall": _object(
             {**features, **options, **call_options, "candidates": candidates}, [*required, "candidates"]
         ),
+        "ItemsCall": _object(
+            {
+                "ids": {"type": "array", "items": _ID if served is None else _item_id(served.bundle), **_SHOWN},
+                "bundle": call_options["bundle"],
+            },
+            ["ids"],
+        ),
         "Reload": _object(
             {"path": {"type": "string", "pattern": "^[^\\x00]+$"}, "bundle": {"enum": list(SLOTS)}}, ["path"]
         ),
@@ -129,10 +140,13 @@ def _schemas(settings: Settings, slots: BundleSlots) -> dict[str, Any]:
     }
 
 
-def _request_options(bundle: Bundle) -> dict[str, Any]:
+def _item_id(bundle: Bundle) -> dict[str, Any]:
     integer = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
-    ids = {"anyOf": [_TEXT, integer]} if bundle.items.lookup.is_text else integer
-    optional_ids = {"type": ["array", "null"], "items": ids, "maxItems": MOST_IDS}
+    return {"anyOf": [_TEXT, integer]} if bundle.items.lookup.is_text else integer
+
+
+def _request_options(bundle: Bundle) -> dict[str, Any]:
+    optional_ids = {"type": ["array", "null"], "items": _item_id(bundle), "maxItems": MOST_IDS}
     last = bundle.stages[-1]
     return {
         "k": {
@@ -175,6 +189,7 @@ def _response_schemas() -> dict[str, Any]:
         "ids": _IDS,
         "scores": {"type": "array", "items": _NUMBER},
         "unknown": {"type": "array"},
+        "notes": {"type": "array", "items": _TEXT, "description": "values that were never seen in training, if any"},
         "stages": {"type": "array", "items": _ref("Stage")},
     }
     head = {"model": _TEXT, "milliseconds": _MILLISECONDS}
@@ -182,6 +197,12 @@ def _response_schemas() -> dict[str, Any]:
     several = {"type": "array", "items": _ref("Ranking")}
     bundle = {"anyOf": [{"type": "object"}, {"type": "null"}]}
     scores = {"type": "object", "additionalProperties": {"type": "array", "items": {"type": ["number", "null"]}}}
+    display = {"type": "object", "additionalProperties": {"type": "array", "items": _ATTRIBUTE}}
+    pair = {"type": "array", "items": {"anyOf": [_TEXT, _NUMBER]}, "minItems": 2, "maxItems": 2}
+    known = {
+        "relevant": {"anyOf": [_IDS, {"type": "null"}], "description": "ids of the ground truth in the log"},
+        "feedback": {"type": ["object", "null"], "additionalProperties": {"type": "array", "items": pair}},
+    }
     return {
         "Stage": _object(stage, list(stage)),
         "Ranking": _object(ranking, required),
@@ -190,7 +211,14 @@ def _response_schemas() -> dict[str, Any]:
         "Answer": {"anyOf": [_ref("OneAnswer"), _ref("Answers")]},
         "Scores": _object({"model": _TEXT, "scores": scores}, ["model", "scores"]),
         "Models": _object({"bundles": _object({"main": bundle, "other": bundle}, ["main", "other"])}, ["bundles"]),
-        "Examples": _object({"examples": {"type": "array", "items": {"type": "object"}}}, ["examples"]),
+        "Items": _object({"model": _TEXT, "known": _BOOLEANS, "display": display}, ["model", "known", "display"]),
+        "Examples": _object(
+            {
+                "examples": {"type": "array", "items": {"type": "object"}},
+                "known": {"type": "array", "items": _object(known, list(known))},
+            },
+            ["examples", "known"],
+        ),
         "Status": _object({"status": _TEXT, "model": _TEXT}, ["status"]),
         "Reloaded": _object({"model": _TEXT, "before": {"type": ["string", "null"]}}, ["model", "before"]),
         "Error": _object({"error": _TEXT, "field": _TEXT}, ["error"]),

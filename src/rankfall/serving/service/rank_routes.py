@@ -1,4 +1,4 @@
-"""``POST /rank`` and ``POST /score``: check request bodies, queue them for computation, build the responses."""
+"""``POST /rank``, ``/score`` and ``/items``: check request bodies, queue computations, build the responses."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect
 
+from rankfall.encoding import BadValueError
+from rankfall.serving.encoded_requests import NO_ITEM
 from rankfall.serving.request_encoder import KEYS as FEATURE_GROUPS
 from rankfall.serving.service import limits
 from rankfall.serving.service.batching import PendingCall
@@ -104,6 +106,23 @@ class RankRoutes:
         )
         result = await self._result(pending, request, has_one_request=True)
         return JsonResponse({"model": call.served.model, "scores": result.content})
+
+    async def items(self, request: Request) -> Response:
+        """Return the attributes of items that are shown to people."""
+        content = parse_json(await self._bodies.read(request))
+        check_keys(content, ("ids", "bundle"))
+        served = self._served(content.get("bundle"))
+        ids = content.get("ids")
+        if not isinstance(ids, list):
+            raise invalid_value("ids", ids, "a list of item ids")
+        if len(ids) > limits.SHOWN_ITEMS:
+            raise ApiError(422, f"ids: found {len(ids):,} ids, expected at most {limits.SHOWN_ITEMS:,}", "ids")
+        try:
+            rows = served.bundle.items.rows(ids)
+        except BadValueError as error:
+            raise invalid_field(f"ids[{error.position}]: {error}") from None
+        known = (rows != NO_ITEM).tolist()
+        return JsonResponse({"model": served.model, "known": known, "display": served.bundle.items.display(rows)})
 
     async def _read(self, request: Request, arrived: float) -> tuple[Call, EncodedRequests]:
         """Return the validated call and its encoded requests; refuse it without reading if the queue is full."""
@@ -237,6 +256,8 @@ def _future() -> asyncio.Future[Any]:
 
 def _ranking_content(ranking: Ranking) -> dict[str, Any]:
     content: dict[str, Any] = {"ids": ranking.ids, "scores": ranking.scores, "unknown": ranking.unknown}
+    if ranking.notes:
+        content["notes"] = ranking.notes
     if ranking.stages is not None:
         content["stages"] = [_stage_content(trace) for trace in ranking.stages]
     return content

@@ -31,9 +31,13 @@ from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError, OptionError, Section, explain, shown
 from rankfall.training.config.cascade_metric_names import (
     JOINT,
+    JOINT_VALUE,
     PUBLISHED_NDCG,
+    RESERVED,
+    VALUE_NDCG,
     higher_is_better,
     list_metric,
+    measured_name,
     measures,
 )
 from rankfall.training.config.component_checks import check_model, check_objective
@@ -168,9 +172,12 @@ class ObjectiveConfig(Section):
 
 
 def _is_cascade_metric(name: str) -> str:
-    if name != JOINT and ("/" not in name or not higher_is_better(name)):
-        raise ValueError(f"found {name!r}, expected joint_recall, STAGE/recall or STAGE/ndcg")
-    return name
+    if name not in (JOINT, JOINT_VALUE) and ("/" not in name or not higher_is_better(name)):
+        raise ValueError(
+            f"found {name!r}, expected joint_recall, STAGE/recall or STAGE/ndcg (the same as STAGE/alone/recall and "
+            "STAGE/alone/ndcg), joint_value, or joint/FEEDBACK"
+        )
+    return measured_name(name)
 
 
 def _is_stage_metric(name: str) -> str:
@@ -178,7 +185,8 @@ def _is_stage_metric(name: str) -> str:
 
     if name == "ndcg":
         raise ValueError("found 'ndcg', which is always measured, with gain 1 or 0; expected ndcg_linear or ndcg@k")
-    allowed = [*(form for form in forms() if form != "ndcg"), PUBLISHED_NDCG, f"{PUBLISHED_NDCG}@k"]
+    own = (PUBLISHED_NDCG, VALUE_NDCG)
+    allowed = [*(form for form in forms() if form != "ndcg"), *own, *(f"{metric}@k" for metric in own)]
     word = name.partition("@")[0]
     if word not in {form.partition("@")[0] for form in allowed}:
         raise unknown_metric(name, allowed)
@@ -190,6 +198,17 @@ def _is_stage_metric(name: str) -> str:
 
 
 StageMetric = Annotated[str, AfterValidator(_is_stage_metric)]
+
+
+def _is_feedback(name: str) -> str:
+    if name.partition("@")[0] in RESERVED or "/" in name:
+        raise ValueError(f"found {name!r}, whose metric would have the name of another one; rename the feedback")
+    return name
+
+
+Pooling = Literal["sum", "rate"]
+Feedback = dict[Annotated[str, AfterValidator(_is_feedback)], Pooling]
+"""How the survival of feedback is measured, by its name."""
 
 
 class CascadeOptimizerConfig(OptimizerConfig):
@@ -234,6 +253,11 @@ class CascadeConfig(Section):
     stage_metrics: list[StageMetric] = Field(
         default=[], description="Further metrics of each stage alone over the whole list, such as ndcg_linear@10."
     )
+    feedback: Feedback = Field(
+        default={},
+        description="Feedback of the log whose share that survives each stage is measured: sum pools all requests, "
+        "rate is the mean over requests that have some. Example: {revenue: sum, purchase: rate}.",
+    )
 
     @model_validator(mode="after")
     def _check_stages(self) -> Self:
@@ -252,20 +276,36 @@ class CascadeConfig(Section):
                     f"stages.{place}.model.grades: missing; grade_softmax_loss needs one output per grade, but a stage "
                     "gives one score without this option of din and mlp"
                 )
-        metric = self.training.metric
-        if metric != JOINT and metric.rpartition("/")[0] not in names:
-            raise ValueError(f"training.metric: found {metric!r}, the stages are {', '.join(names)}")
-        if metric not in self.metrics:
+        if self.feedback and "joint" in names:
             raise ValueError(
-                f"training.metric: found {metric!r}, expected joint_recall, STAGE/recall, STAGE/ndcg or one of "
-                f"stage_metrics ({', '.join(self.stage_metrics) or 'which is empty'})"
+                "stages: a stage has the name 'joint', which metrics of feedback use for the whole cascade"
             )
+        self._check_metric(names)
         return self
+
+    def _check_metric(self, names: list[str]) -> None:
+        metric = self.training.metric
+        if metric in (JOINT, JOINT_VALUE, *self.metrics):
+            return
+        if metric.rpartition("/")[0] not in (*names, "joint"):
+            raise ValueError(f"training.metric: found {metric!r}, the stages are {', '.join(names)}")
+        everywhere = measures(names, self.stage_metrics, self.feedback)
+        if metric in everywhere:
+            raise ValueError(
+                f"training.metric: found {metric!r}, which is not measured with data.length all, because later stages "
+                f"do not score all items; expected one of {', '.join(self.metrics)}"
+            )
+        raise ValueError(
+            f"training.metric: found {metric!r}, expected joint_recall, STAGE/recall, STAGE/ndcg, one of "
+            f"stage_metrics ({', '.join(self.stage_metrics) or 'which is empty'}), joint_value, or joint/FEEDBACK with "
+            f"one of feedback ({', '.join(self.feedback) or 'which is empty'})"
+        )
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics of the evaluation."""
-        return measures([stage.name for stage in self.stages], self.stage_metrics)
+        """The metrics of the evaluation that every log has."""
+        names = [stage.name for stage in self.stages]
+        return measures(names, self.stage_metrics, self.feedback, complete=self.data.length != "all")
 
 
 def validate_cascade(content: Mapping[str, Any], *, where: str = "config") -> CascadeConfig:

@@ -19,6 +19,7 @@ from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.defaults import cascade_with_defaults
 from rankfall.training.config.sections import Role
 from rankfall.training.evaluation import Evaluation
+from rankfall.training.measured_lists import MeasuredLists, short_lists
 from rankfall.training.methods.method import Funnel, TrainingMethod
 from rankfall.training.run_directory import LOG, read_json
 
@@ -88,6 +89,10 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         """Return the content of the configuration with every option of models and objective written out."""
         return cascade_with_defaults(self.config)
 
+    def list_warning(self) -> str | None:
+        """Return a warning if the lists of the validation days are much shorter than the catalogue."""
+        return short_lists(train_cascade.make_loader(self.open_data(), self.config, "valid"))
+
     def _build_loss(self) -> None:
         built = make_objective(try_depths(self.config))
         check_objective(*built, stages=len(self.config.stages), classifies=self.config.objective.classifies)
@@ -103,6 +108,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         config = self.config.data
         data.choose([*config.train, *config.valid, *config.test])
         with_depths(self.config, data.spec.stage_names)
+        train_cascade.check_feedback(self.config, data)
 
     def fingerprint(self, data: ImpressionLog) -> str:
         """Return the checksum of the log."""
@@ -134,14 +140,16 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
     ) -> Evaluation:
         """Evaluate the best checkpoint of a run on days, in the order of time and without added negatives."""
         opened = self.open_split(directory, split, data=data, on_notice=on_notice)
+        lists = MeasuredLists(opened.loader, opened.config)
         with opened.refusing_new_ids():
-            values, chance = train_cascade.measure(
+            measured = train_cascade.measure_all(
                 opened.cascade,
                 opened.loader,
                 opened.config,
                 on_batch=lambda count: on_impressions(count, opened.impressions),
+                on_scored=lists.add,
             )
-        return Evaluation(opened.requests(), values, chance, opened.notes)
+        return Evaluation.of_cascade(opened.requests(), measured, opened.notes, lists)
 
     def open_split(
         self,

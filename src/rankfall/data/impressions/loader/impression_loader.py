@@ -18,7 +18,7 @@ import torch
 
 from rankfall._suggestions import did_you_mean
 from rankfall.data.impressions.loader.batch import Impressions
-from rankfall.data.impressions.loader.catalogue import Catalogue, catalogue_of
+from rankfall.data.impressions.loader.day_catalogue import Catalogue, catalogue_of
 from rankfall.data.impressions.loader.item_first_seen import ItemFirstSeen
 from rankfall.data.impressions.loader.label_schemes import (
     Labels,
@@ -154,7 +154,8 @@ class ImpressionLoader:
         self._check_lengths(longest)
         self._most_left_out = _most_left_out(self.log, self._days) if self._drawn else 0
         draws = (self._drawn and negatives_from == "items") or length == "all"
-        self._known = self._look_up_items(first_days or ItemFirstSeen()) if draws else None
+        self._first_days = first_days or ItemFirstSeen()
+        self._known = self._look_up_items() if draws else None
         self._catalogue: Catalogue | None = None
         if not len(self):
             raise ValueError(f"drop_last: no day has {batch:,} impressions, so no batch would be left")
@@ -169,16 +170,20 @@ class ImpressionLoader:
             raise ValueError(f"length: found {self.length}, but the longest list of these days has {longest} items")
         name = "negatives" if self.length is None else "length"
         added = self._drawn or self.length == "all"
-        if added and self.log.manifest["about"].get("item_features") == "per request":
+        if added and self._per_request:
             raise ValueError(
                 f"{name}: the item features of {self.log.path} depend on the request, so no items can be added"
             )
         if self._drawn and self.negatives_from == "batch" and self.batch == 1:
             raise ValueError("negatives_from: a batch of 1 has no other impressions to draw items from")
 
-    def _look_up_items(self, first_days: ItemFirstSeen) -> KnownItems:
-        order = list(self.log.days)
-        return KnownItems(self.log, self._layout, max(self.days, key=order.index), first_days)
+    @property
+    def _per_request(self) -> bool:
+        """Whether the features of items depend on the request, so that an item cannot be ranked for another."""
+        return bool(self.log.manifest["about"].get("item_features") == "per request")
+
+    def _look_up_items(self) -> KnownItems:
+        return KnownItems(self.log, self._layout, self.last_day, self._first_days)
 
     def __repr__(self) -> str:
         """Path and size, in one line."""
@@ -193,6 +198,12 @@ class ImpressionLoader:
     def days(self) -> list[str]:
         """The names of the days, in the order of a pass."""
         return [day.name for day in self._days]
+
+    @property
+    def last_day(self) -> str:
+        """The latest of the days in the order of the log."""
+        order = list(self.log.days)
+        return max(self.days, key=order.index)
 
     def requests(self, batch: Impressions) -> pa.ChunkedArray:
         """Return the request ids of a batch."""
@@ -209,6 +220,23 @@ class ImpressionLoader:
             return self.width
         assert self._known is not None
         return max(self._known.count_until(day) for day in self.days)
+
+    def catalogue_size(self) -> int | None:
+        """Return the number of items in the log by the end of the last day; None if items belong to single requests.
+
+        A loader that draws no items reads the items of all days up to that day for it.
+        """
+        if self._per_request or not len(self.log.items()):
+            return None
+        self._known = self._known or self._look_up_items()
+        return self._known.count_until(self.last_day)
+
+    def mean_length(self) -> float:
+        """Return the mean length of the lists that a first stage ranks."""
+        if self.length is not None:
+            return float(self.longest_ranked)
+        lengths = np.concatenate([found for day in self._days for found in DayBlocks(self.log, day).lengths()])
+        return float(lengths.mean()) + self.negatives
 
     def catalogue(self, day: str) -> Catalogue:
         """Return all items that are in the log by the end of a day, for a loader with ``length="all"``."""
@@ -304,7 +332,7 @@ class ImpressionLoader:
         if first == count:
             return
         blocks = DayBlocks(self.log, day)
-        known = self._known.until(day.name) if self._known else None
+        known = self._known.until(day.name) if self._known and self._drawn else None
         while first < count:
             begin = first // in_window * in_window
             end = min(begin + in_window, count)

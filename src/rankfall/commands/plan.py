@@ -1,0 +1,180 @@
+"""``rankfall plan``: find the quotas that keep most for their cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankfall.commands.options import AsJson, MovedData, Overrides, Run
+from rankfall.commands.terminal import (
+    examples,
+    print_json,
+    print_message,
+    print_note,
+    print_result,
+    progress,
+    requires_extra,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.progress import Progress
+
+    from rankfall.studies.plan.plan_quotas import Costs
+    from rankfall.studies.plan.plan_result import ChosenQuotas
+
+EXAMPLES = examples(
+    "rankfall plan runs/lcron --cost retrieval=0.1us --cost ranking=0.2ms+8us --budget 5ms",
+    "rankfall plan runs/lcron --bundle bundle --recall 0.6 data.length=all",
+    "rankfall plan runs/lcron --grid retrieval=50,100,200,400 --grid ranking=10,20 --json",
+)
+METRICS = ("joint_recall", "joint_value")
+
+
+def plan(
+    run: Run,
+    overrides: Overrides = None,
+    cost: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE=COST",
+            help="Cost of an item that enters a stage, for example 8us, or FIXED+COST with a cost per request, for "
+            "example 0.2ms+8us. Units are s, ms, us, ns or none. One for every stage.",
+            show_default="1 for every scored item",
+        ),
+    ] = None,
+    bundle: Annotated[
+        Path | None, typer.Option(help="Measure the costs as CPU time on this bundle of the run.", show_default=False)
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Largest cost of a request, for example 5ms: find the best quotas.",
+            show_default="the cost of the current quotas",
+        ),
+    ] = None,
+    recall: Annotated[
+        float | None, typer.Option(help="Smallest value of the metric: find the cheapest quotas.", show_default=False)
+    ] = None,
+    metric: Annotated[str, typer.Option(help="joint_recall, or joint_value.")] = METRICS[0],
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE=N,N,...",
+            help="Quotas to try for a stage.",
+            show_default="from the last quota to four times the current one; the last quota stays",
+        ),
+    ] = None,
+    split: Annotated[
+        str, typer.Option(help="Plan on train, valid or test of the run's configuration, or on a day of its log.")
+    ] = "test",
+    data: MovedData = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the quotas that keep most of the relevant items for their cost.
+
+    Computes the joint recall of a run for all quotas of a grid, exactly, from one pass of its models over the requests,
+    and the cost of a request: the sum over stages of a fixed cost and a cost per item that enters the stage. Prints the
+    quotas that no others beat in both, the best ones for a budget or the cheapest ones for a recall, and what
+    thresholds per request would give instead. KEY=VALUE changes what is measured, as for evaluate; data.length=all
+    plans over all items, as they are served. Writes plan.json and the page report.html to the
+    directory of the run.
+    """
+    _check_options(cost, bundle, budget, recall, metric)
+    print_message("loading torch")
+    from rankfall.reporting.files import write_report
+    from rankfall.reporting.plan_table import terminal_plan
+    from rankfall.studies.plan.costs import parse_budget
+    from rankfall.studies.plan.front import parse_grid
+    from rankfall.studies.plan.plan_quotas import Target
+    from rankfall.studies.plan.plan_result import PLAN
+    from rankfall.studies.plan.plan_run import current_quotas, plan_run
+
+    current = current_quotas(run, overrides or ())
+    tried = parse_grid(grid or (), list(current))
+    with progress() as bar:
+        costs = _costs(cost, bundle, current, tried, bar)
+        target = Target(None if budget is None else parse_budget(budget, costs.unit), recall)
+        task = bar.add_task("scoring", total=None)
+        result = plan_run(
+            run,
+            split,
+            costs=costs,
+            target=target,
+            metric="joint_value" if metric == "joint_value" else "joint_recall",
+            grid=tried,
+            data=None if data is None else str(data),
+            overrides=overrides or (),
+            on_impressions=lambda count, of: bar.update(task, advance=count, total=of),
+            on_notice=lambda text: print_note(bar, text),
+            on_step=lambda step, done, total: bar.update(task, description=step, completed=done, total=total),
+        )
+    page = write_report(run)
+    for text in result.warnings:
+        print_message(f"warning: {text}")
+    if as_json:
+        print_json(result.to_json())
+        return
+    print_result(terminal_plan(result))
+    _print_next(run, result.chosen)
+    print_message(f"wrote {run / PLAN} and {page}")
+
+
+def _check_options(
+    cost: list[str] | None, bundle: Path | None, budget: str | None, recall: float | None, metric: str
+) -> None:
+    if cost and bundle is not None:
+        raise typer.BadParameter("found --cost and --bundle, expected one of them", param_hint="--bundle")
+    if budget is not None and recall is not None:
+        raise typer.BadParameter("found --budget and --recall, expected one of them", param_hint="--recall")
+    if recall is not None and not 0 < recall <= 1:
+        raise typer.BadParameter(f"found {recall:g}, expected more than 0 and at most 1", param_hint="--recall")
+    if metric not in METRICS:
+        raise typer.BadParameter(f"found {metric!r}, expected one of {', '.join(METRICS)}", param_hint="--metric")
+
+
+def _costs(
+    words: list[str] | None,
+    path: Path | None,
+    current: Mapping[str, int],
+    grid: Mapping[str, Sequence[int]],
+    bar: Progress,
+) -> Costs:
+    """Return the costs that were given, measured, or else 1 for every scored item."""
+    from rankfall.studies.plan.costs import parse_costs
+    from rankfall.studies.plan.plan_quotas import Costs
+    from rankfall.studies.plan.plan_run import largest_quotas
+
+    stages = list(current)
+    if words:
+        return Costs(*parse_costs(words, stages), "given")
+    if path is None:
+        return Costs.items_scored(stages)
+    with requires_extra("plan --bundle", "serve"):
+        from rankfall.benchmarks.serving.stage_costs import measure_costs
+        from rankfall.serving import Bundle
+    bundle = Bundle.load(path)
+    if bundle.names != stages:
+        raise ValueError(
+            f"bundle: found the stages {', '.join(bundle.names)} in {path}, expected {', '.join(stages)} as in the run"
+        )
+    task = bar.add_task("measuring costs", total=len(stages))
+    first, *others = largest_quotas(current, grid)
+    measured = measure_costs(
+        bundle,
+        [first, first, *others[:-1]],
+        on_step=lambda step, done, total: bar.update(task, description=step, completed=done, total=total),
+    )
+    bar.remove_task(task)
+    return Costs(measured, "s", "measured")
+
+
+def _print_next(run: Path, chosen: ChosenQuotas) -> None:
+    """Print the commands that use the chosen quotas."""
+    overrides = " ".join(chosen.train_overrides)
+    print_result(f"measure: rankfall evaluate {run} {overrides}")
+    print_result(f"train:   rankfall train {run / 'config.yaml'} {overrides} --out NEW")
+    print_result(f"export:  rankfall export {run} {' '.join(chosen.export_options)} --out BUNDLE")

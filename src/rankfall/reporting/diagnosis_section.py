@@ -1,0 +1,210 @@
+"""The diagnosis of a run on its page: perfect stages, distance to the cut, segments, agreement, requests, gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from rankfall.reporting import charts
+from rankfall.reporting.diagnosis_table import (
+    CONFLICT_MEASURES,
+    bound_texts,
+    conflict_tables,
+    headline,
+    larger_quota_texts,
+    operator_name,
+    percent,
+    rank_text,
+    segments_note,
+    shown,
+    stake,
+)
+from rankfall.reporting.page import Cell, Table, words
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankfall.reporting.chart import Chart
+    from rankfall.studies.diagnosis.results import (
+        Agreement,
+        Diagnosis,
+        LostRequest,
+        OperatorConflict,
+        Segment,
+        ShownItem,
+        StageDiagnosis,
+        SurvivalBound,
+    )
+    from rankfall.training.stage_figures import Estimate
+
+SEGMENTS = 8  # of each stage
+
+
+def diagnosis_section(result: Diagnosis) -> dict[str, Any]:
+    """Return the parts of the section ``diagnosis_section.html`` of a page."""
+    return {
+        "headline": f"Diagnosis of {headline(result)}.",
+        "findings": [(one.text, stake(one.at_stake) if one.at_stake else "") for one in result.findings],
+        "oracle": oracle_chart(result),
+        "cuts": _cuts_table(result.stages),
+        "segments": [_segments_table(stage) for stage in result.stages if shown(stage.segments)],
+        "agreement": _agreement_table(result.agreement) if result.agreement else None,
+        "requests": [_request(one) for one in result.worst_requests],
+        "conflicts": [_conflict_table(*entry) for entry in conflict_tables(result.gradient_conflict)],
+        "bound": list(bound_texts(result.survival_bound)) if result.survival_bound else [],
+        "calibration": _calibration_table(result.survival_bound) if result.survival_bound else None,
+        "notes": result.notes,
+    }
+
+
+def oracle_chart(result: Diagnosis) -> Chart:
+    """Return the joint recall of the run, with each stage perfect, and with all others perfect."""
+
+    def row(name: str, one: Estimate) -> tuple[str, float, float, float]:
+        return name, one.low, one.value, one.high
+
+    rows = [row("this run", result.joint_recall)]
+    rows += [row(f"{stage.stage} perfect", stage.oracle.perfect) for stage in result.stages]
+    if len(result.stages) > 1:
+        rows += [row(f"all but {stage.stage} perfect", stage.oracle.others_perfect) for stage in result.stages]
+    told = ", ".join(f"{name} {value:.3f}" for name, _, value, _ in rows)
+    return charts.intervals(
+        rows,
+        label=f"Joint recall with perfect stages: {told}",
+        caption="A perfect stage keeps the relevant items that arrive, and then what it keeps now. 95 % intervals.",
+        title="Joint recall with perfect stages",
+    )
+
+
+# --- tables -------------------------------------------------------------------------------------------------------
+
+
+def _with_interval(one: Estimate, shape: str = ".3f") -> Cell:
+    if math.isnan(one.value):
+        return Cell("none")
+    return Cell(f"{one.value:{shape}}", below=f"{one.low:{shape}} to {one.high:{shape}}")
+
+
+def _share(one: Estimate) -> Cell:
+    return Cell(percent(one.value), below=f"{100 * one.low:.1f} to {100 * one.high:.1f}")
+
+
+def _cuts_table(stages: Sequence[StageDiagnosis]) -> Table:
+    head = ["stage", "lost", "lost items", "rank / quota, 25 %", "50 %", "75 %", "score distance, 50 %"]
+    head += ["survive later stages", "with a larger quota"]
+    body = [
+        [
+            stage.stage,
+            _with_interval(stage.lost),
+            f"{stage.cut.items:,}",
+            *(rank_text(stage.cut, quantile) for quantile in ("25", "50", "75")),
+            "none" if math.isnan(stage.cut.score_distance["50"]) else f"{stage.cut.score_distance['50']:.2f}",
+            percent(stage.recoverable.value),
+            words("; ".join(f"{quota}: {text}" for quota, text in larger_quota_texts(stage))),
+        ]
+        for stage in stages
+    ]
+    caption = (
+        "How far below the cut the lost items were: quantiles of their rank divided by the quota, and of the distance "
+        "of their scores to that of the last kept item, in standard deviations of the list. Survive later stages: "
+        "share of the lost items that would survive them if they had passed."
+    )
+    return Table(head, body, caption=caption)
+
+
+def _segments_table(stage: StageDiagnosis) -> Table:
+    head = [f"at {stage.stage}", "items", "kept", "elsewhere", "share of items", "share of lost", "at stake"]
+    body = [_segment_row(one) for one in shown(stage.segments)[:SEGMENTS]]
+    return Table(head, body, caption=segments_note(stage, SEGMENTS))
+
+
+def _segment_row(one: Segment) -> list[str | Cell]:
+    return [
+        f"{one.attribute} = {one.value}",
+        f"{one.items:,}",
+        _share(one.kept),
+        percent(one.kept_elsewhere),
+        percent(one.share_of_items),
+        percent(one.share_of_lost),
+        _with_interval(one.at_stake, "+.4f"),
+    ]
+
+
+def _agreement_table(agreement: Sequence[Agreement]) -> Table:
+    body: list[list[str | Cell]] = [
+        [
+            " → ".join(one.stages),
+            _with_interval(one.correlation),
+            _share(one.overlap),
+            percent(one.overlap_chance),
+            "not measured" if one.wanted is None else _share(one.wanted),
+            "" if one.wanted_chance is None else percent(one.wanted_chance),
+        ]
+        for one in agreement
+    ]
+    caption = (
+        "Rank correlation: of both scores over the items that pass the first stage. Same choice: share of what the "
+        "second stage keeps that the first one would choose too. Wanted: share of what the second stage would keep of "
+        "all items before the first stage that the first stage passes."
+    )
+    return Table(
+        ["stages", "rank correlation", "same choice", "chance", "wanted items that pass", "chance "],
+        body,
+        caption=caption,
+    )
+
+
+def _conflict_table(title: str, conflicts: Sequence[OperatorConflict]) -> Table:
+    body = [
+        [operator_name(one), *(percent(one.shares.get(measure, math.nan)) for measure in CONFLICT_MEASURES)]
+        for one in conflicts
+    ]
+    caption = (
+        f"{title[0].upper()}{title[1:]}. Share of relevant items that -log p lowers; of its gradient that falls on the "
+        "two items at the cut; for soft sorts, of rows that raise one relevant item and lower another, of relevant "
+        "items that a row lowers, and of the gradient of rows that cancels in their sum."
+    )
+    return Table(["operator", *CONFLICT_MEASURES.values()], body, caption=caption)
+
+
+def _calibration_table(bound: SurvivalBound) -> Table:
+    body = [
+        [f"{one.low:g} to {one.high:g}", f"{one.items:,}", f"{one.bound:.3f}", f"{one.survived:.3f}"]
+        for one in bound.calibration
+    ]
+    return Table(["product of inclusions", "relevant items", "mean product", "survive the funnel"], body)
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+def _request(one: LostRequest) -> dict[str, Any]:
+    """Return the heading of a request, what is known about it, and a table of its items."""
+    return {
+        "cause": one.cause,
+        "title": f"request {one.request} on {one.day}, recall {one.recall:.2f}, "
+        f"{one.lost_items} of {one.items} relevant items lost by this cause",
+        "about": _attributes(one.attributes),
+        "items": _items_table(one),
+    }
+
+
+def _items_table(one: LostRequest) -> Table:
+    rows = [("lost", item) for item in one.lost] + [("kept instead", item) for item in one.kept_instead]
+    body = [
+        [item.item, role, _rank(item, one.quota), words(item.logged), words(_attributes(item.attributes))]
+        for role, item in rows
+    ]
+    return Table(["item", "", f"rank at {one.stage}", "in production", "attributes"], body)
+
+
+def _rank(item: ShownItem, quota: int) -> str:
+    return (
+        f"{'> ' * item.at_least}{item.rank:,} of {quota:,}"
+        if item.rank <= quota
+        else f"{'> ' * item.at_least}{item.rank:,}"
+    )
+
+
+def _attributes(attributes: dict[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in attributes.items())

@@ -1,0 +1,251 @@
+"""A diagnosis as tables for the terminal, and the words that its tables and its page share."""
+
+from __future__ import annotations
+
+import math
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rankfall.studies.diagnosis.gradient_conflict import BOUNDARY, CANCELLED, LOWERED, ROW_CONFLICT, ROW_LOWERED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from rankfall.studies.diagnosis.results import (
+        Agreement,
+        CutDistance,
+        Diagnosis,
+        LostRequest,
+        OperatorConflict,
+        Segment,
+        StageDiagnosis,
+        SurvivalBound,
+    )
+    from rankfall.training.stage_figures import Estimate
+
+SEGMENTS = 5  # of each stage
+CONFLICT_MEASURES = {  # headings
+    LOWERED: "relevant lowered",
+    BOUNDARY: "on the boundary",
+    ROW_CONFLICT: "rows in conflict",
+    ROW_LOWERED: "lowered by a row",
+    CANCELLED: "rows cancel",
+}
+
+
+def terminal_diagnosis(diagnosis: Diagnosis) -> RenderableType:
+    """Return the findings first, then the figures that they come from."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(f"diagnosis: {headline(diagnosis)}", style="bold")]
+    parts += [
+        Text.assemble(f"{number}. {one.text}", (f" {stake(one.at_stake)}", "dim") if one.at_stake else "")
+        for number, one in enumerate(diagnosis.findings, 1)
+    ]
+    parts += [_stages(diagnosis.stages), *(_segments(stage) for stage in diagnosis.stages if shown(stage.segments))]
+    if diagnosis.agreement:
+        parts.append(_agreement(diagnosis.agreement))
+    if diagnosis.gradient_conflict:
+        parts.append(_conflicts(diagnosis.gradient_conflict))
+    if diagnosis.survival_bound is not None:
+        parts += map(Text, bound_texts(diagnosis.survival_bound))
+    parts += [_requests(diagnosis.worst_requests), *(Text(f"note: {note}") for note in diagnosis.notes)]
+    return Group(*parts)
+
+
+# --- words --------------------------------------------------------------------------------------------------------
+
+
+def headline(diagnosis: Diagnosis) -> str:
+    """Return what was diagnosed."""
+    lists = "over all items" if diagnosis.all_items else "lists of the log"
+    return (
+        f"joint recall {with_interval(diagnosis.joint_recall)} on {diagnosis.split}, {lists}, "
+        f"n = {diagnosis.requests:,} requests with a relevant item"
+    )
+
+
+def stake(one: Estimate) -> str:
+    """Return what a finding is worth."""
+    return f"At stake: {one.value:+.4f} joint recall [{one.low:+.4f}, {one.high:+.4f}]"
+
+
+def with_interval(one: Estimate, digits: int = 4) -> str:
+    """Return a value and its 95 % interval."""
+    return f"{one.value:.{digits}f} [{one.low:.{digits}f}, {one.high:.{digits}f}]"
+
+
+def percent(share: float) -> str:
+    """Return a share in percent with one decimal, "-" for NaN."""
+    return "-" if math.isnan(share) else f"{100 * share:.1f} %"
+
+
+def percents(one: Estimate) -> str:
+    """Return a share and its 95 % interval in percent."""
+    return f"{percent(one.value)} [{100 * one.low:.1f}, {100 * one.high:.1f}]"
+
+
+def shown(segments: Sequence[Segment]) -> list[Segment]:
+    """Return the segments that no other one explains."""
+    return [one for one in segments if one.explained_by is None]
+
+
+def segments_note(stage: StageDiagnosis, most: int) -> str:
+    """Return how the segments of a table were chosen."""
+    own, all_found = len(shown(stage.segments)), len(stage.segments)
+    text = f"{min(own, most)} of {own} segments" if own > most else f"{own} segment{'s' * (own != 1)}"
+    explained = f"; {all_found - own} more that these explain" if all_found > own else ""
+    return (
+        f"{text} that {stage.stage} keeps significantly less of, of {stage.tested:,} tested (false discovery rate "
+        f"5 %){explained}. At stake: joint recall if {stage.stage} kept as much of them as of all other items."
+    )
+
+
+def rank_text(cut: CutDistance, quantile: str) -> str:
+    """Return a quantile of the rank divided by the quota; a rank beyond the known ones is a lower bound."""
+    value = cut.rank_over_quota[quantile]
+    if math.isnan(value):
+        return "-"
+    beyond = cut.known_up_to is not None and value >= cut.known_up_to
+    return f"{'> ' * beyond}{value:.2f}"
+
+
+def larger_quota_texts(stage: StageDiagnosis) -> Iterator[tuple[str, str]]:
+    """Yield each larger quota, and what it would recover."""
+    for one in stage.cut.larger_quotas:
+        gain = f"{one.gain.value:+.4f} [{one.gain.low:+.4f}, {one.gain.high:+.4f}]"
+        yield f"quota {one.quota:,}", f"{percent(one.passes.value)} of the lost items pass, joint recall {gain}"
+
+
+def conflict_tables(conflicts: Sequence[OperatorConflict]) -> Iterator[tuple[str, list[OperatorConflict]]]:
+    """Yield a title and the operators of each stage."""
+    for stage, group in groupby(conflicts, key=lambda one: one.stage):
+        found = list(group)
+        yield f"gradients on the scores of {stage}, k = {found[0].k:,}, n = {found[0].lists:,} lists", found
+
+
+def operator_name(one: OperatorConflict) -> str:
+    """Return the name of an operator, and its temperature in units of the spread of the scores."""
+    return f"{one.operator} (this run)" if one.own else f"{one.operator}, softness {one.softness:g}"
+
+
+def bound_texts(bound: SurvivalBound) -> Iterator[str]:
+    """Yield sentences about the survival that LCRON maximises."""
+    whose = "the operator of this run" if bound.own else "the operator of LCRON's experiments"
+    yield (
+        f"LCRON's lower bound of the survival, the product of inclusions by {bound.operator}, {whose}: "
+        f"{with_interval(bound.bound)} for the ground truth of {bound.requests:,} requests; the funnel keeps "
+        f"{with_interval(bound.survived)}."
+    )
+    if not math.isnan(bound.gap_bound):
+        yield f"The mean upper bound of the gap (eq. 14) is {bound.gap_bound:.3f}."
+    if bound.claims:
+        failing = [
+            f"{one.claim} fails for {one.failures:,} of {one.items:,} items" for one in bound.claims if one.failures
+        ]
+        yield (
+            f"Claims of LCRON, appendix A, on {bound.short_lists:,} lists of {bound.short_length} items of this run, "
+            f"all sets enumerated: {'; '.join(failing) or 'none fails'}."
+        )
+
+
+# --- tables of the terminal ---------------------------------------------------------------------------------------
+
+
+def _table(title: str, *headings: str, words: int = 1, caption: str = "") -> Table:
+    """Return a table whose first columns are words and whose others are numbers."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="italic", caption=caption or None)
+    table.caption_justify = "left"
+    for place, heading in enumerate(headings):
+        table.add_column(heading, style="cyan" if place == 0 else "", justify="left" if place < words else "right")
+    return table
+
+
+def _stages(stages: Sequence[StageDiagnosis]) -> Table:
+    table = _table(
+        "joint recall with perfect stages, and how far below the cut the lost items were",
+        "stage",
+        "if perfect ↑",
+        "gain",
+        "if all others were ↑",
+        "rank / quota, 25 %",
+        "50 %",
+        "75 %",
+        "would survive later stages",
+    )
+    for stage in stages:
+        table.add_row(
+            stage.stage,
+            f"{stage.oracle.perfect.value:.3f}",
+            f"{stage.oracle.gain.value:+.3f} [{stage.oracle.gain.low:+.3f}, {stage.oracle.gain.high:+.3f}]",
+            f"{stage.oracle.others_perfect.value:.3f}",
+            *(rank_text(stage.cut, quantile) for quantile in ("25", "50", "75")),
+            percent(stage.recoverable.value),
+        )
+    larger = [f"{stage.stage}, {quota}: {text}" for stage in stages for quota, text in larger_quota_texts(stage)]
+    table.caption = "\n".join(larger)
+    return table
+
+
+def _segments(stage: StageDiagnosis) -> Table:
+    headings = ["segment", "n", "kept ↑", "elsewhere", "of items", "of lost", "at stake"]
+    table = _table(f"segments that suffer at {stage.stage}", *headings, caption=segments_note(stage, SEGMENTS))
+    for one in shown(stage.segments)[:SEGMENTS]:
+        table.add_row(
+            f"{one.attribute} = {one.value}",
+            f"{one.items:,}",
+            percents(one.kept),
+            percent(one.kept_elsewhere),
+            percent(one.share_of_items),
+            percent(one.share_of_lost),
+            f"{one.at_stake.value:+.4f} [{one.at_stake.low:+.4f}, {one.at_stake.high:+.4f}]",
+        )
+    return table
+
+
+def _agreement(agreement: Sequence[Agreement]) -> Table:
+    headings = ["stages", "rank correlation", "same choice", "chance", "wanted items that pass", "chance"]
+    table = _table("agreement of neighbouring stages", *headings)
+    for one in agreement:
+        table.add_row(
+            " → ".join(one.stages),
+            with_interval(one.correlation, 3),
+            percents(one.overlap),
+            percent(one.overlap_chance),
+            "-" if one.wanted is None else percents(one.wanted),
+            "-" if one.wanted_chance is None else percent(one.wanted_chance),
+        )
+    return table
+
+
+def _conflicts(conflicts: Sequence[OperatorConflict]) -> Table:
+    """Return one table for all stages; the page has all measures."""
+    stages = list(dict.fromkeys(one.stage for one in conflicts))
+    shares = {(operator_name(one), one.stage): one.shares[LOWERED] for one in conflicts}
+    table = _table(
+        "relevant items whose scores -log p lowers, by the operator of p, on the scores of this run",
+        "operator",
+        *stages,
+        caption=f"n = {conflicts[0].lists:,} lists per stage, k is the quota; softness: temperature in standard "
+        "deviations of the scores. The page also shows the gradients of single rows.",
+    )
+    for name in dict.fromkeys(operator_name(one) for one in conflicts):
+        table.add_row(name, *(percent(shares.get((name, stage), math.nan)) for stage in stages))
+    return table
+
+
+def _requests(requests: Sequence[LostRequest]) -> Table:
+    headings = ["cause", "request", "recall", "lost", "ranks of the lost items"]
+    table = _table(
+        "requests that show each cause; their items are in diagnosis.json and on the page", *headings, words=2
+    )
+    for one in requests:
+        ranks = ", ".join(f"{'> ' * item.at_least}{item.rank:,}" for item in one.lost)
+        table.add_row(one.cause, one.request, f"{one.recall:.2f}", f"{one.lost_items} of {one.items}", ranks)
+    return table

@@ -1,0 +1,194 @@
+"""A plan of quotas as tables for the terminal, and the words that its tables and its page share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankfall.studies.plan.costs import show_cost
+from rankfall.studies.plan.thresholds import spread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from rankfall.studies.plan.plan_result import FrontPoint, PlanResult, StageCost
+    from rankfall.training.stage_figures import Estimate
+
+ROWS = 20  # of the front in a table
+
+
+def terminal_plan(result: PlanResult) -> RenderableType:
+    """Return the costs, the front with the current and the chosen quotas, and thresholds beside quotas."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(headline(result)), _costs_table(result), Text(front_note(result))]
+    parts.append(_front_table(result))
+    parts += map(Text, conclusions(result))
+    if result.comparisons:
+        parts += [Text(f"\n{THRESHOLDS_NOTE}"), _comparison_table(result), Text(thresholds_verdict(result))]
+    return Group(*parts)
+
+
+# --- words --------------------------------------------------------------------------------------------------------
+
+THRESHOLDS_NOTE = (
+    "Thresholds on scores instead of quotas, for the same budget. Both are chosen on one half of the requests and "
+    "measured on the other half."
+)
+
+
+def headline(result: PlanResult) -> str:
+    """Return what was planned on which requests."""
+    undefined = f", {result.undefined:,} of them without a relevant item" if result.undefined else ""
+    return (
+        f"{result.run}, {result.split}: {result.metric} of {len(result.points):,} choices of quotas, exact on "
+        f"{result.requests:,} requests{undefined}"
+    )
+
+
+def cost_note(result: PlanResult) -> str:
+    """Return where the costs come from."""
+    if result.cost_source == "measured":
+        first = result.costs[0]
+        searches = ", ".join(f"{show_cost(one.cost, 's')} for {one.items:,} items" for one in first.samples or ())
+        return (
+            "CPU time of single requests, measured on the bundle; ± is the standard error of the line. A search of "
+            f"{first.stage} takes {searches}; the plan counts the first."
+        )
+    if result.cost_source == "items scored":
+        return "No costs were given: the cost of a request is the number of items that its stages score."
+    return "Costs as given."
+
+
+def front_note(result: PlanResult) -> str:
+    """Return what the table of the front shows."""
+    shown = sum(point in result.front for point in shown_front(result))
+    some = "" if shown == len(result.front) else f", {shown} of them shown"
+    return f"Quotas that no others beat in cost and {result.metric} at once: {len(result.front):,}{some}."
+
+
+def conclusions(result: PlanResult) -> Iterator[str]:
+    """Yield sentences about the current and the chosen quotas."""
+    current, chosen = result.current, result.chosen
+    if not current.dominated:
+        yield "The current quotas are on the front."
+    elif current.best_for_cost.value > current.point.value.value:
+        best = current.best_for_cost
+        yield (
+            f"The current quotas are not on the front: {quotas_text(best.quotas)} have {result.metric} "
+            f"{best.value:.4f} for {show_cost(best.cost, result.unit)}."
+        )
+    else:
+        cheapest = current.cheapest_for_value
+        yield (
+            f"The current quotas are not on the front: {quotas_text(cheapest.quotas)} have the same {result.metric} "
+            f"for {show_cost(cheapest.cost, result.unit)}."
+        )
+    if chosen.point.quotas == current.point.quotas:
+        yield f"Chosen: the current quotas ({chosen.reason})."
+        return
+    yield (
+        f"Chosen: {quotas_text(chosen.point.quotas)} ({chosen.reason}). Against the current quotas: {result.metric} "
+        f"{signed(chosen.difference)}, {chosen.cost_ratio:.2f} times the cost."
+    )
+
+
+def thresholds_verdict(result: PlanResult) -> str:
+    """Return for how many budgets thresholds are better or worse than quotas."""
+    count = len(result.comparisons)
+    better = sum(one.difference.low > 0 for one in result.comparisons)
+    worse = sum(one.difference.high < 0 for one in result.comparisons)
+    return (
+        f"Thresholds keep more than quotas for {better} of {count} budgets and less for {worse}; for the others the "
+        "interval of the difference contains 0."
+    )
+
+
+def shown_front(result: PlanResult) -> list[FrontPoint]:
+    """Return at most twenty points of the front, evenly spread, and always the chosen and the current quotas."""
+    front = [result.front[place] for place in spread(len(result.front), ROWS)]
+    front += [point for point in (result.chosen.point, result.current.point) if point not in front]
+    return sorted(front, key=lambda point: (point.cost, point.value.value))
+
+
+def mark_of(point: FrontPoint, result: PlanResult) -> str:
+    """Return whether quotas are the chosen or the current ones."""
+    marks = [
+        *(["chosen"] if point.quotas == result.chosen.point.quotas else []),
+        *(["current"] if point.quotas == result.current.point.quotas else []),
+    ]
+    return ", ".join(marks)
+
+
+def stage_cost_text(cost: StageCost, unit: str) -> tuple[str, str]:
+    """Return the fixed cost of a stage and its cost per item, with their standard errors if they were measured."""
+
+    def shown(value: float, error: float | None) -> str:
+        if not value or unit == "items":
+            return f"{value:g}"
+        return show_cost(value, unit) + (f" ± {show_cost(error, unit)}" if error else "")
+
+    return shown(cost.fixed, cost.fixed_error), shown(cost.per_item, cost.per_item_error)
+
+
+def quotas_text(quotas: list[int]) -> str:
+    """Return quotas from the first stage to the last."""
+    return " → ".join(f"{quota:,}" for quota in quotas)
+
+
+def with_interval(one: Estimate) -> str:
+    """Return a value and its 95 % interval."""
+    return f"{one.value:.4f} [{one.low:.4f}, {one.high:.4f}]"
+
+
+def signed(one: Estimate) -> str:
+    """Return a difference and its 95 % interval."""
+    return f"{one.value:+.4f} [{one.low:+.4f}, {one.high:+.4f}]"
+
+
+# --- tables of the terminal ---------------------------------------------------------------------------------------
+
+
+def _table(*columns: str, words: int = 1) -> Table:
+    """Return a table whose first columns are words and whose others are numbers."""
+    from rich.table import Table
+
+    table = Table()
+    for place, heading in enumerate(columns):
+        table.add_column(heading, style="cyan" if place < words else None, justify="left" if place < words else "right")
+    return table
+
+
+def _costs_table(result: PlanResult) -> Table:
+    table = _table("stage", "fixed cost", "cost per item", "items now", "cost now")
+    now = result.current.point
+    for cost, items, total in zip(result.costs, now.entered, now.stage_costs, strict=True):
+        table.add_row(cost.stage, *stage_cost_text(cost, result.unit), f"{items:,.0f}", show_cost(total, result.unit))
+    table.caption = cost_note(result)
+    table.caption_justify = "left"
+    return table
+
+
+def _front_table(result: PlanResult) -> Table:
+    table = _table(*result.stages, "cost", f"{result.metric} (95 % interval)", "", words=0)
+    for point in shown_front(result):
+        mark = mark_of(point, result)
+        cells = [*(f"{quota:,}" for quota in point.quotas), show_cost(point.cost, result.unit)]
+        table.add_row(*cells, with_interval(point.value), mark, style="bold" if mark else None)
+    return table
+
+
+def _comparison_table(result: PlanResult) -> Table:
+    table = _table("budget", "quotas", "thresholds", "cost", "difference (95 % interval)", words=0)
+    for one in result.comparisons:
+        table.add_row(
+            show_cost(one.budget, result.unit),
+            f"{one.quotas.value.value:.4f}",
+            f"{one.thresholds.value.value:.4f}",
+            show_cost(one.thresholds.cost, result.unit),
+            signed(one.difference),
+        )
+    return table

@@ -1,0 +1,317 @@
+"""What is known about the requests and items of a diagnosis: features, activity of users, popularity and age of items.
+
+Activity and popularity are counted on the days that the cascade was trained on, since it can only have learned from
+those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from rankfall.data.impressions.items import from_arrow
+from rankfall.data.impressions.loader import ItemFirstSeen
+from rankfall.data.impressions.loader.window import DayBlocks
+from rankfall.data.impressions.spec import FIRST_KNOWN, is_dense
+from rankfall.studies.diagnosis.raw_values import RawValues, number_text
+from rankfall.training.cascade_metrics import user_feature
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from rankfall.data.impressions.log import Day, ImpressionLog
+    from rankfall.data.impressions.spec import Group
+    from rankfall.studies.diagnosis.funnel_lists import FunnelLists
+    from rankfall.studies.stage_scores import StageScores
+
+    Ints = NDArray[np.int64]
+    Values = NDArray[Any]
+
+ACTIVITY, POPULARITY, AGE = "user activity", "item popularity", "item age"
+LENGTH, RELEVANT, RELEVANCE = "list length", "relevant items", "relevance"
+MOST_VALUES = 200  # of a feature that become segments
+RANGES = 5  # of numbers
+FEW_NUMBERS = 8  # up to this number of different numbers each one is a segment
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """An attribute of the items of the ground truth.
+
+    Attributes:
+        name: Name of the attribute.
+        codes: Number ``(M,)`` of the value of each item, -1 for rare values.
+        labels: Values by number.
+    """
+
+    name: str
+    codes: Ints
+    labels: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class TruthItems:
+    """All items of the ground truth.
+
+    Attributes:
+        request: Place ``(M,)`` of the request in the lists.
+        place: Place ``(M,)`` of the item in its list.
+        weight: Share ``(M,)`` of the item in the ground truth of its request.
+    """
+
+    request: Ints
+    place: Ints
+    weight: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, lists: FunnelLists) -> TruthItems:
+        """Return the items of the ground truth of some lists."""
+        chosen = lists.weight > 0
+        request, place = chosen.nonzero(as_tuple=True)
+        return cls(request.numpy(), place.numpy(), lists.weight[chosen].double().numpy())
+
+
+class LogAttributes:
+    """Reads attributes of the requests and items of some lists from their log.
+
+    Args:
+        log: The log.
+        scores: Scores of all stages, which name the requests and the items.
+        lists: The lists that are diagnosed.
+        train: Days that the cascade was trained on.
+    """
+
+    def __init__(self, log: ImpressionLog, scores: StageScores, lists: FunnelLists, train: Sequence[Day]) -> None:
+        self.log, self.scores, self.lists = log, scores, lists
+        self.raw = RawValues(log)
+        self._train = train
+        self._user = user_feature(log.spec)
+        self._items = log.items()
+        self._numbers: Values = np.asarray(self._items["item"].combine_chunks())
+        self._places: dict[str, tuple[Ints, Ints]] = {}  # by day: requests of the lists, and their rows in the file
+        days = np.array([scores.days[row] for row in lists.rows.tolist()])
+        rows = scores.rows[lists.rows].numpy()
+        for day in np.unique(days).tolist():
+            chosen = np.flatnonzero(days == day)
+            self._places[day] = chosen, rows[chosen]
+
+    # --- values -------------------------------------------------------------------------------------------------
+
+    def of_requests(self, column: str) -> Values:
+        """Return the values ``(R,)`` of a column of single values, encoded."""
+        parts = {
+            day: from_arrow(self.log.days[day].table()[column].take(pa.array(rows)))
+            for day, (_, rows) in self._places.items()
+        }
+        first = next(iter(parts.values()))
+        values = np.empty((len(self.lists), *first.shape[1:]), first.dtype)
+        for day, part in parts.items():
+            values[self._places[day][0]] = part
+        return values
+
+    def items(self, request: Ints, place: Ints) -> Values:
+        """Return the item numbers at places of lists."""
+        rows = self.lists.rows.numpy()[request]
+        found: Values = self.scores.item.numpy()[rows, place]
+        return found
+
+    def of_items(self, name: str, request: Ints, place: Ints) -> Values:
+        """Return a feature of the items at places of lists, encoded."""
+        if self.log.manifest["about"].get("item_features") == "per request":
+            return self._of_lists(f"item.{name}", request, place)
+        column = self._items[f"item.{name}"]
+        places = np.searchsorted(self._numbers, self.items(request, place))
+        return from_arrow(column.take(pa.array(places)))
+
+    def _of_lists(self, column: str, request: Ints, place: Ints) -> Values:
+        """Return values from the lists of the file, which hold the items in the same order."""
+        parts = []
+        where = []
+        for day, (requests, rows) in self._places.items():
+            of_day = np.flatnonzero(np.isin(request, requests))
+            table = self.log.days[day].table()[column].combine_chunks()
+            row = rows[np.searchsorted(requests, request[of_day])]
+            parts.append(
+                from_arrow(pa.chunked_array([table.values.take(pa.array(_starts(table)[row] + place[of_day]))]))
+            )
+            where.append(of_day)
+        order = np.concatenate(where).argsort()
+        return np.concatenate(parts)[order]
+
+    # --- counts on training days --------------------------------------------------------------------------------
+
+    @cached_property
+    def users(self) -> Values | None:
+        """The encoded id ``(R,)`` of the user of each request; None if the log does not have it."""
+        return None if self._user is None else self.of_requests(f"user.{self._user}")
+
+    def user_groups(self) -> Tensor | None:
+        """Return numbers ``(R,)`` of users from 0; a request of an unknown user is a group of its own."""
+        if self.users is None:
+            return None
+        known = self.users >= FIRST_KNOWN
+        keys = np.where(known, self.users.astype(np.int64), -1 - np.arange(len(self.users)))
+        return torch.from_numpy(np.unique(keys, return_inverse=True)[1].astype(np.int64))
+
+    @cached_property
+    def activity(self) -> Ints | None:
+        """Number of requests of each request's user on the training days."""
+        if self.users is None:
+            return None
+        column = f"user.{self._user}"
+        counts = np.zeros(int(self.users.max()) + 1, np.int64)
+        for day in self._train:
+            ids = from_arrow(day.table()[column])
+            counts += np.bincount(ids[ids < len(counts)], minlength=len(counts))
+        counts[:FIRST_KNOWN] = 0  # of users without an id nothing is known
+        found: Ints = counts[self.users]
+        return found
+
+    @cached_property
+    def _occurrences(self) -> Ints:
+        """Number of lists on the training days that each item of the item table is in."""
+        counts = np.zeros(len(self._numbers), np.int64)
+        for day in self._train:
+            numbers = DayBlocks(self.log, day).items().to_numpy()
+            counts += np.bincount(np.searchsorted(self._numbers, numbers), minlength=len(counts))
+        return counts
+
+    def popularity(self, request: Ints, place: Ints) -> Ints:
+        """Return the number of lists on the training days that items are in."""
+        found: Ints = self._occurrences[np.searchsorted(self._numbers, self.items(request, place))]
+        return found
+
+    @cached_property
+    def _days(self) -> Ints:
+        """Index in the log of the day of each request."""
+        order = list(self.log.days)
+        days = np.empty(len(self.lists), np.int64)
+        for day, (requests, _) in self._places.items():
+            days[requests] = order.index(day)
+        return days
+
+    @cached_property
+    def _first_days(self) -> Ints:
+        """Index in the log of the first day of each item of the item table."""
+        days = list(self.log.days)[: int(self._days.max()) + 1]
+        return ItemFirstSeen().numbers(self.log, days, self._numbers.astype(np.int32)).astype(np.int64)
+
+    def age(self, request: Ints, place: Ints) -> Ints:
+        """Return the number of days of the log since items were first in it."""
+        first = self._first_days[np.searchsorted(self._numbers, self.items(request, place))]
+        found: Ints = self._days[request] - first
+        return found
+
+    # --- attributes of the ground truth -------------------------------------------------------------------------
+
+    def attributes(self, truth: TruthItems) -> Iterator[Attribute]:
+        """Yield every attribute of the ground truth that has more than one value."""
+        for attribute in self._attributes(truth):
+            if len(np.unique(attribute.codes[attribute.codes >= 0])) > 1:
+                yield attribute
+
+    def _attributes(self, truth: TruthItems) -> Iterator[Attribute]:
+        request, place = truth.request, truth.place
+        if self.activity is not None:
+            yield _ranges(ACTIVITY, self.activity[request], "request in training", "requests in training")
+        yield _ranges(POPULARITY, self.popularity(request, place), "list in training", "lists in training")
+        yield _ranges(AGE, self.age(request, place), "day", "days")
+        yield _ranges(LENGTH, self.lists.ranked.numpy()[request], "item", "items")
+        yield _ranges(RELEVANT, np.bincount(request)[request], "item", "items")
+        yield _ranges(RELEVANCE, self.scores.relevance.numpy()[self.lists.rows.numpy()[request], place])
+        for group, name, feature in self.log.spec.features:
+            if is_dense(feature) and self._size(group, name) > 1:
+                continue
+            encoded = self._feature(group, name, truth)
+            if is_dense(feature):
+                yield _ranges(f"{group}.{name}", self.raw.numbers(group, name, encoded))
+            else:
+                yield _values(f"{group}.{name}", encoded, lambda ids, g=group, n=name: self.raw.texts(g, n, ids))
+
+    def _size(self, group: Group, name: str) -> int:
+        return next(one.size for one in self.log.features.of(group) if one.name == name)
+
+    def _feature(self, group: Group, name: str, truth: TruthItems) -> Values:
+        if group == "item":
+            return self.of_items(name, truth.request, truth.place)
+        return self.of_requests(f"{group}.{name}")[truth.request]
+
+    # --- texts --------------------------------------------------------------------------------------------------
+
+    def describe_items(self, request: Ints, place: Ints) -> list[dict[str, str]]:
+        """Return the features, the popularity and the age of items as text."""
+        columns = {
+            name: self.raw.texts("item", name, self.of_items(name, request, place))
+            for name in self.log.spec.features.item
+        }
+        seen, ages = self.popularity(request, place).tolist(), self.age(request, place).tolist()
+        columns[POPULARITY] = [_counted(count, "list in training", "lists in training") for count in seen]
+        columns[AGE] = [_counted(days, "day", "days") for days in ages]
+        return _rows(columns, len(request))
+
+    def describe_requests(self, requests: Ints) -> list[dict[str, str]]:
+        """Return the features of users and contexts as text."""
+        groups: list[Group] = ["user", "context"]
+        columns = {
+            name: self.raw.texts(group, name, self.of_requests(f"{group}.{name}")[requests])
+            for group in groups
+            for name in getattr(self.log.spec.features, group)
+        }
+        if self.activity is not None:
+            counts = self.activity[requests].tolist()
+            columns[ACTIVITY] = [_counted(count, "request in training", "requests in training") for count in counts]
+        return _rows(columns, len(requests))
+
+
+def _starts(lists: pa.ListArray) -> Ints:
+    starts: Ints = lists.offsets.to_numpy().astype(np.int64)
+    return starts
+
+
+def _rows(columns: dict[str, list[str]], count: int) -> list[dict[str, str]]:
+    return [{name: values[row] for name, values in columns.items()} for row in range(count)]
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count:,} {one if count == 1 else several}"
+
+
+# --- values as segments -----------------------------------------------------------------------------------------
+
+
+def _values(name: str, encoded: Values, texts: Callable[[Values], list[str]]) -> Attribute:
+    """Return an attribute whose values are the ids of a feature; rare ones have no code."""
+    ids, codes, counts = np.unique(encoded, return_inverse=True, return_counts=True)
+    if len(ids) <= MOST_VALUES:
+        return Attribute(name, codes.astype(np.int64), texts(ids))
+    common = np.sort(np.argsort(-counts, kind="stable")[:MOST_VALUES])
+    codes_of = np.full(len(ids), -1, np.int64)
+    codes_of[common] = np.arange(len(common))
+    return Attribute(name, codes_of[codes], texts(ids[common]))
+
+
+def _ranges(name: str, numbers: Values, one: str = "", several: str = "") -> Attribute:
+    """Return an attribute whose values are ranges of numbers with about the same number of items; 0 is a value."""
+    distinct = np.unique(numbers)
+    if len(distinct) <= FEW_NUMBERS:
+        edges = distinct[1:]
+    else:
+        positive = numbers[numbers != 0] if (numbers == 0).any() and (numbers >= 0).all() else numbers
+        inner = np.quantile(positive, np.arange(1, RANGES) / RANGES, method="higher")
+        edges = np.unique([*inner, positive.min()] if len(positive) < len(numbers) else inner)
+    codes = np.searchsorted(edges, numbers, side="right").astype(np.int64)
+    labels = []
+    for code in range(len(edges) + 1):
+        inside = numbers[codes == code]
+        low, high = (number_text(edge(inside)) if len(inside) else "none" for edge in (np.min, np.max))
+        shown, unit = (low if low == high else f"{low} to {high}"), (one if high == "1" else several)
+        labels.append(" ".join(filter(None, (shown, unit))))
+    return Attribute(name, codes, labels)

@@ -1,0 +1,167 @@
+"""The result of ``rankfall plan`` (``plan.json``); :mod:`rankfall._results` defines the JSON form.
+
+Costs are those of one request, in the unit of :attr:`PlanResult.unit`. Values are means of the planned metric over the
+requests with a relevant item; costs are means over all requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rankfall._results import Number, Result
+from rankfall.training.stage_figures import Estimate, ListFigures  # noqa: TC001 (dataclass fields)
+
+PLAN = "plan.json"  # in the run directory
+
+
+# --- costs --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CostSample(Result):
+    """A measured cost of a stage."""
+
+    items: int
+    """Number of items that entered the stage; for the search of an index, the number of items that it returned."""
+    cost: Number
+    """Median CPU time of a request."""
+
+
+@dataclass(frozen=True)
+class StageCost(Result):
+    """Cost of a stage: `fixed` per request, and `per_item` for each item that enters it."""
+
+    stage: str
+    fixed: Number
+    per_item: Number
+    fixed_error: float | None = None
+    """Standard error of the least squares line through `samples`."""
+    per_item_error: float | None = None
+    samples: list[CostSample] | None = None
+    """None if the costs were given."""
+
+
+# --- points -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GridPoint(Result):
+    """One choice of quotas."""
+
+    quotas: list[int]
+    """Quota of each stage."""
+    cost: Number
+    value: Number
+
+
+@dataclass(frozen=True)
+class FrontPoint(Result):
+    """One choice of quotas, with the interval of its value."""
+
+    quotas: list[int]
+    cost: Number
+    stage_costs: list[Number]
+    """Cost of each stage; the sum is `cost`."""
+    entered: list[Number]
+    """Mean number of items that enter each stage."""
+    value: Estimate
+
+
+@dataclass(frozen=True)
+class ThresholdPoint(Result):
+    """One choice of thresholds: a stage keeps the items whose score is at least its threshold.
+
+    A stage keeps at least 1 item and at most its cap. The last stage has no threshold and keeps its quota.
+    """
+
+    thresholds: list[Number]
+    """Threshold of each stage but the last."""
+    caps: list[int]
+    """Largest number of items that each stage but the last keeps."""
+    mean_kept: list[Number]
+    """Mean number of items that each stage but the last keeps per request."""
+    cost: Number
+    value: Estimate
+
+
+@dataclass(frozen=True)
+class HalfComparison(Result):
+    """Quotas against thresholds for the same budget: both chosen on one half of the requests, measured on the other."""
+
+    budget: Number
+    quotas: FrontPoint
+    thresholds: ThresholdPoint
+    difference: Estimate
+    """Value with thresholds minus value with quotas, paired."""
+
+
+# --- the plan -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CurrentQuotas(Result):
+    """The quotas of the run."""
+
+    point: FrontPoint
+    dominated: bool
+    """Whether other quotas have at least this value for at most this cost, and are better in one of the two."""
+    best_for_cost: GridPoint
+    """The best point of the grid that costs no more."""
+    cheapest_for_value: GridPoint
+    """The cheapest point of the grid that is as good."""
+
+
+@dataclass(frozen=True)
+class ChosenQuotas(Result):
+    """The quotas that the plan recommends."""
+
+    point: FrontPoint
+    reason: str
+    """The rule that chose them, for example "best joint_recall for at most 2.5 ms"."""
+    difference: Estimate
+    """Value minus the value of the current quotas, paired."""
+    cost_ratio: Number
+    """Cost divided by the cost of the current quotas."""
+    train_overrides: list[str]
+    """For ``rankfall train`` and ``rankfall evaluate``: ``stages.0.quota=120`` and so on."""
+    export_options: list[str]
+    """For ``rankfall export``: ``--quota retrieval=120`` and so on."""
+
+
+@dataclass(frozen=True)
+class PlanResult(Result):
+    """Exact values of all quotas of a grid, the Pareto front of value and cost, and the choice for a target."""
+
+    run: str
+    split: str
+    metric: str
+    stages: list[str]
+    requests: int
+    undefined: int
+    """Number of requests without a relevant item. They count for costs, not for values."""
+    entered: Number
+    """Mean number of items that enter the first stage."""
+    unit: Literal["s", "units", "items"]
+    """Unit of all costs: seconds, a unit that only the user knows, or the number of scored items."""
+    cost_source: Literal["given", "measured", "items scored"]
+    costs: list[StageCost]
+    grid: dict[str, list[int]]
+    """Quotas that were tried for each stage."""
+    points: list[GridPoint]
+    """All quotas of the grid in which no stage keeps more than the one before it."""
+    front: list[FrontPoint]
+    """Points that no other point dominates, from the cheapest on."""
+    current: CurrentQuotas
+    chosen: ChosenQuotas
+    budget: float | None = None
+    """Largest cost that was asked for."""
+    target: float | None = None
+    """Smallest value that was asked for."""
+    threshold_front: list[ThresholdPoint] = field(default_factory=list)
+    """Dynamic quotas: thresholds chosen on one half of the requests, measured on the other half."""
+    quota_front: list[FrontPoint] = field(default_factory=list)
+    """Quotas chosen and measured on the same halves, to compare with `threshold_front`."""
+    comparisons: list[HalfComparison] = field(default_factory=list)
+    lists: ListFigures | None = None
+    warnings: list[str] = field(default_factory=list)

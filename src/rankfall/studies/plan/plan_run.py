@@ -1,0 +1,120 @@
+"""Plan the quotas of a run, and write the plan into its directory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rankfall.data import ImpressionLog
+from rankfall.studies.evaluate import scores_of_run
+from rankfall.studies.plan.front import default_reach
+from rankfall.studies.plan.plan_quotas import plan_quotas
+from rankfall.studies.plan.plan_result import PLAN
+from rankfall.training.config.cascade_config import CascadeConfig
+from rankfall.training.config.evaluation_overrides import with_evaluation_overrides
+from rankfall.training.measured_lists import short_lists
+from rankfall.training.run_directory import read_config_as
+from rankfall.training.stage_figures import ListFigures
+from rankfall.training.train_cascade import measuring_loader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from rankfall.studies.plan.plan_quotas import Costs, Metric, OnStep, Target
+    from rankfall.studies.plan.plan_result import PlanResult
+    from rankfall.studies.stage_scores import StageScores
+
+
+def current_quotas(run_dir: Path, overrides: Sequence[str] = ()) -> dict[str, int]:
+    """Return the quota of each stage of a run.
+
+    Args:
+        run_dir: Run directory of a cascade.
+        overrides: ``key=value`` strings, see :func:`plan_run`.
+
+    Raises:
+        ValueError: The run is not that of a cascade, or an override is wrong.
+    """
+    config = with_evaluation_overrides(read_config_as(CascadeConfig, run_dir), overrides)
+    assert isinstance(config, CascadeConfig)
+    return {stage.name: stage.quota for stage in config.stages}
+
+
+def largest_quotas(current: Mapping[str, int], grid: Mapping[str, Sequence[int]]) -> list[int]:
+    """Return the largest quota of each stage that a plan may try."""
+    return [max(grid.get(stage, [default_reach(quota)])) for stage, quota in current.items()]
+
+
+def plan_run(
+    run_dir: Path,
+    split: str = "test",
+    *,
+    costs: Costs,
+    target: Target | None = None,
+    metric: Metric = "joint_recall",
+    grid: Mapping[str, Sequence[int]] | None = None,
+    data: str | None = None,
+    overrides: Sequence[str] = (),
+    on_impressions: Callable[[int, int], None] = lambda count, of: None,
+    on_notice: Callable[[str], None] = lambda text: None,
+    on_step: OnStep = lambda step, done, total: None,
+) -> PlanResult:
+    """Plan the quotas of a run's best checkpoint, and write ``plan.json`` into its directory.
+
+    Args:
+        run_dir: Run directory of a cascade.
+        split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a day.
+        costs: Costs of the stages.
+        target: What to plan for. Default: the best value for the cost of the current quotas.
+        metric: What to plan: ``"joint_recall"`` or ``"joint_value"``.
+        grid: Quotas to try, by stage.
+        data: Directory of the log, if it was moved.
+        overrides: ``key=value`` strings that change what is measured, such as ``"data.length=all"``. With
+            ``stages.0.quota=50`` the current quota is 50.
+        on_impressions: Called with the number of impressions scored since the last call, and of all.
+        on_notice: Called with each note about the log.
+        on_step: Receives the current step of planning, the number of its finished units and their total.
+
+    Raises:
+        ValueError: The run, the grid and the target do not fit together; see
+            :func:`~rankfall.studies.plan.plan_quotas.plan_quotas`.
+    """
+    current = current_quotas(run_dir, overrides)
+    # Lists over all items hold as many as the largest quota of the first stage, so that all quotas are exact.
+    reach = max(next(iter(current.values())), largest_quotas(current, grid or {})[0])
+    config, scores = scores_of_run(
+        run_dir,
+        split,
+        data=data,
+        overrides=overrides,
+        reach=reach,
+        on_impressions=on_impressions,
+        on_notice=on_notice,
+    )
+    result = plan_quotas(
+        scores,
+        current=list(current.values()),
+        costs=costs,
+        target=target,
+        metric=metric,
+        grid=grid,
+        reach=reach,
+        run=run_dir.name,
+        split=split,
+        on_step=on_step,
+    )
+    loader = measuring_loader(ImpressionLog.load(data or config.data.path), config, config.data.days("test"))
+    catalogue, short = loader.catalogue_size(), short_lists(loader)
+    result = replace(
+        result,
+        lists=None if catalogue is None else _list_figures(scores, catalogue, all_items=config.data.length == "all"),
+        warnings=[*result.warnings, *([short] if short else [])],
+    )
+    result.save(run_dir / PLAN)
+    return result
+
+
+def _list_figures(scores: StageScores, catalogue: int, *, all_items: bool) -> ListFigures:
+    ranked = scores.ranked
+    return ListFigures(float(ranked.double().mean()), int(ranked.max()), catalogue, all_items)

@@ -1,0 +1,142 @@
+"""Scored lists together with the costs of the stages: what each choice of quotas or thresholds gives, and costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from rankfall.metrics.bootstrap import interval, resampled_sums
+from rankfall.studies.plan.plan_result import FrontPoint
+from rankfall.studies.plan.quota_search import search
+from rankfall.training.stage_figures import Estimate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from rankfall.studies.plan.plan_result import StageCost
+    from rankfall.studies.plan.quota_search import Floats, Outcomes, Rule
+    from rankfall.studies.stage_scores import StageScores
+
+    Rows = NDArray[np.int64]
+
+
+class PricedLists:
+    """Lists, weights of their items, and costs of the stages.
+
+    Args:
+        scores: Scores of all stages, one list per request.
+        weight: Weights ``(R, N)`` of the items, which sum to 1 in each list. Lists of zeros count for costs only.
+        costs: Cost of each stage.
+    """
+
+    def __init__(self, scores: StageScores, weight: Floats, costs: Sequence[StageCost]) -> None:
+        self.scores = scores
+        self.weight = weight
+        self.costs = list(costs)
+
+    @cached_property
+    def defined(self) -> NDArray[np.bool_]:
+        """The requests with a value."""
+        return self.weight.sum(1) > 0
+
+    @cached_property
+    def ranked(self) -> float:
+        """Mean number of items that enter the first stage."""
+        return float(self.scores.ranked.double().mean())
+
+    def take(self, rows: Rows) -> PricedLists:
+        """Return the lists of some requests."""
+        stored, at = self.scores, torch.from_numpy(rows)
+        some = replace(
+            stored,
+            requests=[stored.requests[row] for row in rows],
+            days=[stored.days[row] for row in rows],
+            scores=[stage[at] for stage in stored.scores],
+            **{name: getattr(stored, name)[at] for name in _TENSORS},
+        )
+        return PricedLists(some, self.weight[rows], self.costs)
+
+    def price(
+        self, choices: Sequence[Sequence[Rule]], on_requests: Callable[[int], None] = lambda count: None
+    ) -> tuple[Floats, Floats]:
+        """Return the cost and the value of each choice."""
+        outcomes = search(self.scores, self.weight, choices, on_requests=on_requests)
+        return self._stage_costs(outcomes).sum(1), outcomes.values / self.defined.sum()
+
+    def measure(self, choices: Sequence[Sequence[Rule]]) -> Measured:
+        """Return the same with the values of single requests."""
+        outcomes = search(self.scores, self.weight, choices, per_request=True)
+        return Measured(
+            list(choices),
+            self._stage_costs(outcomes),
+            self._entered(outcomes),
+            outcomes.values[:, self.defined],
+        )
+
+    def _stage_costs(self, outcomes: Outcomes) -> Floats:
+        """Return the cost ``(choices, stages)`` of each stage."""
+        fixed = np.array([cost.fixed for cost in self.costs])
+        return fixed + np.array([cost.per_item for cost in self.costs]) * self._entered(outcomes)
+
+    def _entered(self, outcomes: Outcomes) -> Floats:
+        """Return the mean number of items ``(choices, stages)`` that enter each stage."""
+        kept = outcomes.kept[:, :-1] / len(self.scores)
+        return np.hstack([np.full((len(kept), 1), self.ranked), kept])
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Choices, the costs of their stages, and their values.
+
+    Attributes:
+        choices: The choices.
+        stage_costs: Mean cost ``(choices, stages)``.
+        entered: Mean number of items ``(choices, stages)`` that enter each stage.
+        values: Values ``(choices, requests)``.
+    """
+
+    choices: list[Sequence[Rule]]
+    stage_costs: Floats
+    entered: Floats
+    values: Floats
+
+    @cached_property
+    def cost(self) -> Floats:
+        """Cost of each choice."""
+        total: Floats = self.stage_costs.sum(1)
+        return total
+
+    @cached_property
+    def estimates(self) -> list[Estimate]:
+        """Mean value of each choice with its interval."""
+        return estimate_means(self.values)
+
+    def quota_point(self, place: int) -> FrontPoint:
+        """Return a choice of quotas."""
+        return FrontPoint(
+            quotas=[rule for rule in self.choices[place] if isinstance(rule, int)],
+            cost=float(self.cost[place]),
+            stage_costs=self.stage_costs[place].tolist(),
+            entered=self.entered[place].tolist(),
+            value=self.estimates[place],
+        )
+
+
+def estimate_means(values: Floats) -> list[Estimate]:
+    """Return the mean of each row with its bootstrap interval over requests.
+
+    All rows have the same resamples, so that the interval of a row of differences is that of a paired comparison.
+    """
+    sums = resampled_sums(torch.from_numpy(values.T))
+    low, high = interval(sums / values.shape[1])
+    means = values.mean(1).tolist()
+    return [Estimate(*ends) for ends in zip(means, low.tolist(), high.tolist(), strict=True)]
+
+
+_TENSORS = ("rows", "mask", "truth", "relevance", "item", "depth", "rank", "ranked")
