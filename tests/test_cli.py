@@ -103,15 +103,14 @@ def demonstration(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_demo_writes_the_files_that_scripts_rely_on(demonstration: Path) -> None:
     names = {path.name for path in demonstration.iterdir()}
-    assert names == {"log", "runs", "config.yaml", "comparison.json", "report.html"}
-    assert {path.name for path in (demonstration / "runs").iterdir()} == {"bce", "lcron"}
+    assert {"log", "runs", "config.yaml", "comparison.json", "comparison.yaml", "report.html"} <= names
     written = json.loads((demonstration / "comparison.json").read_text())
     assert [method["name"] for method in written["methods"]] == ["bce", "lcron"]
     for method in written["methods"]:
         figures = method["metrics"]
         assert set(figures["joint_recall"]) == {"mean", "std", "chance", "values", "low", "high", "queries"}
-        assert figures["joint_recall"]["chance"] == pytest.approx(0.5)
-        lost = [figures[f"{stage}/lost"]["mean"] for stage in ("retrieval", "ranking")]
+        assert 0.01 < figures["joint_recall"]["chance"] < 0.05  # the last stage keeps 60 of all items
+        lost = [figures[f"{stage}/lost"]["mean"] for stage in ("retrieval", "preranking", "ranking")]
         assert figures["joint_recall"]["mean"] + sum(lost) == pytest.approx(1)
     assert len(written["tests"]) == 2 * len(written["metrics"])
 
@@ -125,6 +124,7 @@ def test_the_report_is_self_contained(demonstration: Path) -> None:
         mean = method["metrics"]["joint_recall"]["mean"]
         assert f"{mean:.3f}".removeprefix("0") in page
     assert page.count('role="img"') == 2
+    assert "What to do next" in page
     ElementTree.fromstring(
         page.removeprefix("<!doctype html>\n")
         .replace('<meta charset="utf-8">', "")

@@ -2,44 +2,56 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankfall._files import write_file
 from rankfall._yaml_config import dump
+from rankfall.reporting.advice import advise
 from rankfall.reporting.comparison_page import comparison_page
+from rankfall.reporting.files import write_report
 from rankfall.simulation.simulate import Simulation, simulate_log
-from rankfall.studies.comparison_summary import Outcome, summarise
-from rankfall.studies.evaluate import Evaluation, evaluate_run
-from rankfall.studies.results import ComparisonResult
-from rankfall.training.cascade_metrics import higher_is_better
-from rankfall.training.config.cascade_config import validate_cascade
-from rankfall.training.train_cascade import train
+from rankfall.studies.compare import compare_methods
+from rankfall.studies.comparison_plan import ComparisonConfig
+from rankfall.studies.diagnosis.diagnose import diagnose_run, diagnosis_file
+from rankfall.studies.evaluate import evaluation_files
+from rankfall.studies.plan.costs import parse_costs
+from rankfall.studies.plan.plan_quotas import Costs
+from rankfall.studies.plan.plan_run import plan_run
+from rankfall.studies.results import SplitEvaluation
+from rankfall.training.run_directory import read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
     from rankfall.data.impressions.log import ImpressionLog
-    from rankfall.training.config.cascade_config import CascadeConfig
+    from rankfall.reporting.advice import Advice
+    from rankfall.studies.results import ComparisonResult
 
     # receives the current step, the amount done and the total, which may be unknown
     Progress = Callable[[str, float, float | None], None]
 
+STAGE_BY_STAGE, AS_ONE = "bce", "lcron"
 OBJECTIVES: dict[str, dict[str, Any]] = {
-    "bce": {"name": "bce", "min_depth": 0},
-    "lcron": {"name": "lcron", "topk": {"name": "dftopk", "tau": 1.0}},
+    STAGE_BY_STAGE: {"name": "bce", "min_depth": 0},
+    AS_ONE: {"name": "lcron", "topk": {"name": "dftopk", "tau": 1.0}},
 }
 STAGES: list[dict[str, Any]] = [
-    {"name": "retrieval", "quota": 30, "model": {"kind": "two_tower"}},
-    {"name": "ranking", "quota": 20, "model": {"kind": "din"}},
+    {"name": "retrieval", "quota": 600, "model": {"kind": "two_tower"}},
+    {"name": "preranking", "quota": 200, "model": {"kind": "mlp"}},
+    {"name": "ranking", "quota": 60, "model": {"kind": "din"}},
 ]
+COSTS = ("retrieval=0", "preranking=1", "ranking=4")  # of an item: an index finds, a small and a large network score
 ABOUT = (
-    "A simulated platform of 500 users logged which items its production cascade kept at each stage. A two-tower model "
-    "keeps 30 of 40 items, a deep interest network 20 of those 30; joint recall is the share of the 10 best items that "
-    "survive both stages. BCE trains each stage separately on all 40 items, LCRON trains both as one network. There is "
-    "one seed and one untuned setting per method, and the tests do not account for other seeds: this shows how the "
-    "tool works, not which method is better."
+    "A simulated platform logged, for each request, a sample of the items that its production cascade dropped at each "
+    "stage, and the 10 best that it kept. A two-tower model now retrieves {retrieval} of all {catalogue:,} items, a "
+    "small network keeps {preranking} of those, a deep interest network {ranking}. Joint recall is the share of the 10 "
+    "best items that survive all stages, measured over all items, as in a service. It cannot come near 1: production "
+    "ranked a few hundred candidates that it drew partly at random, and no model can know which ones. BCE trains each "
+    "stage separately, LCRON trains all stages as one network. Both have the same untuned settings and {seeds} seeds."
 )
 
 
@@ -51,37 +63,49 @@ class Size:
     requests_per_day: int
     epochs: int
     batch: int
+    seeds: int
 
 
-FULL = Size(days=7, requests_per_day=1000, epochs=3, batch=128)
-QUICK = Size(days=3, requests_per_day=100, epochs=1, batch=32)
+FULL = Size(days=7, requests_per_day=1000, epochs=3, batch=128, seeds=3)
+QUICK = Size(days=3, requests_per_day=100, epochs=1, batch=32, seeds=1)
 
 
 def run(out: Path, *, size: Size, seed: int, progress: Progress = lambda *step: None) -> ComparisonResult:
-    """Simulate a log, train both methods, compare them and write the report.
+    """Simulate a log, compare both methods, diagnose and plan the second one, and write the report.
 
     Args:
-        out: Directory that gets ``log/``, ``runs/``, ``config.yaml`` and ``report.html``.
+        out: Directory that gets ``log/``, the files of a comparison, ``lcron/`` (the first run of LCRON, with its
+            diagnosis and plan), ``config.yaml`` and ``report.html``.
         size: Size of the log and of the training runs.
-        seed: Seed of the log and of the training runs.
+        seed: Seed of the log, and the first seed of the training runs.
         progress: Receives the current step, the amount done and the total.
 
     Returns:
         The result of the comparison, ``comparison.json``.
     """
     log = _simulate(out / "log", size, seed, progress)
-    evaluations: dict[str, Evaluation] = {}
-    for name, objective in OBJECTIVES.items():
-        config = _config(log, objective, size, seed)
-        on_step = _progress_of(progress, f"training with {name}")
-        train(config, out / "runs" / name, force=True, progress=on_step)
-        evaluations[name] = evaluate_run(out / "runs" / name)
-    result = _summary(evaluations, seed)
-    config = _config(log, OBJECTIVES["lcron"], size, seed)
-    text = dump(config)
-    write_file(out / "config.yaml", text)
-    title = "Cascades trained stage by stage and as one"
-    write_file(out / "report.html", comparison_page(result, title=title, about=ABOUT, config=text))
+    for earlier in ("runs", AS_ONE):
+        shutil.rmtree(out / earlier, ignore_errors=True)
+    result = _compare(out, log, size, seed, progress)
+    chosen = out / AS_ONE
+    shutil.copytree(_first_run(result, out), chosen)  # the names of runs in a comparison are checksums
+    config = dump(read_config(chosen))
+    write_file(out / "config.yaml", config)
+    advice = _examine(chosen, progress)
+    measured = [
+        SplitEvaluation.load(evaluation_files(out / one.directory)[0])
+        for method in result.methods
+        for one in method.runs or ()
+    ]
+    page = comparison_page(
+        result,
+        title="Cascades trained stage by stage and as one",
+        about=_about(measured[0], size),
+        config=config,
+        measured=measured,
+        advice=advice,
+    )
+    write_file(out / "report.html", page)
     return result
 
 
@@ -97,48 +121,64 @@ def _simulate(path: Path, size: Size, seed: int, progress: Progress) -> Impressi
     return simulate_log(simulation, path, force=True, on_requests=on_requests)
 
 
-def _progress_of(progress: Progress, description: str) -> Callable[[Any], None]:
-    return lambda step: progress(description, (step.epoch - 1) * step.batches + step.batch, step.epochs * step.batches)
+def _compare(out: Path, log: ImpressionLog, size: Size, seed: int, progress: Progress) -> ComparisonResult:
+    runs, done = len(OBJECTIVES) * size.seeds, 0
+    step = f"training {runs} cascades"
+
+    def on_step(_: object) -> None:
+        nonlocal done
+        done += 1
+        progress(step, done, runs)
+
+    progress(step, 0, runs)
+    jobs = min(2, os.cpu_count() or 1, runs) if size.seeds > 1 else 1
+    return compare_methods(_config(log, size, seed), out, jobs=jobs, on_step=on_step)
 
 
-def _config(log: ImpressionLog, objective: Mapping[str, Any], size: Size, seed: int) -> CascadeConfig:
+def _config(log: ImpressionLog, size: Size, seed: int) -> ComparisonConfig:
     *training, valid, test = log.days
-    return validate_cascade(
-        {
-            "data": {
-                "path": str(log.path.absolute()),
-                "train": f"{training[0]}..{training[-1]}",
-                "valid": valid,
-                "test": test,
-            },
-            "relevant": 10,
-            "stages": STAGES,
-            "objective": dict(objective),
-            "optimizer": {"lr": 0.01},
-            "training": {"epochs": size.epochs, "batch": size.batch, "seed": seed},
-        }
-    )
-
-
-def _summary(evaluations: Mapping[str, Evaluation], seed: int) -> ComparisonResult:
-    """Return the result of a comparison with one seed and one fold."""
-    first = next(iter(evaluations.values()))
-    outcome = Outcome(
-        values={
-            method: {name: values.double().unsqueeze(0) for name, values in evaluation.values.items()}
-            for method, evaluation in evaluations.items()
+    return ComparisonConfig(
+        data={
+            "path": str(log.path.absolute()),
+            "train": f"{training[0]}..{training[-1]}",
+            "valid": valid,
+            "test": test,
+            "negatives": 40,
+            "length": "all",
         },
-        chance={name: values.double() for name, values in first.chance.items()},
-        higher_is_better={name: higher_is_better(name) for name in first.values},
-        folds=[len(first.qids)],
+        relevant=10,
+        stages=STAGES,
+        optimizer={"lr": 0.01},
+        training={"epochs": size.epochs, "batch": size.batch},
+        methods={name: {"objective": objective} for name, objective in OBJECTIVES.items()},
+        seeds=[seed + number for number in range(size.seeds)],
     )
-    summary = summarise(outcome)
-    return ComparisonResult(
-        metrics=list(first.values),
-        seeds=[seed],
-        folds={"all": {}},
-        unit="impressions",
-        methods=summary.methods,
-        tests=summary.tests,
-        verdicts=summary.verdicts,
-    )
+
+
+def _first_run(result: ComparisonResult, out: Path) -> Path:
+    """Return the directory of the first run that was trained as one network.
+
+    Raises:
+        RuntimeError: If a run failed.
+    """
+    for failure in result.failed:
+        raise RuntimeError(f"{failure.method}, {failure.run}: {failure.message}")
+    method = next(method for method in result.methods if method.name == AS_ONE)
+    assert method.runs
+    return out / method.runs[0].directory
+
+
+def _examine(run_dir: Path, progress: Progress) -> Advice:
+    """Diagnose a run and plan its quotas, write both and the page of the run, and return what to do next."""
+    diagnosis = diagnose_run(run_dir, on_step=lambda name, number, of: progress(f"diagnosing: {name}", number, of))
+    diagnosis.save(diagnosis_file(run_dir, "test"))
+    costs = Costs(*parse_costs(COSTS, [stage["name"] for stage in STAGES]), "given")
+    plan = plan_run(run_dir, costs=costs, on_step=lambda name, done, total: progress(f"planning: {name}", done, total))
+    write_report(run_dir)
+    return advise(str(run_dir), diagnosis, plan)
+
+
+def _about(measured: SplitEvaluation, size: Size) -> str:
+    assert measured.lists
+    quotas = {stage["name"]: stage["quota"] for stage in STAGES}
+    return ABOUT.format(**quotas, catalogue=measured.lists.catalogue, seeds=size.seeds)
