@@ -89,8 +89,8 @@ def test_a_table_that_scrolls_has_a_shade_at_its_edge(page: Page) -> None:
     def edge() -> tuple[int, int, int]:
         place = box.bounding_box()
         assert place is not None
-        clip = {"x": place["x"] + place["width"] - 2, "y": place["y"] + place["height"] - 5, "width": 1, "height": 1}
-        image = page.screenshot(full_page=True, clip=FloatRect(**clip))
+        x, y = place["x"] + place["width"] - 2, place["y"] + place["height"] - 5
+        image = page.screenshot(full_page=True, clip=FloatRect(x=x, y=y, width=1, height=1))
         return page.evaluate(PIXEL, base64.b64encode(image).decode())  # type: ignore[no-any-return]
 
     assert max(edge()) < 240
