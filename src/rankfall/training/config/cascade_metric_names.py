@@ -34,6 +34,24 @@ RESERVED = frozenset((*_OF_ALONE, "lost", "survived", "value", ALONE))
 """Words that name metrics of a stage, so that feedback cannot be measured under them."""
 
 
+METRICS_OF_CASCADES = {
+    "joint_recall": "share of the ground truth that survives all stages; the ground truth is the best `relevant` of "
+    "the relevant items, by relevance, then by grade",
+    "joint_value": "share of the relevance of the ground truth that survives all stages; measured if items of a ground "
+    "truth differ in relevance",
+    "joint/FEEDBACK": "share of a feedback that survives all stages, for the key `feedback`: pooled over all requests "
+    "(sum), or the mean over requests that have some (rate)",
+    "STAGE/survived": "share of the ground truth that is left after the stage",
+    "STAGE/lost": "share of the ground truth that the stage drops; lower is better",
+    "STAGE/value": "share of the relevance of the ground truth that is left after the stage",
+    "STAGE/FEEDBACK": "share of a feedback that is left after the stage",
+    "STAGE/alone/recall": "recall of the stage by itself, over the whole list; also STAGE/recall",
+    "STAGE/alone/ndcg": "NDCG of the stage by itself, over the whole list, with gain 1 for the ground truth; also "
+    "STAGE/ndcg",
+}
+"""Definitions of the metrics of a cascade, by the form of their names."""
+
+
 def measures(
     stages: Sequence[str], further: Sequence[str] = (), feedback: Iterable[str] = (), *, complete: bool = True
 ) -> list[str]:
