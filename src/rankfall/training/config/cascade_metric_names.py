@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -74,6 +74,21 @@ def measures(
         names += [f"{stage}/{metric}" for metric in dict.fromkeys((*alone, "lost", *(further if complete else ())))]
         names += [f"{stage}/{name}" for name in feedback if place < len(stages) - 1]
     return names
+
+
+def with_value(metrics: Sequence[str], measured: Iterable[Container[str]]) -> list[str]:
+    """Return metrics, and ``joint_value`` after ``joint_recall`` if all results have it: not every log does.
+
+    Args:
+        metrics: Names of metrics.
+        measured: The metrics of each result.
+
+    >>> with_value(["joint_recall", "ranking/lost"], [{"joint_recall", "joint_value", "ranking/lost"}])
+    ['joint_recall', 'joint_value', 'ranking/lost']
+    """
+    measured = list(measured)
+    everywhere = bool(measured) and all(JOINT_VALUE in names for names in measured)
+    return [*metrics[:1], *([JOINT_VALUE] if everywhere else []), *metrics[1:]]
 
 
 def list_metric(name: str) -> str:
