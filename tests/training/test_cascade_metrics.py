@@ -33,7 +33,7 @@ from rankfall.training.config.cascade_metric_names import (
 )
 from rankfall.training.evaluation import Evaluation
 from rankfall.training.scored_batch import ScoredBatch
-from support.cascades import content, liked_log
+from support.cascades import content, liked_log, sized_log
 from support.logs import DAYS, spec
 
 if TYPE_CHECKING:
@@ -91,20 +91,11 @@ def test_a_purchase_comes_before_a_click_of_a_better_grade() -> None:
 # --- value and feedback -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def sized_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", name="sized_log")
+def _sized_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log in which relevant items have relevance 1, 2 or 10, and some requests have no feedback."""
-
-    def change(days: dict[str, Columns]) -> None:
-        rng = np.random.default_rng(3)
-        for columns in days.values():
-            for i, depth in enumerate(columns["depth"]):
-                sizes = rng.choice([1.0, 2.0, 10.0], len(depth)) * (np.array(depth) >= 1)
-                columns["relevance"][i] = sizes.tolist() if i % 9 else [0.0] * len(depth)
-                columns["feedback.like"][i] = np.round(rng.gamma(1, 5, len(depth)) * (i % 5 > 0), 2).tolist()
-
     path: Path = tmp_path_factory.mktemp("sized") / "log"
-    return liked_log(path, change=change, description=spec(user="id"))
+    return sized_log(path)
 
 
 def score(batch: Impressions) -> ScoredBatch:
