@@ -185,7 +185,7 @@ def _request(one: LostRequest) -> dict[str, Any]:
         "title": f"request {one.request} on {one.day}, recall {one.recall:.2f}, "
         f"{one.lost_items} of {one.items} relevant items lost by this cause",
         "about": _attributes(one.attributes),
-        "items": _items_table(one),
+        "table": _items_table(one),
     }
 
 
