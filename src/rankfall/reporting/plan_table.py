@@ -51,11 +51,16 @@ def headline(result: PlanResult) -> str:
 
 def cost_note(result: PlanResult) -> str:
     """Return where the costs come from."""
-    return {
-        "given": "Costs as given.",
-        "measured": "CPU time of single requests, measured on the bundle; ± is the standard error of the line.",
-        "items scored": "No costs were given: the cost of a request is the number of items that its stages score.",
-    }[result.cost_source]
+    if result.cost_source == "measured":
+        first = result.costs[0]
+        searches = ", ".join(f"{show_cost(one.cost, 's')} for {one.items:,} items" for one in first.samples or ())
+        return (
+            "CPU time of single requests, measured on the bundle; ± is the standard error of the line. A search of "
+            f"{first.stage} takes {searches}; the plan counts the first."
+        )
+    if result.cost_source == "items scored":
+        return "No costs were given: the cost of a request is the number of items that its stages score."
+    return "Costs as given."
 
 
 def front_note(result: PlanResult) -> str:
