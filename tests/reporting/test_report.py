@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -20,10 +21,11 @@ from rankfall.reporting.comparison_page import comparison_page
 from rankfall.reporting.files import page_of
 from rankfall.reporting.stream_page import stream_figure
 from rankfall.studies.results import ComparisonResult, RunFailure, StreamResult, Verdict
+from rankfall.training.config.cascade_metric_names import shown_name
 from support.cascades import content, liked_log
 from support.command_line import run
 from support.planted import config_for, plant
-from support.results import compared, streamed
+from support.results import STAGES, compared, streamed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,24 +121,64 @@ def check_pictures(page: Page, count: int) -> None:
                     assert 0 <= float(value.removesuffix("%")) <= 100, (shape.tag, shape.attrib)
 
 
+def widths_of_bars(picture: ElementTree.Element) -> list[list[float]]:
+    """What is left, lost and lost before in each bar of a funnel, in percent."""
+    found = [float(one.attrib["width"].removesuffix("%")) for one in picture.iter() if one.tag.endswith("rect")]
+    return [found[place : place + 3] for place in range(0, len(found), 3)]
+
+
+def chance_marks(picture: ElementTree.Element) -> list[float]:
+    """Where the triangles of a funnel are, in percent."""
+    marks = [one for one in picture.iter() if one.tag.endswith("svg") and one.get("x") is not None]
+    return [float(one.attrib["x"].removesuffix("%")) for one in marks]
+
+
 # --- runs ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_cascade_says_where_items_are_lost(cascade: Path) -> None:
     found = Page(cascade / "report.html")
     summary = json.loads((cascade / "evaluation.json").read_text())
-    for name, mean, chance, _ in found.table("metric")[1:]:
+    shown = found.table("metric")[1:]
+    assert [row[0] for row in shown] == [
+        "joint_recall",
+        *(f"{stage}/alone/{metric}" for stage in ("retrieval", "ranking") for metric in ("recall", "ndcg")),
+    ]
+    for name, mean, interval, chance, _ in shown:
         assert float(mean) == pytest.approx(summary["metrics"][name], abs=5e-5)
         assert float(chance) == pytest.approx(summary["chance"][name], abs=5e-5)
+        assert [float(end) for end in interval.split(" to ")] == pytest.approx(summary["intervals"][name], abs=6e-4)
     check_pictures(found, 4)
     after_first = 1 - summary["metrics"]["retrieval/lost"]
     joint = summary["metrics"]["joint_recall"]
     label = found.pictures[0].attrib["aria-label"]
     shares = [float(number) for number in re.findall(r"(\d?\.\d+) left", label)]
     assert shares == pytest.approx([after_first, joint], abs=5e-4)
-    # the marks of chance: of 11 items stages keep 5, then 3
-    marks = [one for one in found.pictures[0].iter() if one.tag.endswith("line") and one.get("stroke") == "var(--ink)"]
-    assert [float(one.attrib["x1"].removesuffix("%")) for one in marks] == pytest.approx([500 / 11, 300 / 11], abs=0.01)
+    # the marks of chance: of 11 items stages keep 5, then 3 of those 5 of what the first one left
+    assert chance_marks(found.pictures[0]) == pytest.approx([500 / 11, 60 * after_first], abs=0.01)
+    for stage, row in zip(summary["funnel"], found.table("stage")[1:], strict=True):
+        assert row[:3] == [stage["stage"], str(stage["quota"]), str(int(stage["entered"]))]
+        assert float(row[4][:4]) == pytest.approx(stage["kept"]["value"], abs=6e-4)
+
+
+def test_a_file_of_an_earlier_version_has_the_same_funnel(cascade: Path, tmp_path: Path) -> None:
+    new = Page(cascade / "report.html").pictures[0]
+    copy = shutil.copytree(cascade, tmp_path / "run")
+    content = json.loads((copy / "evaluation.json").read_text())
+    for later in ("intervals", "resampled", "funnel", "lists", "production", "production_note", "warnings"):
+        content.pop(later, None)
+    for figures in ("metrics", "chance", "undefined"):
+        content[figures] = {
+            name: figure
+            for name, figure in content[figures].items()
+            if "/alone/" not in name and not name.endswith("/survived")
+        }
+    (copy / "evaluation.json").write_text(json.dumps(content))
+    assert run("report", str(copy)) == 0
+    old = Page(copy / "report.html")
+    assert widths_of_bars(old.pictures[0]) == widths_of_bars(new)
+    assert chance_marks(old.pictures[0]) == pytest.approx(chance_marks(new), abs=0.01)
+    assert "95 % interval" not in old.words
 
 
 def test_the_spread_and_the_worst_requests_are_those_of_a_loop(cascade: Path) -> None:
@@ -161,6 +203,7 @@ def test_training_is_drawn_epoch_by_epoch(cascade: Path) -> None:
     found = Page(cascade / "report.html")
     lines = [json.loads(line) for line in (cascade / "metrics.jsonl").read_text().splitlines()]
     loss, validation = found.pictures[2:]
+    assert all(name in found.words for name in ("retrieval/single", "ranking/single", "retrieval/alone/recall"))
     dots = [one for one in loss.iter() if one.tag.endswith("circle")]
     assert len(dots) == len(lines) * 4  # the loss and its three terms
     first, last = lines[0]["loss"], lines[-1]["loss"]
@@ -240,10 +283,11 @@ def test_comparison_page_matches_json(comparison: Path) -> None:
     check_pictures(found, 2)
     rows = found.table("method")
     assert [row[0] for row in rows] == ["method", "LCRON, <DFTopK>", "BCE & co", "chance"]
-    assert rows[0][1:] == result["metrics"]
+    assert rows[0][1:] == [shown_name(name) for name in result["metrics"]]
     for row, method in zip(rows[1:], result["methods"], strict=False):
-        for shown, figures in zip(row[1:], method["metrics"].values(), strict=True):
-            assert float(shown.partition("±")[0].rstrip(" *")) == pytest.approx(figures["mean"], abs=6e-4)
+        for name, shown in zip(rows[0][1:], row[1:], strict=True):
+            mean = method["metrics"][name]["mean"]
+            assert float(shown.partition("±")[0].rstrip(" *")) == pytest.approx(mean, abs=6e-4)
     chosen = [method["settings"]["all"] for method in result["methods"]]
     for settings in chosen:
         ((key, value),) = settings.items()
@@ -252,10 +296,13 @@ def test_comparison_page_matches_json(comparison: Path) -> None:
 
 
 def test_the_bars_of_a_method_sum_to_one(comparison: Path) -> None:
-    _, bars = Page(comparison / "report.html").pictures
-    widths = [float(one.attrib["width"].removesuffix("%")) for one in bars.iter() if one.tag.endswith("rect")]
-    pieces = [widths[place : place + 3] for place in range(0, len(widths), 3)]
-    assert [sum(of) for of in pieces] == pytest.approx([100] * 3, abs=0.05)  # two methods and chance
+    bars, _ = Page(comparison / "report.html").pictures
+    result = json.loads((comparison / "comparison.json").read_text())
+    means = [{name: one["mean"] for name, one in method["metrics"].items()} for method in result["methods"]]
+    first = [(1 - one["retrieval/lost"], one["retrieval/lost"], 0) for one in means]
+    second = [(one["joint_recall"], one["ranking/lost"], one["retrieval/lost"]) for one in means]
+    expected = [[100 * share for share in of] for pair in zip(first, second, strict=True) for of in pair]
+    assert widths_of_bars(bars) == [pytest.approx(of, abs=0.02) for of in expected]
 
 
 def test_repeated_comparison_changes_nothing(comparison: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,8 +384,11 @@ def test_days_without_a_method_and_days_of_long_streams(tmp_path: Path) -> None:
     column = [row[found.table("day")[0].index(name)] for row in found.table("day")[1:]]
     assert [cell == "none" for cell in column] == [False] * 11 + [True] * 3
     assert all(day in found.words for day in result.learned[1:])  # those before them are folded
-    ticks = [one.text for one in found.pictures[0].iter() if one.get("text-anchor") == "middle"]
-    assert ticks == [str(day) for day in stream_figure(result).ticks or []] == ["50", "100", "150", "200"]
+    panels = found.pictures[1]
+    ticks = [one.text for one in panels.iter() if one.get("text-anchor") == "middle"]
+    assert ticks == 3 * [str(day) for day in stream_figure(result).ticks or []] == 3 * ["50", "100", "150", "200"]
+    heads = ["".join(one.itertext()) for one in panels.iter("b")]
+    assert heads == ["joint_recall", "lost at retrieval", "lost at ranking"]
 
 
 def test_no_p_value_is_nothing(comparison: Path) -> None:
@@ -389,6 +439,55 @@ def test_a_page_says_what_the_reference_is_compared_with(tmp_path: Path) -> None
     assert "= reference, BCE; + better; - worse" in words
 
 
+def test_a_page_of_many_methods_names_the_best_few(tmp_path: Path) -> None:
+    result = compared(methods=[f"method {number}" for number in range(19)], seeds=3, stages=STAGES[:1])
+    assert {one.outcome for one in result.verdicts if one.metric == "joint_recall"} == {
+        "reference",
+        "not distinguishable",
+    }
+    found = read(result, tmp_path)
+    means = {method.name: method.metrics["joint_recall"].mean for method in result.methods}
+    best, *others = sorted(means, key=lambda name: means[name], reverse=True)
+    summary = next("".join(one.itertext()) for one in found.tree.iter("p"))
+    assert summary.startswith(f"{best} has the best joint_recall")
+    assert f"Not distinguishable from it: {', '.join(others[:3])} and 15 more." in summary
+    assert len(summary) < 250
+    assert all(name in found.words for name in means)
+    names = [one.text for one in found.pictures[1].iter("div") if one.get("class") == "name" and one.text]
+    assert names == [best, *others]  # the intervals, the best first
+
+
+def test_one_seed_is_told_once(tmp_path: Path) -> None:
+    for result in (compared(seeds=1), streamed(seeds=1)):
+        (tmp_path / result.unit).mkdir()
+        assert read(result, tmp_path / result.unit).words.count("NO CLAIM") == 1
+
+
+def test_a_page_leads_with_the_metric_of_the_training_runs(tmp_path: Path) -> None:
+    result = replace(compared(), metric="ranking/recall")
+    found = read(result, tmp_path)
+    assert found.table("method")[0][1] == "ranking/alone/recall"
+    assert "ranking/alone/recall" in found.headings
+    assert found.pictures[1].attrib["aria-label"].startswith("ranking/alone/recall of each method")
+    means = {method.name: method.metrics["ranking/recall"].mean for method in result.methods}
+    assert f"{max(means, key=lambda name: means[name])} has the best ranking/alone/recall" in found.words
+
+
+def test_warnings_are_below_the_funnels(tmp_path: Path) -> None:
+    for result in (compared(), streamed()):
+        (tmp_path / result.unit).mkdir()
+        found = read(replace(result, warnings=["lists are short"]), tmp_path / result.unit)
+        (section,) = [one for one in found.tree.iter("section") if (one.findtext("h2") or "") == "Funnels"]
+        assert [one.text for one in section.iter("p") if one.get("class") == "warning"] == ["Lists are short."]
+
+
+def test_directions_of_better_are_marked(tmp_path: Path) -> None:
+    heads = [one for one in read(compared(), tmp_path).tree.iter("th") if one.get("scope") == "col"]
+    marks = {"".join(one.itertext()): one.get("class", "").split()[-1:] for one in heads}
+    assert marks["joint_recall"] == marks["alone/recall"] == ["up"]
+    assert marks["lost"] == ["down"]
+
+
 def test_a_file_without_verdicts_says_how_to_get_them(tmp_path: Path) -> None:
     content = compared(stages=[]).to_json()
     del content["verdicts"], content["pairs"]
@@ -429,6 +528,48 @@ def test_training_again_takes_the_report_away(log: Path, tmp_path: Path) -> None
     assert run("report", str(tmp_path / "run")) == 0
     assert run(*arguments, "--force") == 0
     assert not (tmp_path / "run" / "report.html").exists()
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+
+def check_figures(directory: Path, page: Page) -> set[str]:
+    """Every picture of a page is a file of each kind, and nothing else is."""
+    drawn = {file.stem for file in directory.glob("*.svg")}
+    assert len(drawn) == len(page.pictures)
+    assert {file.name for file in directory.iterdir()} == {f"{name}{end}" for name in drawn for end in (".svg", ".png")}
+    for name in drawn:
+        text = (directory / f"{name}.svg").read_text()
+        assert "var(--" not in text
+        ElementTree.fromstring(text)
+        assert (directory / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    return drawn
+
+
+def test_figures_of_a_run(cascade: Path, tmp_path: Path) -> None:
+    assert run("report", str(cascade), "--out", str(tmp_path / "page.html"), "--figures", str(tmp_path / "all")) == 0
+    names = check_figures(tmp_path / "all", Page(tmp_path / "page.html"))
+    assert names == {"funnel", "distribution-of-joint-recall", "training-loss-by-epoch", "validation-by-epoch"}
+    other = tmp_path / "changed"
+    assert run("evaluate", str(cascade), "stages.1.quota=2", "--figures", str(other)) == 0
+    assert {file.name for file in other.iterdir()} == {"funnel.svg", "funnel.png"}
+    assert "ranking keeps 2 of 5" in (other / "funnel.svg").read_text()
+
+
+@pytest.mark.parametrize("result", [compared(), streamed()], ids=["comparison", "stream"])
+def test_figures_of_comparisons_and_streams(result: ComparisonResult | StreamResult, tmp_path: Path) -> None:
+    page = read(result, tmp_path)
+    assert run("report", str(tmp_path), "--figures", str(tmp_path / "figures")) == 0
+    assert "funnels" in check_figures(tmp_path / "figures", page)
+
+
+def test_without_the_library_for_png_there_is_svg(
+    cascade: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    assert run("report", str(cascade), "--out", str(tmp_path / "page.html"), "--figures", str(tmp_path / "all")) == 0
+    assert "pip install 'rankfall[report]'" in capsys.readouterr().err
+    assert {file.suffix for file in (tmp_path / "all").iterdir()} == {".svg"}
 
 
 # --- scales -------------------------------------------------------------------------------------------------------

@@ -106,6 +106,7 @@ def test_another_log_is_measured_and_never_replaces_the_evaluation(trained: Path
         ("objective.name=bce", "objective.name='bce'"),
         ("stages.0.model.dim=9", "stages.0.model.dim=9"),
         ("optimizer.lr=1", "optimizer.lr=1"),
+        ("training.metric=ranking/ndcg", "training.metric='ranking/ndcg'"),
         ("stages.1.name=x", "stages.1.name='x'"),
         ("data.negatives=4", "data.negatives=4"),
     ],
@@ -116,6 +117,12 @@ def test_what_was_trained_cannot_change(trained: Path, override: str, message: s
     assert message in str(error.value)
     for allowed in ("data.length", "relevant", "stages.N.quota", "data.test", "data.path", "stage_metrics"):
         assert allowed in str(error.value)
+
+
+def test_the_metric_of_early_stopping_need_not_be_measured(log: Path) -> None:
+    config = validate_cascade(content(log, training={"metric": "ranking/ndcg"}))
+    assert with_evaluation_overrides(config, ["data.length=all"]).model_dump()["data"]["length"] == "all"
+    assert with_evaluation_overrides(config, []) == config
 
 
 def test_a_ranker_has_other_keys() -> None:

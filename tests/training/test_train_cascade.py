@@ -565,7 +565,7 @@ def test_runs_with_full_labels_keep_their_names(funnel_log: Path, tmp_path: Path
             "data": {"path", "labels", "length_from"},  # the last two did not exist when names were fixed
             "stage_metrics": True,
             "feedback": True,
-            "training": {"checkpoint_every", "keep", "track", "mlflow"},
+            "training": {"checkpoint_every", "keep", "track", "mlflow", "validate_every"},  # nor did the last one
         },
     )
     text = json.dumps([content, plan.data_checksum], sort_keys=True)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankfall.commands.options import AsJson, MovedData, Run, out_option
+from rankfall.commands.options import AsJson, Figures, MovedData, Run, out_option
 from rankfall.commands.terminal import examples, print_json, print_message, print_note, print_result, progress
+from rankfall.commands.write_figures import write_evaluation_figures
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +46,7 @@ def evaluate(
         bool,
         typer.Option("--diagnose", help="Also find out where and why a cascade loses relevant items."),
     ] = False,
+    figures: Figures = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the best weights of a run, and print all metrics beside their chance levels.
@@ -87,6 +89,8 @@ def evaluate(
     diagnosis = _diagnose(run, split, moved, changes, directory) if diagnose else None
     page = write_report(run) if directory == run else None
     summary = evaluation.summary()
+    if figures is not None:
+        write_evaluation_figures(summary, figures, run if page and split == "test" else None)
     if as_json:
         print_json(summary.to_json() | ({"diagnosis": diagnosis.to_json()} if diagnosis else {}))
         return

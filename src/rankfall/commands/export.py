@@ -11,12 +11,15 @@ from rankfall.commands.options import AsJson, Force, MovedData, Out, Run
 from rankfall.commands.terminal import examples, print_json, print_message, print_result, progress, requires_extra
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.table import Table
 
 EXAMPLES = examples(
     "rankfall export runs/lcron --out bundle",
     "rankfall export runs/lcron --items new-items.parquet --recall 0.995 --out bundle",
     "rankfall export runs/lcron --items items.parquet --display title --display category --out bundle",
+    "rankfall export runs/lcron --quota retrieval=120 --quota ranking=20 --out bundle",
     "rankfall export runs/lcron --stage ranking --out ranking-alone",
 )
 
@@ -30,6 +33,14 @@ def export(
     ] = None,
     data: MovedData = None,
     stage: Annotated[str | None, typer.Option(help="Export only this stage.", show_default="all stages")] = None,
+    quota: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE=N",
+            help="Number of items that a stage keeps in the bundle; repeatable.",
+            show_default="the run's quotas",
+        ),
+    ] = None,
     recall: Annotated[
         float, typer.Option(help="Share of the best items that an index must find; 1 makes it exact.")
     ] = 0.99,
@@ -72,6 +83,7 @@ def export(
             items=items,
             data=data,
             stage=stage,
+            quotas=_quotas(quota or ()),
             recall=recall,
             examples=kept,
             display=display or None,
@@ -93,6 +105,18 @@ def export(
         for line in _measured_lines(measured):
             print_result(line)
     print_message(f"next: rankfall serve {out}")
+
+
+def _quotas(words: Sequence[str]) -> dict[str, int]:
+    """Return the quotas of ``STAGE=N`` by stage."""
+    quotas = {}
+    for word in words:
+        name, _, number = word.partition("=")
+        if not name or not number.isdecimal() or int(number) < 1:
+            expected = "STAGE=N with a whole number of at least 1"
+            raise typer.BadParameter(f"found {word!r}, expected {expected}", param_hint="--quota")
+        quotas[name] = int(number)
+    return quotas
 
 
 def check_installed(verb: str) -> None:

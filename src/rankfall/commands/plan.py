@@ -80,10 +80,12 @@ def plan(
     and the cost of a request: the sum over stages of a fixed cost and a cost per item that enters the stage. Prints the
     quotas that no others beat in both, the best ones for a budget or the cheapest ones for a recall, and what
     thresholds per request would give instead. KEY=VALUE changes what is measured, as for evaluate; data.length=all
-    plans over all items, as they are served. Writes plan.json to the directory of the run.
+    plans over all items, as they are served. Writes plan.json and the page report.html to the
+    directory of the run.
     """
     _check_options(cost, bundle, budget, recall, metric)
     print_message("loading torch")
+    from rankfall.reporting.files import write_report
     from rankfall.reporting.plan_table import terminal_plan
     from rankfall.studies.plan.costs import parse_budget
     from rankfall.studies.plan.front import parse_grid
@@ -110,6 +112,7 @@ def plan(
             on_notice=lambda text: print_note(bar, text),
             on_step=lambda step, done, total: bar.update(task, description=step, completed=done, total=total),
         )
+    page = write_report(run)
     for text in result.warnings:
         print_message(f"warning: {text}")
     if as_json:
@@ -117,7 +120,7 @@ def plan(
         return
     print_result(terminal_plan(result))
     _print_next(run, result.chosen)
-    print_message(f"wrote {run / PLAN}")
+    print_message(f"wrote {run / PLAN} and {page}")
 
 
 def _check_options(

@@ -35,8 +35,8 @@ def report(
 
     The file is self-contained. The page of a cascade begins with its funnel: what each stage kept and lost. Metrics
     with intervals, what to do next, the diagnosis, the plan of the quotas and the course of training follow. That of a
-    comparison shows the funnels of all methods side by side, intervals, tests and chosen settings, that of a stream also
-    the curves and the table of all days.
+    comparison shows the funnels of all methods side by side, intervals, tests and chosen settings, that of a stream
+    also the curves and the table of all days.
     """
     from rankfall.reporting.files import write_report
 

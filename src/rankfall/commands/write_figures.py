@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall.reporting.figures import Plot
+    from rankfall.studies.results import EvaluationSummary
 
 
 def write_figures(plots: Mapping[str, Plot], out: Path) -> list[Path]:
@@ -24,7 +25,7 @@ def write_figures(plots: Mapping[str, Plot], out: Path) -> list[Path]:
         return save(plots, out, formats=[SVG])
 
 
-def write_page_figures(path: Path, out: Path) -> list[Path]:
+def write_page_figures(path: Path, out: Path) -> None:
     """Write all figures of the page of a run, a comparison or a stream, and say so.
 
     Args:
@@ -33,8 +34,25 @@ def write_page_figures(path: Path, out: Path) -> list[Path]:
     """
     from rankfall.reporting.files import figures_of
 
-    plots = figures_of(path)
+    _write(figures_of(path), out)
+
+
+def write_evaluation_figures(summary: EvaluationSummary, out: Path, run: Path | None) -> None:
+    """Write the figures of an evaluation, and say so.
+
+    Args:
+        summary: the evaluation.
+        out: directory for the figures.
+        run: directory of the run if its page shows this evaluation; all figures of the page are written then. None
+            for an evaluation with other settings: its funnel is written.
+    """
+    from rankfall.reporting.files import figures_of
+    from rankfall.reporting.funnel_chart import funnel_of_summary
+
+    _write(figures_of(run) if run else {"funnel": funnel_of_summary(summary)} if summary.funnel else {}, out)
+
+
+def _write(plots: Mapping[str, Plot], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     files = write_figures(plots, out)
-    print_message(f"wrote {len(files)} files to {out}: {', '.join(plots)}" if files else f"{path} has no figures")
-    return files
+    print_message(f"wrote {len(files)} files to {out}: {', '.join(plots)}" if files else "there are no figures")

@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankfall.studies.diagnosis.results import Diagnosis, Finding
-    from rankfall.studies.plan.plan_result import ChosenQuotas, PlanResult
+    from rankfall.studies.plan.plan_result import ChosenQuotas, FrontPoint, PlanResult
     from rankfall.training.stage_figures import Estimate
 
 FINDINGS = 5  # findings of a diagnosis, the ones with most recall at stake
+CHEAPER = 0.95  # share of the current cost, below which other quotas of the same recall are worth a change
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,31 @@ def advise(run: str, diagnosis: Diagnosis | None, plan: PlanResult | None) -> Ad
         commands.append(("Find out why each stage loses items:", f"rankfall evaluate {run} --diagnose"))
     if plan is None:
         commands.append(("Find the quotas that keep most for their cost:", f"rankfall plan {run}"))
+    elif _is_no_better(plan):
+        steps.append((f"Keep the quotas: {_why_keep(plan)}.", ""))
     else:
-        steps.append((_choice(plan), _gain(plan)))
+        steps.append((f"Set the quotas to {_quotas(plan, plan.chosen.point)} ({plan.chosen.reason}).", _gain(plan)))
         commands += _apply(run, plan.chosen)
     return Advice(steps, commands)
+
+
+def _is_no_better(plan: PlanResult) -> bool:
+    """Whether the chosen quotas cost as much as the current ones and are not distinguishable from them."""
+    chosen = plan.chosen
+    same = chosen.point.quotas == plan.current.point.quotas
+    return same or (chosen.difference.low <= 0 and chosen.cost_ratio > CHEAPER)
+
+
+def _why_keep(plan: PlanResult) -> str:
+    chosen = plan.chosen
+    if chosen.point.quotas == plan.current.point.quotas:
+        return f"they are the choice of the plan ({chosen.reason})"
+    others = f"{_quotas(plan, chosen.point)} ({chosen.reason})"
+    return f"{others} cannot be told from them, {_signed(chosen.difference)} {plan.metric}"
+
+
+def _quotas(plan: PlanResult, point: FrontPoint) -> str:
+    return ", ".join(f"{stage} {quota:,}" for stage, quota in zip(plan.stages, point.quotas, strict=True))
 
 
 def _stake(finding: Finding) -> str:
@@ -44,24 +66,14 @@ def _stake(finding: Finding) -> str:
     return "" if one is None else f"at stake: {_signed(one)} joint recall"
 
 
-def _choice(plan: PlanResult) -> str:
-    quotas = zip(plan.stages, plan.chosen.point.quotas, strict=True)
-    keep = ", ".join(f"{stage} {quota:,}" for stage, quota in quotas)
-    if plan.chosen.point.quotas == plan.current.point.quotas:
-        return f"Keep the quotas: {keep} ({plan.chosen.reason})."
-    return f"Set the quotas to {keep} ({plan.chosen.reason})."
-
-
 def _gain(plan: PlanResult) -> str:
-    if plan.chosen.point.quotas == plan.current.point.quotas:
-        return ""
     return f"{_signed(plan.chosen.difference)} {plan.metric} for {plan.chosen.cost_ratio:.2f} of the cost"
 
 
 def _apply(run: str, chosen: ChosenQuotas) -> list[tuple[str, str]]:
     return [
         ("Measure the planned quotas on this run:", f"rankfall evaluate {run} {' '.join(chosen.train_overrides)}"),
-        ("Serve them:", f"rankfall export {run} {' '.join(chosen.export_options)}"),
+        ("Serve them:", f"rankfall export {run} {' '.join(chosen.export_options)} --out BUNDLE"),
     ]
 
 

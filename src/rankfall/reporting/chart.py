@@ -126,7 +126,8 @@ class Chart:
                     parts.append(panel(number * (width + _GAP), y, width, height, [content]))
                     y += height
             top += max(sum(height for height, _ in drawn) for drawn in row) + _GAP
-        return document(self.title, _wrapped(self.caption), _WIDTH, top - _GAP, parts)
+        caption = "" if self.caption.rstrip(".") == self.title else self.caption
+        return document(self.title, _wrapped(caption), _WIDTH, top - _GAP, parts)
 
     def _legend_svg(self) -> tuple[list[str], float]:
         """Return the legend and its height."""
@@ -165,7 +166,7 @@ def _charts(content: Any) -> Iterator[Chart]:
 
 def breakable(name: str) -> Markup:
     """Return a name that may be broken after its stage, or between its words."""
-    return Markup(escape(name).replace("/", "/<wbr/>").replace("_", "_<wbr/>"))
+    return Markup(escape(name).replace("/", "/<wbr/>").replace("_", "_<wbr/>").replace(" %", "\N{NO-BREAK SPACE}%"))
 
 
 def _strip_html(strip: Strip, named: bool) -> str:

@@ -16,7 +16,7 @@ from rankfall.reporting.page import (
     flow,
     metric_cell,
     render,
-    without_old_names,
+    sentences,
     words,
 )
 from rankfall.reporting.verdicts import (
@@ -29,6 +29,7 @@ from rankfall.reporting.verdicts import (
     tests_title,
 )
 from rankfall.studies.comparison_summary import higher_is_better
+from rankfall.training.config.cascade_metric_names import shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,7 +61,7 @@ def comparison_page(
         about: a sentence about what was compared.
         config: the configuration as YAML.
         command: a command that repeats the comparison.
-        measured: evaluations of the runs, for warnings, quotas and the funnel of production.
+        measured: evaluations of the runs, for quotas and the funnel of production.
         advice: what to do next, for the end of the page.
     """
     content = comparison_content(result, measured)
@@ -73,7 +74,7 @@ def comparison_content(result: ComparisonResult, measured: Sequence[EvaluationSu
     return {
         **method_sections(result, metric),
         "funnels": _funnels(result, metric, measured),
-        "warnings": list(dict.fromkeys(text for one in measured for text in one.warnings)),
+        "warnings": sentences(result.warnings),
         "settings": _settings_table(result),
     }
 
@@ -81,7 +82,7 @@ def comparison_content(result: ComparisonResult, measured: Sequence[EvaluationSu
 def method_sections(result: MethodTable, metric: str) -> dict[str, Any]:
     """Return the parts of a page that comparisons and streams share, for the template."""
     return {
-        "metric": metric,
+        "metric": shown_name(metric),
         "finding": _finding(result, metric),
         "methods": _methods_table(result, metric),
         "intervals": _intervals(result, metric),
@@ -102,7 +103,7 @@ def method_funnels(
     if not methods or not has_funnel(list(methods[0].metrics)):
         return None
     funnels = {method.name: method_steps(method.metrics, quotas) for method in methods}
-    notes = {method.name: f"{metric} {short(method.metrics[metric].mean)}" for method in methods}
+    notes = {method.name: f"{shown_name(metric)} {short(method.metrics[metric].mean)}" for method in methods}
     if production:
         funnels[PRODUCTION] = steps_of(production)
         notes[PRODUCTION] = "the system that wrote the log"
@@ -127,8 +128,8 @@ def _finding(result: MethodTable, metric: str) -> str:
     if verdicts:
         reference = next(iter(verdicts.values())).against
         figures = f"{short(means[reference].mean)}; chance is {short(means[reference].chance)}."
-        best = f"has the best {metric}" + " with this seed" * (not makes_claims(result))
-        role = f"is the reference, with {metric}" if named_reference(result) else f"{best},"
+        best = f"has the best {shown_name(metric)}" + " with this seed" * (not makes_claims(result))
+        role = f"is the reference, with {shown_name(metric)}" if named_reference(result) else f"{best},"
         sentences.append(f"{reference} {role} {figures}")
     if not makes_claims(result):
         sentences.append(caption(result, best=""))
@@ -165,14 +166,14 @@ def _funnels(result: ComparisonResult, metric: str, measured: Sequence[Evaluatio
 
 
 def _methods_table(result: MethodTable, metric: str) -> Table:
-    names = [metric, *(name for name in without_old_names(result.metrics) if name != metric)]
+    names = [metric, *(name for name in result.metrics if name != metric)]
     body: list[list[str | Cell]] = [[name, *map(metric_cell, cells)] for name, cells in rows(result, names)]
     body += [[name, why_incomplete(result, name)] for name in result.incomplete]
     runs = " x ".join(count for count in reversed(repetitions(result)) if not count.startswith("1 "))
     spread = f" ± standard deviation over {runs}" if runs else ""
     marks = f" {caption(result, best='Bold: best mean')}." if makes_claims(result) else ""
     return Table(
-        ["method", *names],
+        ["method", *map(shown_name, names)],
         body,
         soft=[["chance", *chance_levels(result, names)]] if result.methods else [],
         caption=f"Mean over {result.unit}{spread}.{marks} {ARROWS}",
@@ -190,12 +191,13 @@ def _intervals(result: MethodTable, metric: str) -> Chart | None:
         key=lambda one: one[1].mean,
         reverse=higher_is_better(metric),
     )
-    label = f"{metric} of each method: " + ", ".join(f"{name} {short(one.mean)}" for name, one in ordered)
+    title = f"{shown_name(metric)} of each method"
+    label = f"{title}: " + ", ".join(f"{name} {short(one.mean)}" for name, one in ordered)
     better = "higher" if higher_is_better(metric) else "lower"
     return charts.intervals(
         [(name, one.low, one.mean, one.high) for name, one in ordered],
         label=label,
-        title=f"{metric} of each method",
+        title=title,
         caption=f"Means with 95 % confidence intervals over {result.unit}, the best first; {better} is better. The "
         "axis does not start at 0.",
     )

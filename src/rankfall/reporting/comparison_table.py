@@ -6,6 +6,7 @@ import csv
 import io
 from typing import TYPE_CHECKING, NamedTuple
 
+from rankfall.reporting.evaluation_table import DOWN, UP
 from rankfall.reporting.verdicts import (
     caption,
     main_metric,
@@ -16,7 +17,9 @@ from rankfall.reporting.verdicts import (
     tests_rows,
     tests_title,
 )
+from rankfall.studies.comparison_summary import higher_is_better
 from rankfall.studies.results import ComparisonResult
+from rankfall.training.config.cascade_metric_names import shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,7 +56,8 @@ def terminal_table(result: MethodTable) -> RenderableType:
     table = plain_table()
     table.add_column("method", style="cyan", no_wrap=True)
     for metric in result.metrics:
-        table.add_column(metric.replace("/", "/\n"), no_wrap=True)  # the stage above the metric
+        heading = shown_name(metric).replace("/", "/\n")  # the stage above the metric
+        table.add_column(f"{heading} {UP if higher_is_better(metric) else DOWN}", no_wrap=True)
     for name, cells in rows(result):
         table.add_row(name, *map(terminal_cell, cells))
     for name in result.incomplete:
@@ -62,7 +66,8 @@ def terminal_table(result: MethodTable) -> RenderableType:
     table.add_row("chance", *chance_levels(result), style="dim")
     runs = " x ".join(count for count in repetitions(result) if not count.startswith("1 "))
     spread = f"±standard deviation over {runs}" if runs else ""
-    marks = caption(result, best="< best mean") + "\n[ ] 95 % confidence interval of the mean" * has_few_queries(result)
+    marks = caption(result, best="< best mean") + f". {UP} higher is better, {DOWN} lower is better"
+    marks += "\n[ ] 95 % confidence interval of the mean" * has_few_queries(result)
     stages = [metric.rpartition("/")[0] for metric in result.metrics]
     return Group(
         Text(f"test {result.unit}, mean{spread}", style="italic"),
@@ -99,7 +104,7 @@ def caption_style(result: MethodTable) -> str:
 
 def markdown_table(result: MethodTable) -> str:
     """Return the table as Markdown, with the best values in bold."""
-    lines = [["method", *result.metrics], ["---"] * (1 + len(result.metrics))]
+    lines = [["method", *map(shown_name, result.metrics)], ["---"] * (1 + len(result.metrics))]
     lines += [[name, *map(markdown_cell, cells)] for name, cells in rows(result)]
     lines += [[name, why_incomplete(result, name)] for name in result.incomplete]
     lines.append(["chance", *chance_levels(result)])

@@ -38,7 +38,8 @@ def _tables(summary: EvaluationSummary) -> Iterator[Table]:
     yield _funnel_table(summary.funnel, summary.production, len_of(summary))
     alone = [name for name in names if shown_name(name) != name]
     in_funnel = {f"{stage.stage}/{figure}" for stage in summary.funnel for figure in ("lost", "survived")}
-    joint = [name for name in names if name not in alone and name not in in_funnel]
+    last = f"{summary.funnel[-1].stage}/"  # what is left after the last stage is that of the whole cascade
+    joint = [name for name in names if name not in (*alone, *in_funnel) and not name.startswith(last)]
     yield _metrics_table(summary, joint, "the whole cascade, and what is left after each stage")
     if alone:
         yield _metrics_table(summary, alone, "each stage alone, over the whole list")
@@ -110,14 +111,18 @@ def _ends(low: float, high: float) -> str:
     return "" if math.isnan(low) else f"{low:.4f} to {high:.4f}"
 
 
+def _needs_a_relevant_item(metric: str) -> bool:
+    """Return whether a metric is undefined exactly on lists without a relevant item: not pairs, value or feedback."""
+    return metric == "joint_recall" or ("/" not in metric and not metric.startswith(("opa", "joint")))
+
+
 def _notes(summary: EvaluationSummary) -> Iterator[str]:
     what = "document" if summary.funnel is None else "item"
-    without = summary.undefined["joint_recall"] if summary.funnel else max(summary.undefined.values(), default=0)
-    if summary.funnel or len(set(summary.undefined.values())) == 1:
-        if without:
-            yield f"{without:,} of {summary.impressions:,} have no relevant {what} and are excluded from the means"
-    else:
-        yield f"n: the number of lists on which a metric is defined, of {summary.impressions:,}"
+    without = max((count for name, count in summary.undefined.items() if _needs_a_relevant_item(name)), default=0)
+    if without:
+        yield f"{without:,} of {summary.impressions:,} have no relevant {what} and are excluded from the means"
+    if len(set(summary.undefined.values())) > 1:
+        yield "n: on how many of them a metric is defined"
     for stage, whole in (summary.kept_whole or {}).items():
         if whole:
             yield (

@@ -21,7 +21,7 @@ from rankfall.training.cascade_metrics import JOINT
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rankfall.studies.results import MetricSummary
+    from rankfall.studies.results import EvaluationSummary, MetricSummary
     from rankfall.training.stage_figures import Estimate, StageFigures
 
 _SCALE = Scale(0.0, 1.0)
@@ -72,7 +72,7 @@ class Step:
     @property
     def words(self) -> str:
         """The stage in words."""
-        return f"{self.name}: {short(self.left)} left, {short(self.lost)} lost, by chance {short(self.chance)} left"
+        return f"{self.name}: {short(self.left)} left, {short(self.lost)} lost, by chance {short(self.chance)}"
 
 
 # --- steps of results ---------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def funnel_chart(
     steps: Sequence[Step], production: Sequence[Step] | None = None, *, caption: str = "", title: str = "Funnel"
 ) -> Chart:
     """Return the funnel of a cascade, with that of production below each bar if it is known."""
-    others = production or [None] * len(steps)
+    others: Sequence[Step | None] = production or [None] * len(steps)
     strips = []
     for step, other in zip(steps, others, strict=True):
         parts = _bar(step, top=3, height=36, room=10)
@@ -164,6 +164,11 @@ def funnel_chart(
         caption=caption,
         rows=[_row(step) for step in steps],
     )
+
+
+def funnel_of_summary(summary: EvaluationSummary) -> Chart:
+    """Return the funnel of an evaluation, beside that of production if it is known."""
+    return funnel_chart(steps_of(summary.funnel or ()), steps_of(summary.production) if summary.production else None)
 
 
 def funnel_panels(

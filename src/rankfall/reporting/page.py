@@ -19,6 +19,7 @@ from rankfall import __version__
 from rankfall.reporting.chart import breakable
 from rankfall.reporting.svg import LIGHT
 from rankfall.studies.comparison_summary import higher_is_better
+from rankfall.training.config.cascade_metric_names import shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -155,14 +156,8 @@ class Tile:
 
 
 def directions(metrics: Iterable[str]) -> dict[str, str]:
-    """Return "up" for each metric of which higher values are better, "down" for the others."""
-    return {name: "up" if higher_is_better(name) else "down" for name in metrics}
-
-
-def without_old_names(metrics: Iterable[str]) -> list[str]:
-    """Return the names of metrics without those that have a new name beside them, such as ``retrieval/recall``."""
-    names = list(metrics)
-    return [name for name in names if f"{name.rpartition('/')[0]}/alone/{name.rpartition('/')[2]}" not in names]
+    """Return "up" for each metric of which higher values are better, "down" for others, by their names in tables."""
+    return {shown_name(name): "up" if higher_is_better(name) else "down" for name in metrics}
 
 
 def metric_cell(cell: MetricCell) -> Cell:
@@ -180,6 +175,15 @@ def words(text: str) -> Cell:
 def decimal(value: float) -> str:
     """Return a number with four decimals, "none" for NaN."""
     return "none" if math.isnan(value) else f"{value:.4f}"
+
+
+def sentences(texts: Iterable[str]) -> list[str]:
+    """Return warnings as sentences, each once.
+
+    >>> sentences(["lists are short", "lists are short", "The log is old."])
+    ['Lists are short.', 'The log is old.']
+    """
+    return list(dict.fromkeys(f"{text[0].upper()}{text[1:].rstrip('.')}." for text in texts))
 
 
 def flow(content: Any) -> str:

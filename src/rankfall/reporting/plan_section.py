@@ -17,6 +17,7 @@ from rankfall.reporting.plan_table import (
     shown_front,
     signed,
     stage_cost_text,
+    thresholds_verdict,
     with_interval,
 )
 from rankfall.reporting.svg import GRID, INK, Scale, circle, color, line, round_powers, text
@@ -51,7 +52,7 @@ def plan_section(result: PlanResult) -> dict[str, Any]:
 
 
 def _front_table(result: PlanResult) -> Table:
-    body = []
+    body: list[list[str | Cell]] = []
     for point in shown_front(result):
         mark = mark_of(point, result)
         kind = "best" if mark.startswith("chosen") else ""
@@ -74,7 +75,7 @@ def _costs_table(result: PlanResult) -> Table:
 
 
 def _thresholds_table(result: PlanResult) -> Table:
-    body = [
+    body: list[list[str | Cell]] = [
         [
             show_cost(one.budget, result.unit),
             _value_for_cost(one.quotas, result.unit),
@@ -83,7 +84,7 @@ def _thresholds_table(result: PlanResult) -> Table:
         ]
         for one in result.comparisons
     ]
-    return Table(["budget", "quotas", "thresholds", "difference"], body, caption=THRESHOLDS_NOTE)
+    return Table(["budget", "quotas", "thresholds", "difference"], body, caption=thresholds_verdict(result))
 
 
 def _value_for_cost(point: FrontPoint | ThresholdPoint, unit: str) -> Cell:
@@ -97,7 +98,10 @@ def front_chart(result: PlanResult) -> Chart:
     """Return cost and value of all quotas, with the front, the current and the chosen quotas."""
     axes, factor, unit = _axes(
         [point.cost for point in result.points],
-        [*(point.value for point in result.points), *(point.value.high for point in result.front)],
+        [
+            *(point.value for point in result.points),
+            *(end for point in result.front for end in (point.value.low, point.value.high)),
+        ],
         result.unit,
     )
     on_front = {tuple(point.quotas) for point in result.front}
@@ -151,6 +155,10 @@ def threshold_chart(result: PlanResult) -> Chart:
         caption=THRESHOLDS_NOTE,
         rows=[{"rule": name, **point.to_json()} for name, _, front in fronts for point in front],
     )
+
+
+def _in_words(point: FrontPoint, unit: str) -> str:
+    return f"{with_interval(point.value)} for {show_cost(point.cost, unit)}"
 
 
 def _axes(costs: Sequence[float], values: Sequence[float], unit: str) -> tuple[Axes, float, str]:

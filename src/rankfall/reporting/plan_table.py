@@ -28,7 +28,7 @@ def terminal_plan(result: PlanResult) -> RenderableType:
     parts.append(_front_table(result))
     parts += map(Text, conclusions(result))
     if result.comparisons:
-        parts += [Text(f"\n{THRESHOLDS_NOTE}"), _comparison_table(result)]
+        parts += [Text(f"\n{THRESHOLDS_NOTE}"), _comparison_table(result), Text(thresholds_verdict(result))]
     return Group(*parts)
 
 
@@ -60,7 +60,7 @@ def cost_note(result: PlanResult) -> str:
 
 def front_note(result: PlanResult) -> str:
     """Return what the table of the front shows."""
-    shown = len(shown_front(result))
+    shown = sum(point in result.front for point in shown_front(result))
     some = "" if shown == len(result.front) else f", {shown} of them shown"
     return f"Quotas that no others beat in cost and {result.metric} at once: {len(result.front):,}{some}."
 
@@ -91,6 +91,17 @@ def conclusions(result: PlanResult) -> Iterator[str]:
     )
 
 
+def thresholds_verdict(result: PlanResult) -> str:
+    """Return for how many budgets thresholds are better or worse than quotas."""
+    count = len(result.comparisons)
+    better = sum(one.difference.low > 0 for one in result.comparisons)
+    worse = sum(one.difference.high < 0 for one in result.comparisons)
+    return (
+        f"Thresholds keep more than quotas for {better} of {count} budgets and less for {worse}; for the others the "
+        "interval of the difference contains 0."
+    )
+
+
 def shown_front(result: PlanResult) -> list[FrontPoint]:
     """Return at most twenty points of the front, evenly spread, and always the chosen and the current quotas."""
     front = [result.front[place] for place in spread(len(result.front), ROWS)]
@@ -111,8 +122,8 @@ def stage_cost_text(cost: StageCost, unit: str) -> tuple[str, str]:
     """Return the fixed cost of a stage and its cost per item, with their standard errors if they were measured."""
 
     def shown(value: float, error: float | None) -> str:
-        if not value:
-            return "0"
+        if not value or unit == "items":
+            return f"{value:g}"
         return show_cost(value, unit) + (f" ± {show_cost(error, unit)}" if error else "")
 
     return shown(cost.fixed, cost.fixed_error), shown(cost.per_item, cost.per_item_error)

@@ -13,6 +13,7 @@ from rankfall._results import Result
 from rankfall.reporting import charts
 from rankfall.reporting.advice import advise
 from rankfall.reporting.comparison_table import short
+from rankfall.reporting.diagnosis_section import diagnosis_section
 from rankfall.reporting.funnel_chart import funnel_chart, stages_in, steps_from_means, steps_of
 from rankfall.reporting.page import (
     ARROWS,
@@ -23,14 +24,16 @@ from rankfall.reporting.page import (
     directions,
     flow,
     render,
-    without_old_names,
+    sentences,
     words,
 )
+from rankfall.reporting.plan_section import plan_section
 from rankfall.studies.comparison_summary import higher_is_better
 from rankfall.studies.diagnosis.results import DIAGNOSIS, Diagnosis
 from rankfall.studies.plan.plan_result import PLAN, PlanResult
 from rankfall.studies.results import SplitEvaluation
 from rankfall.training.cascade_metrics import JOINT
+from rankfall.training.config.cascade_metric_names import measured_name, shown_name, with_one_name
 from rankfall.training.methods import method_of
 from rankfall.training.per_list_table import CHANCE
 from rankfall.training.run_directory import CONFIG, DAYS, is_finished, read_config, read_lines, read_result
@@ -55,7 +58,7 @@ TILES = 8  # figures of the headline
 
 _R = TypeVar("_R", bound=Result)
 _EVALUATION_PARTS = (
-    *("metric", "funnel", "headline", "headline_note", "advice", "stages", "metrics"),
+    *("metric", "funnel", "headline", "headline_note", "advice", "diagnosis", "plan", "stages", "metrics"),
     *("histogram", "quantiles", "worst"),
 )
 
@@ -134,20 +137,27 @@ def _evaluation_parts(run: Path, config: TrainConfig, evaluated: _Evaluated) -> 
     diagnosis, plan = _load(run / DIAGNOSIS, Diagnosis), _load(run / PLAN, PlanResult)
     histogram, quantiles = _distribution(evaluated, metric)
     return {
-        "metric": metric,
+        "metric": shown_name(metric),
         "summary": _summary(steps, evaluated, metric),
         "evaluate_command": "",
         "funnel": _funnel(method.funnel, steps, evaluated) if method.funnel and steps else None,
-        "warnings": summary.warnings,
-        "headline": _headline(evaluated, metric),
+        "warnings": sentences(summary.warnings),
+        "headline": [*_headline(evaluated, metric), *map(_kept_tile, summary.funnel or ())],
         "headline_note": _headline_note(evaluated),
         "advice": advise(str(run), diagnosis, plan) if steps else None,
+        "diagnosis": diagnosis_section(diagnosis) if diagnosis else None,
+        "plan": _plan_parts(plan, summary.warnings) if plan else None,
         "stages": _stages_table(summary.funnel) if summary.funnel else None,
         "metrics": _metrics_table(evaluated, hidden=steps),
         "histogram": histogram,
         "quantiles": quantiles,
-        "worst": _worst_table(evaluated, metric),
+        "worst": None if diagnosis and diagnosis.worst_requests else _worst_table(evaluated, metric),
     }
+
+
+def _plan_parts(plan: PlanResult, told: Sequence[str]) -> dict[str, Any]:
+    """Return the section of the plan without the warnings that the page has already."""
+    return plan_section(plan) | {"warnings": sentences(text for text in plan.warnings if text not in told)}
 
 
 def _load(path: Path, kind: type[_R]) -> _R | None:
@@ -157,7 +167,8 @@ def _load(path: Path, kind: type[_R]) -> _R | None:
 
 def _main_metric(wanted: str, evaluated: _Evaluated) -> str:
     """Return the metric whose distribution and worst lists are shown."""
-    return wanted if wanted in evaluated.summary.metrics else next(iter(evaluated.summary.metrics))
+    name = measured_name(wanted)
+    return name if name in evaluated.summary.metrics else next(iter(evaluated.summary.metrics))
 
 
 def _summary(steps: Sequence[Step], evaluated: _Evaluated, metric: str) -> str:
@@ -165,7 +176,7 @@ def _summary(steps: Sequence[Step], evaluated: _Evaluated, metric: str) -> str:
     summary = evaluated.summary
     ends = summary.intervals.get(metric)
     value = short(summary.metrics[metric]) + (f" [{short(ends[0])}, {short(ends[1])}]" if ends else "")
-    text = f"{metric} is {value} on {summary.split}; chance is {short(summary.chance[metric])}."
+    text = f"{shown_name(metric)} is {value} on {summary.split}; chance is {short(summary.chance[metric])}."
     if steps:
         worst = max(steps, key=lambda step: step.lost)
         all_lost = 1 - steps[-1].left
@@ -200,7 +211,7 @@ def _funnel(sizes: Funnel, steps: Sequence[Step], evaluated: _Evaluated) -> _Fun
     )
     if summary.lists:
         about += f" {_lists(summary.lists)}"
-    notes = [summary.production_note] if summary.production and summary.production_note else []
+    notes = [summary.production_note] if summary.production_note else []
     notes += [
         f"{count:,} lists with a relevant item are not longer than the quota of {stage}, which drops none of their "
         "items."
@@ -251,10 +262,20 @@ def _headline(evaluated: _Evaluated, metric: str) -> list[Tile]:
     """Return the figures of the whole cascade, or all metrics of a ranker, the main one first."""
     summary = evaluated.summary
     of_stages = tuple(f"{stage}/" for stage in stages_in(summary.metrics))
-    names = [name for name in summary.metrics if name == metric or not name.startswith(of_stages or ("\0",))]
+    names = [
+        name for name in with_one_name(summary.metrics) if name == metric or not name.startswith(of_stages or ("\0",))
+    ]
     names.sort(key=lambda name: name != metric)
     better = directions(names)
-    return [Tile(name, short(summary.metrics[name]), better[name], _notes(summary, name)) for name in names[:TILES]]
+    return [
+        Tile(shown_name(name), short(summary.metrics[name]), better[shown_name(name)], _notes(summary, name))
+        for name in names[:TILES]
+    ]
+
+
+def _kept_tile(one: StageFigures) -> Tile:
+    ends = [] if math.isnan(one.kept.low) else [f"95 % interval {short(one.kept.low)} to {short(one.kept.high)}"]
+    return Tile(f"kept by {one.stage}", short(one.kept.value), "up", [*ends, f"chance {short(one.chance)}"])
 
 
 def _notes(summary: SplitEvaluation, name: str) -> list[str]:
@@ -266,6 +287,7 @@ def _notes(summary: SplitEvaluation, name: str) -> list[str]:
 def _headline_note(evaluated: _Evaluated) -> str:
     summary = evaluated.summary
     text = f"Means over {summary.impressions:,} {evaluated.lists} of {summary.split}"
+    text += "; kept: shares of the relevant items that arrived" * bool(summary.funnel)
     text += f"; intervals: bootstrap over {summary.resampled}" * bool(summary.intervals)
     return f"{text}. {ARROWS}"
 
@@ -278,13 +300,13 @@ def _metrics_table(evaluated: _Evaluated, hidden: Sequence[Step]) -> Table:
     if undefined:
         caption += f" Lists without a relevant item, at most {undefined:,}, are excluded from the means."
     drawn = {f"{step.stage}/{what}" for step in hidden for what in ("lost", "survived")}
-    names = [name for name in without_old_names(summary.metrics) if name not in drawn]
+    names = [name for name in with_one_name(summary.metrics) if name not in drawn]
     body: list[list[str | Cell]] = []
     for name in names:
         value, ends = summary.metrics[name], summary.intervals.get(name)
         interval = [f"{short(ends[0])} to {short(ends[1])}" if ends else "none"] if summary.intervals else []
         chance = summary.chance[name]
-        body.append([name, decimal(value), *interval, decimal(chance), _difference(value - chance)])
+        body.append([shown_name(name), decimal(value), *interval, decimal(chance), _difference(value - chance)])
     interval = ["95 % interval"] if summary.intervals else []
     head = ["metric", "mean", *interval, "chance", "difference"]
     return Table(head, body, caption=caption, better=directions(names))
@@ -308,9 +330,9 @@ def _distribution(evaluated: _Evaluated, metric: str) -> tuple[Chart | None, Tab
     lists = evaluated.lists
     histogram = charts.columns(
         shares,
-        title=f"Distribution of {metric}",
+        title=f"Distribution of {shown_name(metric)}",
         label=f"Share of {lists} by their {metric}: " + ", ".join(f"{name} {share:.2f}" for name, share in shares),
-        caption=f"{metric} of single {lists}, each counted at the nearest of {BINS + 1} values.",
+        caption=f"{shown_name(metric)} of single {lists}, each counted at the nearest of {BINS + 1} values.",
     )
     return histogram, Table(["quantile", "5 %", "25 %", "50 %", "75 %", "95 %"], [[metric, *map(short, quantiles)]])
 
@@ -413,8 +435,8 @@ def _validation(metric: str, epochs: Sequence[Mapping[str, Any]]) -> Points:
     points: Points = {}
     for line in epochs:
         values = line["validation"] if "validation" in line else {metric: line["metric"]}
-        for name in (name for name in without_old_names(values) if name == metric or name.endswith("/recall")):
-            points.setdefault(name, []).append((line["epoch"], values[name]))
+        for name in (name for name in with_one_name(values) if name == metric or name.endswith("/recall")):
+            points.setdefault(shown_name(name), []).append((line["epoch"], values[name]))
     return points
 
 

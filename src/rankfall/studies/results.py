@@ -21,9 +21,12 @@ True
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import BeforeValidator
 
 from rankfall._results import Number, Result, ResultError
+from rankfall.training.config.cascade_metric_names import with_both_names, with_one_name
 from rankfall.training.evaluation import EvaluationSummary
 from rankfall.training.stage_figures import Estimate, ListFigures, StageFigures
 
@@ -163,7 +166,12 @@ class MethodResult(Result):
     """One method: its metrics and, in a comparison, its settings and runs."""
 
     name: str
-    metrics: dict[str, MetricSummary]
+    metrics: Annotated[
+        dict[str, MetricSummary],
+        BeforeValidator(lambda found: with_one_name(found) if isinstance(found, dict) else found),
+    ]
+    """By metric. JSON has figures of a stage alone under two names, see :mod:`cascade_metric_names
+    <rankfall.training.config.cascade_metric_names>`."""
     settings: dict[str, Settings] | None = None
     """Settings chosen on validation data, by fold."""
     runs: list[MethodRun] | None = None
@@ -254,6 +262,16 @@ class ComparisonResult(Result):
     metric: str | None = None
     """The metric that chose settings and weights on validation data (``training.metric``)."""
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form, with both names of metrics that have two."""
+        return _with_both_names(super().to_json())
+
+
+def _with_both_names(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON form of a comparison, stream or day with both names of metrics that have two."""
+    methods = [method | {"metrics": with_both_names(method["metrics"])} for method in content["methods"]]
+    return content | {"methods": methods}
+
 
 @dataclass(frozen=True)
 class DayResult(Result):
@@ -302,6 +320,11 @@ class StreamResult(Result):
     verdicts: list[Verdict] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     """What a reader of the figures has to know."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form, with both names of metrics that have two."""
+        content = super().to_json()
+        return _with_both_names(content | {"days": [_with_both_names(day) for day in content["days"]]})
 
 
 @dataclass(frozen=True)

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
 from rankfall._results import Number, Result
 from rankfall.metrics.named import parse
-from rankfall.training.config.cascade_metric_names import with_both_names
+from rankfall.training.config.cascade_metric_names import JOINT_VALUE, with_both_names
 from rankfall.training.scoring import measure
 from rankfall.training.stage_figures import ListFigures, StageFigures, estimates, stage_figures
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
     from rankfall.data.lists.list_loader import Lists
     from rankfall.training.cascade_metrics import MeasuredFunnel
     from rankfall.training.measured_lists import MeasuredLists
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Evaluation:
     notes: list[str] = field(default_factory=list)
     measured: MeasuredFunnel | None = None
     lists: MeasuredLists | None = None
+    _summaries: list[EvaluationSummary] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
     def of_cascade(
@@ -79,26 +82,42 @@ class Evaluation:
 
     def summary(self) -> EvaluationSummary:
         """Return means over the lists on which a metric is defined, with 95 % bootstrap intervals."""
-        measured = self.measured
-        values, chance = dict(self.values), dict(self.chance)
-        if measured is not None:
-            values, chance = _with_survived(measured)
-        units = measured.users if measured else None
-        found = estimates(values, measured.weights if measured else {}, units)
+        if not self._summaries:
+            self._summaries.append(self._summary())
+        return self._summaries[0]
+
+    def _summary(self) -> EvaluationSummary:
+        if self.measured is None:
+            return EvaluationSummary(**_means(self.values, self.chance), impressions=len(self.qids))
+        measured, lists = self.measured, self.lists
+        figures = _means(*_with_survived(measured), measured.wholes, measured.users)
         return EvaluationSummary(
-            metrics=with_both_names({name: one.value for name, one in found.items()}),
-            chance=with_both_names({name: _mean(values) for name, values in chance.items()}),
+            **{name: with_both_names(_with_last_stage(of, measured.stages[-1])) for name, of in figures.items()},
             impressions=len(self.qids),
-            undefined=with_both_names({name: int(one.isnan().sum()) for name, one in values.items()}),
-            kept_whole=None if measured is None else _kept_whole(measured),
-            intervals=with_both_names({name: [one.low, one.high] for name, one in found.items()}),
-            resampled="requests" if units is None else "users",
-            funnel=None if measured is None else funnel_of(measured),
-            lists=self.lists.figures() if self.lists else None,
-            production=self.lists.production(units) if self.lists else None,
-            production_note=self.lists.production_note() if self.lists else None,
-            warnings=self.lists.warnings() if self.lists else [],
+            kept_whole=_kept_whole(measured),
+            resampled="requests" if measured.users is None else "users",
+            funnel=funnel_of(measured),
+            lists=lists.figures() if lists else None,
+            production=lists.production(measured.users) if lists else None,
+            production_note=lists.production_note() if lists else None,
+            warnings=lists.warnings() if lists else [],
         )
+
+
+def _means(
+    values: Mapping[str, Tensor],
+    chance: Mapping[str, Tensor],
+    wholes: Mapping[str, Tensor] | None = None,
+    units: Tensor | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Return the figures of each metric, by the name of their field in the summary."""
+    found = estimates(values, wholes or {}, units)
+    return {
+        "metrics": {name: one.value for name, one in found.items()},
+        "chance": {name: _mean(one) for name, one in chance.items()},
+        "undefined": {name: int(one.isnan().sum()) for name, one in values.items()},
+        "intervals": {name: [one.low, one.high] for name, one in found.items()},
+    }
 
 
 def funnel_of(measured: MeasuredFunnel) -> list[StageFigures]:
@@ -121,6 +140,16 @@ def _with_survived(measured: MeasuredFunnel) -> tuple[dict[str, Tensor], dict[st
             remaining = remaining - measured.chance[name]
             values[f"{stage}/survived"], chance[f"{stage}/survived"] = left[stage], remaining
     return values, chance
+
+
+def _with_last_stage(figures: dict[str, T], last: str) -> dict[str, T]:
+    """Return figures with what is left after the last stage, which is that of the whole cascade, for JSON."""
+    of_last = {
+        f"{last}/{'value' if name == JOINT_VALUE else name.removeprefix('joint/')}": figure
+        for name, figure in figures.items()
+        if name == JOINT_VALUE or name.startswith("joint/")
+    }
+    return {**figures, **of_last}
 
 
 def _kept_whole(measured: MeasuredFunnel) -> dict[str, int]:

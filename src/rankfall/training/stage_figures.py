@@ -129,12 +129,13 @@ def items_entered(ranked: Tensor, quotas: Sequence[int]) -> Tensor:
     return torch.stack(entered, -1)
 
 
-def estimates(values: Mapping[str, Tensor], weights: Mapping[str, Tensor], units: Tensor | None) -> dict[str, Estimate]:
+def estimates(values: Mapping[str, Tensor], wholes: Mapping[str, Tensor], units: Tensor | None) -> dict[str, Estimate]:
     """Return the mean of each metric over the requests on which it is defined, with its interval.
 
     Args:
         values: Values ``(R,)`` of each metric, NaN where it is undefined.
-        weights: Weights ``(R,)`` of the requests in the mean, for metrics that have some.
+        wholes: For metrics that are pooled over requests, what the values ``(R,)`` are parts of: the figure is the sum
+            of the values divided by the sum of these.
         units: What the bootstrap draws.
     """
     if not values:
@@ -151,8 +152,8 @@ def estimates(values: Mapping[str, Tensor], weights: Mapping[str, Tensor], units
 
     places = {}
     for name, value in values.items():
-        weight = (~value.isnan()).double() * (weights[name].double().nan_to_num() if name in weights else 1.0)
-        places[name] = place(value.double().nan_to_num() * weight), place(weight)
+        whole = wholes[name].double().nan_to_num() if name in wholes else (~value.isnan()).double()
+        places[name] = place(value.double().nan_to_num()), place(whole)
     table = torch.stack(columns, -1)
     sums = torch.cat([table.sum(0, keepdim=True), resampled_sums(table, units=units)])
     few = _count(units, len(table)) < 2

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from rankfall._files import checksum
+from rankfall._suggestions import did_you_mean
 from rankfall.cascade import Cascade
 from rankfall.data.impressions.compatibility import check_compatible
 from rankfall.data.impressions.encoding import Encoding
@@ -72,6 +74,7 @@ def export_run(
     items: Path | None = None,
     data: Path | None = None,
     stage: str | None = None,
+    quotas: Mapping[str, int] | None = None,
     recall: float = 0.99,
     examples: int = 16,
     display: Sequence[str] | None = None,
@@ -87,6 +90,7 @@ def export_run(
         data: The current path of the log of the run, if it was moved. Its test days, or its validation days if there
             are none, provide the requests that the bundle is checked on.
         stage: Export only this stage.
+        quotas: Number of items that stages keep in the bundle; by default that of the run.
         recall: Share of the best items that the index of the first stage must find.
         examples: The number of these requests that the bundle keeps.
         display: Attributes of items that are shown to people: columns of the file of items, or features of items; by
@@ -107,6 +111,7 @@ def export_run(
         out,
         items=items,
         stage=stage,
+        quotas=quotas,
         recall=recall,
         examples=examples,
         display=display,
@@ -125,6 +130,7 @@ def export_trained(
     items: Path | None = None,
     without: NDArray[np.int32] | None = None,
     stage: str | None = None,
+    quotas: Mapping[str, int] | None = None,
     recall: float = 0.99,
     examples: int = 16,
     display: Sequence[str] | None = None,
@@ -141,7 +147,7 @@ def export_trained(
         raise ValueError(f"examples: found {examples}, expected 0 or more")
     log = trained.log
     on_step("reading the checkpoint", 0, None)
-    stages = _stages(trained.checkpoint, stage)
+    stages = with_quotas(_stages(trained.checkpoint, stage), quotas or {})
     inputs = list(dict.fromkeys(name for one in stages for name in inputs_of(scorer_of(one))))
     notes = _check_logs(trained.run, inputs, [log, *_log_of(items)])
     features = scorer_of(stages[0]).features
@@ -168,7 +174,8 @@ def export_trained(
         raise ValueError(f"{log.path}: {error}") from None
     vocabularies = request_vocabularies(encoding, rules)
     run = _run_figure(trained, stages, sample)
-    source = BundleSource(stages, table, rules, vocabularies, sample, _provenance(trained), run)
+    about = _provenance(trained) | ({"run_quotas": _run_quotas(trained.config)} if quotas else {})
+    source = BundleSource(stages, table, rules, vocabularies, sample, about, run)
     notes += _slow_search_notes(stages, len(table))
     manifest = write_bundle(source, out, recall=recall, examples=examples, force=force, on_step=on_step)
     return Exported(manifest, notes + recall_notes(manifest["stages"][0]))
@@ -202,6 +209,29 @@ def _stages(checkpoint: Path, name: str | None) -> list[Stage]:
     if name is not None:
         return [Cascade.load_stage(checkpoint, name)]
     return Cascade.load(checkpoint).eval().stages
+
+
+def with_quotas(stages: Sequence[Stage], quotas: Mapping[str, int]) -> list[Stage]:
+    """Return stages that keep other numbers of items.
+
+    Raises:
+        ValueError: There is no such stage, or a stage would keep more items than the one before it passes on.
+    """
+    names = [stage.name for stage in stages]
+    for name, quota in quotas.items():
+        if name not in names:
+            raise ValueError(
+                f"quota: found the stage {name!r}, expected one of {', '.join(names)}{did_you_mean(name, names)}"
+            )
+        if quota < 1:
+            raise ValueError(f"quota: found {name}={quota}, expected at least 1")
+    changed = [replace(stage, quota=quotas.get(stage.name, stage.quota)) for stage in stages]
+    for one, after in pairwise(changed) if quotas else ():
+        if after.quota > one.quota:
+            raise ValueError(
+                f"quota: {after.name} would keep {after.quota}, expected at most {one.quota}, which {one.name} keeps"
+            )
+    return changed
 
 
 def _log_of(items: Path | None) -> list[ImpressionLog]:
@@ -242,6 +272,10 @@ def _provenance(trained: Trained) -> dict[str, Any]:
         "objective": trained.config.objective.name,
         "metrics": dict(trained.metrics),
     }
+
+
+def _run_quotas(config: CascadeConfig) -> dict[str, int]:
+    return {stage.name: stage.quota for stage in config.stages}
 
 
 def recall_notes(stage: Mapping[str, Any]) -> list[str]:

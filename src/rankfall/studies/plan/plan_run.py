@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rankfall.data import ImpressionLog
 from rankfall.studies.evaluate import scores_of_run
 from rankfall.studies.plan.front import default_reach
 from rankfall.studies.plan.plan_quotas import plan_quotas
 from rankfall.studies.plan.plan_result import PLAN
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.evaluation_overrides import with_evaluation_overrides
+from rankfall.training.measured_lists import short_lists
 from rankfall.training.run_directory import read_config_as
+from rankfall.training.stage_figures import ListFigures
+from rankfall.training.train_cascade import measuring_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
 
     from rankfall.studies.plan.plan_quotas import Costs, Metric, OnStep, Target
     from rankfall.studies.plan.plan_result import PlanResult
+    from rankfall.studies.stage_scores import StageScores
 
 
 def current_quotas(run_dir: Path, overrides: Sequence[str] = ()) -> dict[str, int]:
@@ -77,7 +83,7 @@ def plan_run(
     current = current_quotas(run_dir, overrides)
     # Lists over all items hold as many as the largest quota of the first stage, so that all quotas are exact.
     reach = max(next(iter(current.values())), largest_quotas(current, grid or {})[0])
-    _, scores = scores_of_run(
+    config, scores = scores_of_run(
         run_dir,
         split,
         data=data,
@@ -98,5 +104,17 @@ def plan_run(
         split=split,
         on_step=on_step,
     )
+    loader = measuring_loader(ImpressionLog.load(data or config.data.path), config, config.data.days("test"))
+    catalogue, short = loader.catalogue_size(), short_lists(loader)
+    result = replace(
+        result,
+        lists=None if catalogue is None else _list_figures(scores, catalogue, all_items=config.data.length == "all"),
+        warnings=[*result.warnings, *([short] if short else [])],
+    )
     result.save(run_dir / PLAN)
     return result
+
+
+def _list_figures(scores: StageScores, catalogue: int, *, all_items: bool) -> ListFigures:
+    ranked = scores.ranked
+    return ListFigures(float(ranked.double().mean()), int(ranked.max()), catalogue, all_items)

@@ -43,7 +43,7 @@ class PricedLists:
     @cached_property
     def defined(self) -> NDArray[np.bool_]:
         """The requests with a value."""
-        return self.weight.any(1)
+        return self.weight.sum(1) > 0
 
     @cached_property
     def ranked(self) -> float:
@@ -109,7 +109,8 @@ class Measured:
     @cached_property
     def cost(self) -> Floats:
         """Cost of each choice."""
-        return self.stage_costs.sum(1)
+        total: Floats = self.stage_costs.sum(1)
+        return total
 
     @cached_property
     def estimates(self) -> list[Estimate]:

@@ -116,7 +116,7 @@ class _SortedLists:
     Attributes:
         arrival: For each stage, where the item at a place of its order was in the order of the stage before, as an
             index into a flattened array ``(places, requests)``.
-        scores: Scores ``(places, requests)`` in the order of each stage.
+        scores: Scores ``(places, requests)`` in the order of each stage, NaN in padding.
         real: Real items ``(places, requests)`` in the order of the first stage.
         relevant: Index into a flattened array in the order of the last stage, for each item with a weight.
         request: Request of each such item.
@@ -131,10 +131,11 @@ class _SortedLists:
         first = _order(scores[0], mask, partial(ties.keys, 0))[:, :reach]
         real = np.take_along_axis(mask, first, 1)
         place = np.broadcast_to(np.arange(reach), first.shape)  # of each item in the order of the stage
-        self.scores = [_by_place(np.take_along_axis(scores[0], first, 1))]
+        own = np.where(real, np.take_along_axis(scores[0], first, 1), np.nan)
+        self.scores = [_by_place(own)]
         self.arrival: list[NDArray[np.int64]] = []
         for stage in range(1, len(scores)):
-            own = np.take_along_axis(scores[stage], first, 1)
+            own = np.where(real, np.take_along_axis(scores[stage], first, 1), np.nan)
             order = _order(own, real, partial(ties.keys, stage, first))
             self.arrival.append(self._flat(np.take_along_axis(place, order, 1)))
             self.scores.append(_by_place(np.take_along_axis(own, order, 1)))
@@ -204,7 +205,7 @@ class _Visit:
         self._outcomes = outcomes
         self._single = single
         self._last = len(lists.arrival)
-        self._dtype = np.int16 if len(lists.real) < np.iinfo(np.int16).max else np.int32
+        self._dtype: type[np.int16 | np.int32] = np.int16 if len(lists.real) < np.iinfo(np.int16).max else np.int32
         self._dropped = np.iinfo(self._dtype).max  # rank of an item that was dropped
 
     def run(self, tree: dict[Rule, Any]) -> None:
@@ -240,7 +241,8 @@ class _Visit:
             return min(rule, self._dropped - 1)
         above = self._lists.above(stage, rule.score)
         passing = np.where(above > 0, count[above - 1, np.arange(len(above))], 0)
-        return passing.clip(1, min(rule.cap, self._dropped - 1)).astype(self._dtype)
+        quota: Counts = passing.clip(1, min(rule.cap, self._dropped - 1)).astype(self._dtype)
+        return quota
 
     def _running_count(self, alive: NDArray[np.bool_]) -> Counts:
         count: Counts = np.empty(alive.shape, self._dtype)

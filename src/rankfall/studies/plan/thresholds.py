@@ -88,7 +88,7 @@ def compare_thresholds(
 def threshold_choices(
     scores: StageScores, grid: Mapping[str, Sequence[int]], current: Sequence[int]
 ) -> list[tuple[Rule, ...]]:
-    """Return thresholds to try: scores that keep about as many items on average as quotas between those of the grid.
+    """Return thresholds to try: scores that keep from half the smallest quota to the largest quota on average.
 
     The first stage has thresholds for the items it ranks best, later stages for the items that the first stage keeps
     with its current quota. A threshold of -inf keeps all items up to the cap.
@@ -99,7 +99,7 @@ def threshold_choices(
     for stage, quotas in enumerate(free):
         cap = max(quotas)
         pooled = _best_first(scores, stage, cap if stage == 0 else current[0])
-        counts = np.geomspace(min(quotas), cap, count) * len(scores)
+        counts = np.geomspace(max(1.0, min(quotas) / 2), cap, count) * len(scores)
         places = np.unique(np.minimum(counts, len(pooled)).astype(int)) - 1
         levels = sorted({-np.inf, *pooled[places].tolist()}, reverse=True)
         rules.append([Threshold(level, cap) for level in levels])

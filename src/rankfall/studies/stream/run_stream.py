@@ -28,7 +28,7 @@ from rankfall.studies.results import ResultError, RunFailure, StreamResult, Stre
 from rankfall.studies.stream.day_learner import check_begun, train_days
 from rankfall.studies.stream.day_ledger import LEDGER, DayLedger
 from rankfall.studies.stream.stream_config import RUNS, make_runs, scheduled
-from rankfall.studies.stream.stream_summary import measured_methods, summarise_day, summarise_days
+from rankfall.studies.stream.stream_summary import measured_methods, measured_metrics, summarise_day, summarise_days
 from rankfall.studies.workers import Failure, run_tasks
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.measured_lists import short_lists
@@ -238,20 +238,22 @@ class _Stream:
         directories = {name: [run.directory for run in self.runs if run.method == name] for name in names}
         config, runs = self.runs[0].config, [self._summary(run) for run in self.runs]
         days, known = list(self.ledger.days), self._known_days()
-        entries = []
+        entries: list[DayResult] = []
+        metrics = measured_metrics(days[1:], directories, config.metrics)
         for day in days[1:]:
             methods = measured_methods(day, directories)
             before = known.get(day)
             # the values of a day never change, so its summary is reused; earlier versions wrote no verdicts
-            if before is not None and before.verdicts and [method.name for method in before.methods] == methods:
+            reusable = before is not None and before.verdicts and set(metrics) <= set(before.methods[0].metrics)
+            if before is not None and reusable and [method.name for method in before.methods] == methods:
                 entries.append(before)
             elif methods:
-                entries.append(summarise_day(day, directories, config.metrics))
-        unit, summary = summarise_days(entries, directories, config.metrics)
+                entries.append(summarise_day(day, directories, metrics))
+        unit, summary = summarise_days(entries, directories, metrics)
         complete = {method.name for method in summary.methods}
         return StreamResult(
             metric=config.training.metric,
-            metrics=config.metrics,
+            metrics=metrics,
             seeds=self.config.seeds,
             learned=days[: max(max(run.days for run in runs), 1 + len(entries))],
             unit=unit,

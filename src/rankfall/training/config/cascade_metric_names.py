@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -34,6 +34,24 @@ RESERVED = frozenset((*_OF_ALONE, "lost", "survived", "value", ALONE))
 """Words that name metrics of a stage, so that feedback cannot be measured under them."""
 
 
+METRICS_OF_CASCADES = {
+    "joint_recall": "share of the ground truth that survives all stages; the ground truth is the best `relevant` of "
+    "the relevant items, by relevance, then by grade",
+    "joint_value": "share of the relevance of the ground truth that survives all stages; measured if items of a ground "
+    "truth differ in relevance",
+    "joint/FEEDBACK": "share of a feedback that survives all stages, for the key `feedback`: pooled over all requests "
+    "(sum), or the mean over requests that have some (rate)",
+    "STAGE/survived": "share of the ground truth that is left after the stage",
+    "STAGE/lost": "share of the ground truth that the stage drops; lower is better",
+    "STAGE/value": "share of the relevance of the ground truth that is left after the stage",
+    "STAGE/FEEDBACK": "share of a feedback that is left after the stage",
+    "STAGE/alone/recall": "recall of the stage by itself, over the whole list; also STAGE/recall",
+    "STAGE/alone/ndcg": "NDCG of the stage by itself, over the whole list, with gain 1 for the ground truth; also "
+    "STAGE/ndcg",
+}
+"""Definitions of the metrics of a cascade, by the form of their names."""
+
+
 def measures(
     stages: Sequence[str], further: Sequence[str] = (), feedback: Iterable[str] = (), *, complete: bool = True
 ) -> list[str]:
@@ -42,21 +60,35 @@ def measures(
     Args:
         stages: Names of the stages.
         further: Names of further metrics of every stage alone.
-        feedback: Names of feedback whose survival is measured.
+        feedback: Names of feedback whose survival is measured. What is left after the last stage is ``joint/FEEDBACK``.
         complete: Whether all stages score the whole list. If they do not, only the first stage has a recall by itself.
 
     >>> measures(["ranking"], ["ndcg_linear@10"])
     ['joint_recall', 'ranking/recall', 'ranking/ndcg', 'ranking/lost', 'ranking/ndcg_linear@10']
-    >>> measures(["retrieval", "ranking"], feedback=["revenue"], complete=False)  # doctest: +NORMALIZE_WHITESPACE
-    ['joint_recall', 'joint/revenue', 'retrieval/recall', 'retrieval/lost', 'retrieval/revenue',
-     'ranking/lost', 'ranking/revenue']
+    >>> measures(["retrieval", "ranking"], feedback=["revenue"], complete=False)
+    ['joint_recall', 'joint/revenue', 'retrieval/recall', 'retrieval/lost', 'retrieval/revenue', 'ranking/lost']
     """
     names = [JOINT, *(f"joint/{name}" for name in feedback)]
     for place, stage in enumerate(stages):
         alone = [*_ALONE_ALWAYS] if complete else ["recall"] if place == 0 else []
         names += [f"{stage}/{metric}" for metric in dict.fromkeys((*alone, "lost", *(further if complete else ())))]
-        names += [f"{stage}/{name}" for name in feedback]
+        names += [f"{stage}/{name}" for name in feedback if place < len(stages) - 1]
     return names
+
+
+def with_value(metrics: Sequence[str], measured: Iterable[Container[str]]) -> list[str]:
+    """Return metrics, and ``joint_value`` after ``joint_recall`` if all results have it: not every log does.
+
+    Args:
+        metrics: Names of metrics.
+        measured: The metrics of each result.
+
+    >>> with_value(["joint_recall", "ranking/lost"], [{"joint_recall", "joint_value", "ranking/lost"}])
+    ['joint_recall', 'joint_value', 'ranking/lost']
+    """
+    measured = list(measured)
+    everywhere = bool(measured) and all(JOINT_VALUE in names for names in measured)
+    return [*metrics[:1], *([JOINT_VALUE] if everywhere else []), *metrics[1:]]
 
 
 def list_metric(name: str) -> str:

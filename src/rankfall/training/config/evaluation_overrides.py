@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from rankfall._yaml_config import ConfigError, leaves, shown
 from rankfall.training.config.cascade_config import CascadeConfig
+from rankfall.training.config.cascade_metric_names import JOINT
 from rankfall.training.config.load_config import validate_any
-from rankfall.training.config.overrides import apply_overrides
+from rankfall.training.config.overrides import apply_overrides, set_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,10 +40,16 @@ def with_evaluation_overrides(config: TrainConfig, overrides: Sequence[str]) -> 
     Raises:
         ConfigError: If an override is wrong, or would change what was trained. The message names every such key.
     """
+    if not overrides:
+        return config
     before = config.model_dump(mode="json")
-    changed = validate_any(apply_overrides(before, overrides), where="override")
-    allowed = _OF_CASCADES if isinstance(config, CascadeConfig) else _OF_RANKERS
-    old, new = leaves(before), leaves(changed.model_dump(mode="json"))
+    content = apply_overrides(before, overrides)
+    is_cascade = isinstance(config, CascadeConfig)
+    # The metric of early stopping has been used, and need not be measured again.
+    measured = set_option(content, "training.metric", JOINT) if is_cascade else content
+    changed = validate_any(measured, where="override")
+    allowed = _OF_CASCADES if is_cascade else _OF_RANKERS
+    old, new = leaves(before), leaves(content)
     refused = [key for key in {**old, **new} if old.get(key) != new.get(key) and not _is_allowed(key, allowed)]
     if refused:
         found = ", ".join(f"{key}={shown(new.get(key))}" for key in refused)

@@ -1,0 +1,114 @@
+"""``rankfall plan``: what it prints and writes, agreement with evaluate, and messages about mistakes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from rankfall.studies.plan.plan_result import PLAN, PlanResult
+from support.bundles import platform_bundle, platform_run
+from support.cascades import content, liked_log
+from support.command_line import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COSTS = ("--cost", "retrieval=1us,ranking=0.1ms+5us")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("plan")
+    config = directory / "config.yaml"
+    config.write_text(yaml.safe_dump(content(liked_log(directory / "log"), training={"epochs": 1})))
+    assert run("train", str(config), "--out", str(directory / "run")) == 0
+    out: Path = directory / "run"
+    return out
+
+
+def planned(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str, Any]:
+    capsys.readouterr()
+    assert run("plan", *words, "--json") == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize("length", [[], ["data.length=all"]])
+def test_every_point_is_what_evaluate_measures(
+    trained: Path, length: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = ["--grid", "retrieval=4,7,9", "--grid", "ranking=2,4"]
+    found = planned(capsys, trained, *grid, *length)
+    points = {tuple(point["quotas"]): point["value"] for point in found["points"]}
+    assert set(points) == {(first, last) for first in (4, 7, 9) for last in (2, 4)} | {(5, 3)}
+    for quotas in [(4, 4), (9, 2), (5, 3)]:
+        overrides = [f"stages.{place}.quota={quota}" for place, quota in enumerate(quotas)]
+        assert run("evaluate", trained, *overrides, *length, "--json") == 0
+        measured = json.loads(capsys.readouterr().out)["metrics"]["joint_recall"]
+        assert points[quotas] == pytest.approx(measured, abs=1e-6)
+
+
+def test_tables_and_commands_to_continue_with(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert run("plan", trained, *COSTS, "--budget", "0.15ms") == 0
+    out, err = capsys.readouterr()
+    words = " ".join(out.split())
+    result = PlanResult.load(trained / PLAN)
+    assert result.budget == pytest.approx(1.5e-4)
+    assert result.chosen.point.cost <= 1.5e-4
+    assert "best joint_recall for at most 150 us" in words
+    for part in (*result.chosen.train_overrides, *result.chosen.export_options, "chosen", "current"):
+        assert part in words
+    assert f"wrote {trained / PLAN}" in err
+
+
+def test_costs_that_nobody_gave_are_said(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert run("plan", trained) == 0
+    out, err = capsys.readouterr()
+    assert "warning: no costs were given, so every scored item costs 1" in err
+    assert "the cost of a request is the number of items" in " ".join(out.split())
+
+
+def test_costs_are_measured_on_a_bundle(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    copy = shutil.copytree(platform_run(), tmp_path / "run")
+    found = planned(capsys, copy, "--bundle", platform_bundle())
+    assert (found["unit"], found["cost_source"]) == ("s", "measured")
+    assert [cost["stage"] for cost in found["costs"]] == ["retrieval", "ranking"]
+    assert found["costs"][1]["samples"]
+    assert found["chosen"]["point"]["cost"] <= found["current"]["point"]["cost"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--cost", "retrieval=1us"], 1, "cost: found none for ranking, expected one for each of retrieval, ranking"),
+        ([*COSTS, "--budget", "3"], 1, "budget: found '3', expected a time such as 5ms"),
+        ([*COSTS, "--budget", "1us"], 1, "budget: found 1 us, expected at least the cost of the cheapest quotas"),
+        (["--recall", "1"], 1, "recall: found 1, expected at most"),
+        (["--recall", "2"], 2, "found 2, expected more than 0 and at most 1"),
+        (["--recall", "0.5", "--budget", "3"], 2, "found --budget and --recall, expected one of them"),
+        (["--metric", "recall"], 2, "found 'recall', expected one of joint_recall, joint_value"),
+        (["--grid", "ranker=3"], 1, "grid: found the stage 'ranker', expected one of retrieval, ranking, did you mean"),
+        (["stages.0.model.dim=8"], 1, "override: found stages.0.model.dim=8"),
+    ],
+)
+def test_mistakes_end_in_one_message(
+    trained: Path, words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert run("plan", trained, *words) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    assert message in " ".join(err.replace("│", " ").split())
+
+
+def test_a_bundle_of_other_stages_is_refused(trained: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run("plan", trained, "--bundle", tmp_path) == 1
+    assert run("plan", trained, "--bundle", platform_bundle(), *COSTS) == 2
+    assert "found --cost and --bundle, expected one of them" in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,77 @@
+"""The plan of a run as a table of the terminal and as a section of its page."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from rankfall.reporting.page import render
+from rankfall.reporting.plan_section import plan_section
+from rankfall.reporting.plan_table import conclusions, shown_front, terminal_plan
+from rankfall.studies.plan.costs import parse_costs
+from rankfall.studies.plan.plan_quotas import Costs, plan_quotas
+from support.plan_scores import random_scores
+
+if TYPE_CHECKING:
+    from rankfall.studies.plan.plan_result import PlanResult
+
+
+@pytest.fixture(scope="module")
+def result() -> PlanResult:
+    scores = random_scores(200, 100, 3)
+    costs = Costs(*parse_costs(["stage0=1us,stage1=5us,stage2=0.1ms+20us"], scores.stages), "given")
+    return plan_quotas(scores, current=[60, 20, 3], costs=costs, run="first", split="test")
+
+
+def shown(result: PlanResult) -> str:
+    console = Console(width=120, file=io.StringIO())
+    console.print(terminal_plan(result))
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def test_the_terminal_shows_costs_front_and_choice(result: PlanResult) -> None:
+    text = shown(result)
+    rows = shown_front(result)
+    assert result.chosen.point in rows
+    assert result.current.point in rows
+    assert len(rows) <= 22
+    for point in rows:
+        assert f"{point.value.value:.4f} [{point.value.low:.4f}, {point.value.high:.4f}]" in text
+    assert "first, test" in text
+    assert "20 us" in text
+
+
+def test_the_section_shows_charts_and_tables(result: PlanResult) -> None:
+    html = render("plan_section.html", "", plan=plan_section(result))
+    ElementTree.fromstring(f"<div>{html.replace('<wbr/>', '')}</div>")  # every element is closed
+    for part in (*result.chosen.train_overrides, *result.chosen.export_options, "fixed cost", "budget"):
+        assert part in html
+    assert html.count("<figure") == 5
+    for chart in (plan_section(result)["chart"], plan_section(result)["threshold_chart"]):
+        drawn = ElementTree.fromstring(chart.svg())
+        assert drawn.tag.endswith("svg")
+        assert "nan" not in chart.svg()
+
+
+def test_a_plan_without_thresholds_has_a_section_too(result: PlanResult) -> None:
+    bare = replace(result, threshold_front=[], quota_front=[], comparisons=[])
+    html = render("plan_section.html", "", plan=plan_section(bare))
+    assert html.count("<figure") == 3
+    assert "hresholds" not in shown(bare) + html
+
+
+def test_what_is_said_about_the_current_quotas(result: PlanResult) -> None:
+    current = result.current
+    said = " ".join(conclusions(result))
+    assert ("are not on the front" in said) == current.dominated
+    kept = replace(result, chosen=replace(result.chosen, point=current.point))
+    assert "Chosen: the current quotas" in " ".join(conclusions(kept))
+    best = replace(result, current=replace(current, dominated=False))
+    assert next(iter(conclusions(best))) == "The current quotas are on the front."

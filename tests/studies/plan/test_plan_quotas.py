@@ -1,0 +1,176 @@
+"""Plans: exact values and costs against loops, choices, intervals, and thresholds that help or do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from rankfall.studies.plan.costs import parse_costs
+from rankfall.studies.plan.plan_quotas import Costs, Target, plan_quotas, weight_of
+from rankfall.studies.plan.plan_result import PlanResult
+from support.plan_scores import random_scores, survivors
+
+if TYPE_CHECKING:
+    from rankfall.studies.stage_scores import StageScores
+
+GRID = {"stage0": [2, 5, 9, 40], "stage1": [2, 4, 9], "stage2": [1, 3]}
+
+
+def plan(scores: StageScores, *words: str, target: Target | None = None, **options: object) -> PlanResult:
+    stages = scores.stages
+    costs = Costs(*parse_costs(words, stages), "given") if words else Costs.items_scored(stages)
+    settings = {"current": [9, 4, 3][: len(stages)], "grid": {stage: GRID[stage] for stage in stages}, **options}
+    return plan_quotas(scores, costs=costs, target=target, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("metric", ["joint_recall", "joint_value"])
+def test_a_plan_is_that_of_a_loop_over_requests_and_quotas(metric: str) -> None:
+    scores = random_scores(60, 14, 3, masked=True, seed=1)
+    result = plan(scores, "stage0=10+1,stage1=5,stage2=100+7", metric=metric)
+    size = scores.truth * (scores.relevance if metric == "joint_value" else 1)
+    found = {tuple(point.quotas): point for point in result.points}
+    assert set(found) == {quotas for quotas in product(*GRID.values()) if quotas[0] >= quotas[1] >= quotas[2]}
+    for quotas, point in found.items():
+        values, costs = [], []
+        for request in range(60):
+            kept = survivors(scores, request, quotas)
+            entered = [int(scores.mask[request].sum()), len(kept[0]), len(kept[1])]
+            costs.append(110 + entered[0] + 5 * entered[1] + 7 * entered[2])
+            if size[request].sum() > 0:
+                values.append(float(size[request, kept[-1]].sum() / size[request].sum()))
+        assert point.value == pytest.approx(np.mean(values))
+        assert point.cost == pytest.approx(np.mean(costs))
+    assert result.undefined == 60 - len(values)
+    assert [point.quotas for point in result.front] == [
+        list(quotas)
+        for quotas, point in sorted(found.items(), key=lambda pair: pair[1].cost)
+        if not any(
+            other.cost <= point.cost
+            and other.value >= point.value
+            and (other.cost, other.value) != (point.cost, point.value)
+            for other in found.values()
+        )
+    ]
+    for point in (*result.front, result.current.point, result.chosen.point):
+        assert point.value.value == pytest.approx(found[tuple(point.quotas)].value)
+        assert point.value.low <= point.value.value <= point.value.high
+        assert sum(point.stage_costs) == pytest.approx(point.cost) == pytest.approx(found[tuple(point.quotas)].cost)
+
+
+def test_a_budget_gives_the_best_and_a_recall_the_cheapest_quotas() -> None:
+    scores = random_scores(200, 14, 2)
+    grid = {"stage0": list(range(3, 15)), "stage1": [3]}
+    default = plan(scores, grid=grid)
+    assert default.warnings[0].startswith("no costs were given")
+    assert (default.unit, default.current.point.quotas) == ("items", [9, 4])  # is not in the grid, but measured
+    budget = plan(scores, grid=grid, target=Target(budget=21.5), current=[9, 3])
+    values = {point.quotas[0]: point.value for point in budget.points}
+    first = max(range(3, 8), key=lambda quota: values[quota])  # 14 items and at most 7
+    assert budget.chosen.point.quotas == [first, 3]
+    assert budget.chosen.train_overrides == [f"stages.0.quota={first}", "stages.1.quota=3"]
+    assert budget.chosen.export_options == [f"--quota stage0={first}", "--quota stage1=3"]
+    difference = budget.chosen.difference
+    assert difference.value == pytest.approx(values[first] - values[9])
+    assert difference.low <= difference.value <= difference.high
+    assert budget.chosen.cost_ratio == pytest.approx((14 + first) / 23)
+    wanted = values[4]
+    cheapest = plan(scores, grid=grid, target=Target(value=wanted), current=[9, 3]).chosen.point
+    assert cheapest.quotas[0] == min(quota for quota, value in values.items() if value >= wanted)
+
+
+def test_targets_out_of_reach_say_what_is_possible() -> None:
+    scores = random_scores(50, 14, 2)
+    best = max(point.value for point in plan(scores).points)
+    with pytest.raises(ValueError, match=f"recall: found 0.99, expected at most {best:.4f}, the largest joint_recall"):
+        plan(scores, target=Target(value=0.99))
+    with pytest.raises(ValueError, match=r"budget: found 3 items, expected at least the cost .* quotas 2, 2 at 16 it"):
+        plan(scores, target=Target(budget=3.0))
+    with pytest.raises(ValueError, match="found joint_value, but all relevant items have the same relevance"):
+        plan(replace(scores, relevance=scores.truth), metric="joint_value")
+    with pytest.raises(ValueError, match="found one stage"):
+        plan(random_scores(5, 4, 1))
+
+
+def test_pruned_lists_limit_the_grid() -> None:
+    scores = replace(random_scores(50, 14, 2), complete=False)
+    assert max(plan(scores, reach=7, grid={}, current=[6, 2]).grid["stage0"]) == 7
+    with pytest.raises(ValueError, match="grid: found a quota of stage0 of 40, expected at most 7"):
+        plan(scores, reach=7)
+
+
+def test_dominated_quotas_are_found() -> None:
+    """A second stage that orders as the first does cannot repair it: a larger first quota only costs."""
+    scores = random_scores(100, 14, 2)
+    scores = replace(scores, scores=[scores.scores[0]] * 2)
+    grid = {"stage0": [4, 9], "stage1": [4]}
+    wasteful = plan(scores, grid=grid, current=[9, 4])
+    assert wasteful.current.dominated
+    assert wasteful.current.cheapest_for_value.quotas == [4, 4]
+    assert [point.quotas for point in wasteful.front] == [[4, 4]]
+    assert not plan(scores, grid=grid, current=[4, 4]).current.dominated
+
+
+def test_a_plan_survives_its_file() -> None:
+    result = plan(random_scores(120, 14, 3))
+    assert PlanResult.from_json(result.to_json()) == result
+
+
+def test_the_interval_is_that_of_a_bootstrap_of_single_requests() -> None:
+    scores = random_scores(300, 14, 2)
+    point = plan(scores).current.point
+    weight = weight_of(scores, "joint_recall")
+    values = np.array([weight[request, survivors(scores, request, [9, 4])[-1]].sum() for request in range(300)])
+    rng = np.random.default_rng(1)
+    means = rng.choice(values, (4000, 300)).mean(1)
+    assert [point.value.low, point.value.high] == pytest.approx(np.quantile(means, [0.025, 0.975]).tolist(), abs=0.004)
+
+
+# --- thresholds ---------------------------------------------------------------------------------------------------
+
+
+def easy_and_hard(requests: int = 600, length: int = 30) -> StageScores:
+    """Return lists of which half need 2 items and half need 20, as the scores of the first stage show."""
+    scores = random_scores(requests, length, 2, relevant=2)
+    generator = torch.Generator().manual_seed(5)
+    order = torch.rand(requests, length, generator=generator).argsort(-1)
+    rank = order.argsort(-1)
+    hard = torch.arange(requests)[:, None] % 2 == 1
+    size = torch.where(hard, 20, 2)
+    target = (torch.rand(requests, 2, generator=generator) * size).long()  # ranks of the relevant items
+    truth = (rank[:, :, None] == target[:, None]).any(-1).float()
+    first = torch.where(rank < size, 5.0, -5.0) - 0.01 * rank
+    return replace(scores, scores=[first, truth + 0.001 * rank], truth=truth, relevance=truth)
+
+
+def test_thresholds_win_where_requests_differ_in_what_they_need() -> None:
+    grid = {"stage0": list(range(2, 31, 2)), "stage1": [2]}
+    result = plan(easy_and_hard(), grid=grid, current=[10, 2])
+    near = next(one for one in result.comparisons if one.budget >= 41)  # 30 items and 11 on average
+    assert near.thresholds.value.value > 0.95
+    assert near.difference.low > 0.1
+    assert near.difference.value == pytest.approx(near.thresholds.value.value - near.quotas.value.value)
+    for point in result.threshold_front:
+        assert len(point.thresholds) == len(point.mean_kept) == 1
+        assert 1 <= point.mean_kept[0] <= point.caps[0] == 30
+        assert point.cost == pytest.approx(30 + point.mean_kept[0])
+
+
+def test_thresholds_do_not_win_where_the_level_of_scores_means_nothing() -> None:
+    scores = random_scores(600, 30, 2)
+    level = 100 * torch.randn(600, 1, generator=torch.Generator().manual_seed(1))
+    scores = replace(scores, scores=[scores.scores[0] + level, scores.scores[1]])
+    result = plan(scores, grid={"stage0": list(range(3, 31, 3)), "stage1": [3]}, current=[9, 3])
+    middle = [one for one in result.comparisons if 35 < one.budget < 55]
+    assert middle
+    assert all(one.difference.high < 0 for one in middle)
+
+
+def test_too_few_requests_for_thresholds_are_said() -> None:
+    result = plan(random_scores(30, 14, 2), "stage0=1,stage1=2")
+    assert result.threshold_front == result.comparisons == []
+    assert result.warnings == ["thresholds were not planned: expected at least 40 requests with a relevant item"]
