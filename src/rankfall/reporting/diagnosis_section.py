@@ -11,7 +11,6 @@ from rankfall.reporting.diagnosis_table import (
     bound_texts,
     conflict_tables,
     headline,
-    larger_quota_texts,
     operator_name,
     percent,
     rank_text,
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankfall.reporting.chart import Chart
-    from rankfall.studies.diagnosis.results import (
+    from rankfall.studies.diagnosis.diagnosis_result import (
         Agreement,
         Diagnosis,
         LostRequest,
@@ -47,6 +46,7 @@ def diagnosis_section(result: Diagnosis) -> dict[str, Any]:
         "findings": [(one.text, stake(one.at_stake) if one.at_stake else "") for one in result.findings],
         "oracle": oracle_chart(result),
         "cuts": _cuts_table(result.stages),
+        "quotas": _quotas_table(result.stages),
         "segments": [_segments_table(stage) for stage in result.stages if shown(stage.segments)],
         "agreement": _agreement_table(result.agreement) if result.agreement else None,
         "requests": [_request(one) for one in result.worst_requests],
@@ -91,7 +91,7 @@ def _share(one: Estimate) -> Cell:
 
 def _cuts_table(stages: Sequence[StageDiagnosis]) -> Table:
     head = ["stage", "lost", "lost items", "rank / quota, 25 %", "50 %", "75 %", "score distance, 50 %"]
-    head += ["survive later stages", "with a larger quota"]
+    head.append("would survive later stages")
     body = [
         [
             stage.stage,
@@ -100,16 +100,31 @@ def _cuts_table(stages: Sequence[StageDiagnosis]) -> Table:
             *(rank_text(stage.cut, quantile) for quantile in ("25", "50", "75")),
             "none" if math.isnan(stage.cut.score_distance["50"]) else f"{stage.cut.score_distance['50']:.2f}",
             percent(stage.recoverable.value),
-            words("; ".join(f"{quota}: {text}" for quota, text in larger_quota_texts(stage))),
         ]
         for stage in stages
     ]
     caption = (
         "How far below the cut the lost items were: quantiles of their rank divided by the quota, and of the distance "
-        "of their scores to that of the last kept item, in standard deviations of the list. Survive later stages: "
-        "share of the lost items that would survive them if they had passed."
+        "of their scores to that of the last kept item, in standard deviations of the list. The last column is the "
+        "share of the lost items that would survive the later stages if they had passed."
     )
     return Table(head, body, caption=caption)
+
+
+def _quotas_table(stages: Sequence[StageDiagnosis]) -> Table | None:
+    body = [
+        [
+            stage.stage if place == 0 else "",
+            f"{one.quota:,} instead of {stage.quota:,}",
+            percent(one.passes.value),
+            _with_interval(one.joint_recall),
+            _with_interval(one.gain, "+.4f"),
+        ]
+        for stage in stages
+        for place, one in enumerate(stage.cut.larger_quotas)
+    ]
+    head = ["stage", "quota", "lost items that pass", "joint recall", "gain"]
+    return Table(head, body, caption="One larger quota, all others unchanged.") if body else None
 
 
 def _segments_table(stage: StageDiagnosis) -> Table:
@@ -207,4 +222,4 @@ def _rank(item: ShownItem, quota: int) -> str:
 
 
 def _attributes(attributes: dict[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in attributes.items())
+    return ", ".join(f"{name}: {value}" for name, value in attributes.items())

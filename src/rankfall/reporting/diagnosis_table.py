@@ -6,7 +6,7 @@ import math
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from rankfall.studies.diagnosis.gradient_conflict import BOUNDARY, CANCELLED, LOWERED, ROW_CONFLICT, ROW_LOWERED
+from rankfall.studies.diagnosis.operator_conflict import BOUNDARY, CANCELLED, LOWERED, ROW_CONFLICT, ROW_LOWERED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from rankfall.studies.diagnosis.results import (
+    from rankfall.studies.diagnosis.diagnosis_result import (
         Agreement,
         CutDistance,
         Diagnosis,

@@ -10,10 +10,10 @@ import torch
 from scipy import stats
 
 from rankfall.metrics import funnel
-from rankfall.studies.diagnosis.agreement import agreement
 from rankfall.studies.diagnosis.cut_distance import FACTORS, QUANTILES, cut_distance, oracle, quantiles
 from rankfall.studies.diagnosis.funnel_lists import FunnelLists
 from rankfall.studies.diagnosis.resampling import Resampler
+from rankfall.studies.diagnosis.stage_agreement import agreement
 from support.stage_scores import pruned, random_scores
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from rankfall import ops
-from rankfall.metrics.survival_bounds import CLAIMS, survival_of
-from rankfall.studies.diagnosis import gradient_conflict, survival_bound
+from rankfall.metrics.cascade_survival import CLAIMS, survival_of
+from rankfall.studies.diagnosis import operator_conflict, survival_bound
 from rankfall.studies.diagnosis.funnel_lists import FunnelLists
-from rankfall.studies.diagnosis.gradient_conflict import (
+from rankfall.studies.diagnosis.operator_conflict import (
     BOUNDARY,
     CANCELLED,
     LOWERED,
@@ -189,5 +189,5 @@ def test_equal_scores_do_not_divide_by_zero() -> None:
 
 
 def test_names_of_operators() -> None:
-    text = gradient_conflict.operator_text({"name": "neural_sort", "tau": 50.0, "gradient": "exact"})
+    text = operator_conflict.operator_text({"name": "neural_sort", "tau": 50.0, "gradient": "exact"})
     assert text == "neural_sort, tau = 50, gradient = exact"

@@ -17,7 +17,7 @@ import torch
 from rankfall.data.impressions.items import from_arrow
 from rankfall.data.impressions.loader import ItemFirstSeen
 from rankfall.data.impressions.loader.window import DayBlocks
-from rankfall.data.impressions.spec import FIRST_KNOWN, is_dense
+from rankfall.data.impressions.spec import FIRST_KNOWN, column_of, is_dense
 from rankfall.studies.diagnosis.raw_values import RawValues, number_text
 from rankfall.training.cascade_metrics import user_feature
 
@@ -250,7 +250,8 @@ class LogAttributes:
         """Return the features, the popularity and the age of items as text."""
         columns = {
             name: self.raw.texts("item", name, self.of_items(name, request, place))
-            for name in self.log.spec.features.item
+            for name, feature in self.log.spec.features.item.items()
+            if column_of(self.log.spec, name, feature) != self.log.spec.item  # the id is shown beside the attributes
         }
         seen, ages = self.popularity(request, place).tolist(), self.age(request, place).tolist()
         columns[POPULARITY] = [_counted(count, "list in training", "lists in training") for count in seen]

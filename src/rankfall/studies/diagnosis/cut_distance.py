@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from rankfall._lists import safe_divide
+from rankfall.studies.diagnosis.diagnosis_result import CutDistance, LargerQuota, Oracle
 from rankfall.studies.diagnosis.funnel_lists import survivors
-from rankfall.studies.diagnosis.results import CutDistance, LargerQuota, Oracle
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankfall.studies.diagnosis.gradient_conflict import LOWERED
-from rankfall.studies.diagnosis.results import Finding
+from rankfall.studies.diagnosis.diagnosis_result import Finding
+from rankfall.studies.diagnosis.operator_conflict import LOWERED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rankfall.studies.diagnosis.results import Agreement, OperatorConflict, Segment, StageDiagnosis
+    from rankfall.studies.diagnosis.diagnosis_result import Agreement, OperatorConflict, Segment, StageDiagnosis
     from rankfall.training.stage_figures import Estimate
 
 SEGMENTS = 3  # of each stage

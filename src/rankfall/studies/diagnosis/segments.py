@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from rankfall.studies.diagnosis.results import Segment
+from rankfall.studies.diagnosis.diagnosis_result import Segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

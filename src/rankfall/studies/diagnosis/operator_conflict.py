@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rankfall import ops
-from rankfall.studies.diagnosis.results import OperatorConflict
+from rankfall.studies.diagnosis.diagnosis_result import OperatorConflict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

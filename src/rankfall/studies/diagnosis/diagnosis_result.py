@@ -203,7 +203,7 @@ class OperatorConflict(Result):
     k: int
     lists: int
     shares: dict[str, Number]
-    """Shares by measure; see :mod:`rankfall.studies.diagnosis.gradient_conflict`."""
+    """Shares by measure; see :mod:`rankfall.studies.diagnosis.operator_conflict`."""
 
 
 @dataclass(frozen=True)
