@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankfall.reporting.chart import Chart
+    from rankfall.reporting.page import Row
     from rankfall.studies.diagnosis.diagnosis_result import (
         Agreement,
         Diagnosis,
@@ -92,7 +93,7 @@ def _share(one: Estimate) -> Cell:
 def _cuts_table(stages: Sequence[StageDiagnosis]) -> Table:
     head = ["stage", "lost", "lost items", "rank / quota, 25 %", "50 %", "75 %", "score distance, 50 %"]
     head.append("would survive later stages")
-    body = [
+    body: list[Row] = [
         [
             stage.stage,
             _with_interval(stage.lost),
@@ -112,7 +113,7 @@ def _cuts_table(stages: Sequence[StageDiagnosis]) -> Table:
 
 
 def _quotas_table(stages: Sequence[StageDiagnosis]) -> Table | None:
-    body = [
+    body: list[Row] = [
         [
             stage.stage if place == 0 else "",
             f"{one.quota:,} instead of {stage.quota:,}",
@@ -146,7 +147,7 @@ def _segment_row(one: Segment) -> list[str | Cell]:
 
 
 def _agreement_table(agreement: Sequence[Agreement]) -> Table:
-    body: list[list[str | Cell]] = [
+    body: list[Row] = [
         [
             " → ".join(one.stages),
             _with_interval(one.correlation),
@@ -206,7 +207,7 @@ def _request(one: LostRequest) -> dict[str, Any]:
 
 def _items_table(one: LostRequest) -> Table:
     rows = [("lost", item) for item in one.lost] + [("kept instead", item) for item in one.kept_instead]
-    body = [
+    body: list[Row] = [
         [item.item, role, _rank(item, one.quota), words(item.logged), words(_attributes(item.attributes))]
         for role, item in rows
     ]

@@ -144,7 +144,10 @@ def test_distances_to_the_cut_are_those_of_a_loop(seed: int) -> None:
     scores = random_scores(seed, requests=40, signal=0.3)
     lists = FunnelLists.of_scores(scores, QUOTAS)
     for stage, quota in enumerate(QUOTAS):
-        multiples, distances, weights, recovered = [], [], [], dict.fromkeys(FACTORS, 0.0)
+        recovered = dict.fromkeys(FACTORS, 0.0)
+        multiples: list[float] = []
+        distances: list[float] = []
+        weights: list[float] = []
         with_losses = 0
         for request in requests_of(scores):
             arrived = run(scores, request, own_orders(scores), QUOTAS)
@@ -156,7 +159,7 @@ def test_distances_to_the_cut_are_those_of_a_loop(seed: int) -> None:
                 weight = 1 / float(scores.truth[request].sum())
                 multiples.append(rank / quota)
                 distances.append(
-                    (min(values[one] for one in arrived[stage + 1]) - values[item]) / np.std([*values.values()])
+                    (min(values[one] for one in arrived[stage + 1]) - values[item]) / float(np.std([*values.values()]))
                 )
                 weights.append(weight)
                 for factor in FACTORS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from rankfall.studies.diagnosis.operator_conflict import (
 )
 from support.stage_scores import random_scores
 
-DFTOPK = {"name": "dftopk", "tau": 0.7}
+DFTOPK: dict[str, Any] = {"name": "dftopk", "tau": 0.7}
 
 
 def lists_of(seed: int = 0, quotas: tuple[int, ...] = (8, 4)) -> FunnelLists:

@@ -7,7 +7,7 @@ those.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -234,7 +234,7 @@ class LogAttributes:
             if is_dense(feature):
                 yield _ranges(f"{group}.{name}", self.raw.numbers(group, name, encoded))
             else:
-                yield _values(f"{group}.{name}", encoded, lambda ids, g=group, n=name: self.raw.texts(g, n, ids))
+                yield _values(f"{group}.{name}", encoded, partial(self.raw.texts, group, name))
 
     def _size(self, group: Group, name: str) -> int:
         return next(one.size for one in self.log.features.of(group) if one.name == name)
