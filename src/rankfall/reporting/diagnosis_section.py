@@ -171,8 +171,12 @@ def _agreement_table(agreement: Sequence[Agreement]) -> Table:
 
 
 def _conflict_table(title: str, conflicts: Sequence[OperatorConflict]) -> Table:
-    body = [
-        [operator_name(one), *(percent(one.shares.get(measure, math.nan)) for measure in CONFLICT_MEASURES)]
+    body: list[Row] = [
+        [
+            operator_name(one),
+            _share(one.lowered),
+            *(percent(one.shares.get(measure, math.nan)) for measure in list(CONFLICT_MEASURES)[1:]),
+        ]
         for one in conflicts
     ]
     caption = (

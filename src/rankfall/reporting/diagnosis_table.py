@@ -227,7 +227,7 @@ def _agreement(agreement: Sequence[Agreement]) -> Table:
 def _conflicts(conflicts: Sequence[OperatorConflict]) -> Table:
     """Return one table for all stages; the page has all measures."""
     stages = list(dict.fromkeys(one.stage for one in conflicts))
-    shares = {(operator_name(one), one.stage): one.shares[LOWERED] for one in conflicts}
+    shares = {(operator_name(one), one.stage): percents(one.lowered) for one in conflicts}
     table = _table(
         "relevant items whose scores -log p lowers, by the operator of p, on the scores of this run",
         "operator",
@@ -236,7 +236,7 @@ def _conflicts(conflicts: Sequence[OperatorConflict]) -> Table:
         "deviations of the scores. The page also shows the gradients of single rows.",
     )
     for name in dict.fromkeys(operator_name(one) for one in conflicts):
-        table.add_row(name, *(percent(shares.get((name, stage), math.nan)) for stage in stages))
+        table.add_row(name, *(shares.get((name, stage), "-") for stage in stages))
     return table
 
 

@@ -163,7 +163,8 @@ def test_every_operator_is_measured_on_the_same_lists() -> None:
         assert [one.own for one in found] == [True] + [False] * (len(found) - 1)
         for one in found:
             assert (ROW_CONFLICT in one.shares) == ("Sort" in one.operator)
-            assert 0 <= one.shares[LOWERED] <= 1
+            assert one.lowered.value == pytest.approx(one.shares[LOWERED])
+            assert 0 <= one.lowered.low <= one.lowered.value <= one.lowered.high <= 1
             if one.operator == "DFTopK":  # its threshold consists of the two items at the cut alone
                 assert one.shares[BOUNDARY] == pytest.approx(0.5, abs=0.15)
 
