@@ -19,6 +19,7 @@ from rankfall.serving.export.write_bundle import write_bundle
 from support.bundles import platform_bundle
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from playwright.sync_api import Locator, Page
@@ -57,6 +58,13 @@ def address_of(service: Running) -> str:
 def show(page: Page, url: str) -> None:
     page.goto(url)
     page.wait_for_selector(".card")
+
+
+def rank_again(page: Page, act: Callable[[], object]) -> None:
+    """Do something that ranks a request, and wait until the new funnel has replaced the old one."""
+    page.evaluate("for (const one of document.querySelectorAll('.card')) one.dataset.old = ''")
+    act()
+    page.wait_for_selector(".card:not([data-old])")
 
 
 def card(page: Page, stage: str, title: str = "") -> Locator:

@@ -182,6 +182,20 @@ def test_complete_lists_give_what_lists_of_that_length_give(log: Path) -> None:
         assert torch.equal(whole[name].nan_to_num(2), found[name].nan_to_num(2))
 
 
+def test_truth_is_unknown_for_items_that_were_not_logged(log: Path) -> None:
+    loader = ImpressionLoader(log, DAYS[1], batch=8, shuffle=False, length="all")
+    batch = next(iter(loader))
+    batch.truth = batch.item.float() / 7
+    pruned = AllItemsScorer(cascade_of(log, "two_tower"), loader, reach=9, device=CPU)(batch).batch
+    assert pruned.truth is not None
+    logged = pruned.depth >= 0
+    assert torch.equal(pruned.truth[logged], pruned.item[logged].float() / 7)
+    added = pruned.mask & (pruned.item.unsqueeze(-1) != batch.item.unsqueeze(-2)).all(-1)
+    assert added.any()
+    assert pruned.truth[added].isnan().all()
+    assert (pruned.truth[~pruned.mask] == 0).all()
+
+
 def test_constant_scores_have_the_recall_of_chance() -> None:
     """Items that tie at the cut are drawn, wherever they are in the catalogue."""
     scores = torch.zeros(4000, 12)

@@ -80,8 +80,8 @@ def plan(
     and the cost of a request: the sum over stages of a fixed cost and a cost per item that enters the stage. Prints the
     quotas that no others beat in both, the best ones for a budget or the cheapest ones for a recall, and what
     thresholds per request would give instead. KEY=VALUE changes what is measured, as for evaluate; data.length=all
-    plans over all items, as they are served. Writes plan.json and the page report.html to the
-    directory of the run.
+    plans over all items, as they are served. Writes plan.json and the page report.html
+    to the directory of the run.
     """
     _check_options(cost, bundle, budget, recall, metric)
     print_message("loading torch")

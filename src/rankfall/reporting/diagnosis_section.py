@@ -113,19 +113,16 @@ def _cuts_table(stages: Sequence[StageDiagnosis]) -> Table:
 
 
 def _quotas_table(stages: Sequence[StageDiagnosis]) -> Table | None:
+    """Return what larger quotas of single stages would recover."""
     body: list[Row] = [
-        [
-            stage.stage if place == 0 else "",
-            f"{one.quota:,} instead of {stage.quota:,}",
-            percent(one.passes.value),
-            _with_interval(one.joint_recall),
-            _with_interval(one.gain, "+.4f"),
-        ]
+        [stage.stage, f"{one.quota:,}", percent(one.passes.value), _with_interval(one.gain, "+.4f")]
         for stage in stages
-        for place, one in enumerate(stage.cut.larger_quotas)
+        for one in stage.cut.larger_quotas
     ]
-    head = ["stage", "quota", "lost items that pass", "joint recall", "gain"]
-    return Table(head, body, caption="One larger quota, all others unchanged.") if body else None
+    if not body:
+        return None
+    head = ["stage", "larger quota", "lost items that pass", "joint recall"]
+    return Table(head, body, caption="One stage has a larger quota, all others keep theirs: change of joint recall.")
 
 
 def _segments_table(stage: StageDiagnosis) -> Table:

@@ -274,13 +274,13 @@ def _headline(evaluated: _Evaluated, metric: str) -> list[Tile]:
 
 
 def _kept_tile(one: StageFigures) -> Tile:
-    ends = [] if math.isnan(one.kept.low) else [f"95 % interval {short(one.kept.low)} to {short(one.kept.high)}"]
+    ends = [] if math.isnan(one.kept.low) else [f"[{short(one.kept.low)}, {short(one.kept.high)}]"]
     return Tile(f"kept by {one.stage}", short(one.kept.value), "up", [*ends, f"chance {short(one.chance)}"])
 
 
 def _notes(summary: SplitEvaluation, name: str) -> list[str]:
     ends = summary.intervals.get(name)
-    notes = [f"95 % interval {short(ends[0])} to {short(ends[1])}"] if ends else []
+    notes = [f"[{short(ends[0])}, {short(ends[1])}]"] if ends else []
     return [*notes, f"chance {short(summary.chance[name])}"]
 
 
@@ -288,7 +288,7 @@ def _headline_note(evaluated: _Evaluated) -> str:
     summary = evaluated.summary
     text = f"Means over {summary.impressions:,} {evaluated.lists} of {summary.split}"
     text += "; kept: shares of the relevant items that arrived" * bool(summary.funnel)
-    text += f"; intervals: bootstrap over {summary.resampled}" * bool(summary.intervals)
+    text += f"; in brackets: 95 % intervals, bootstrap over {summary.resampled}" * bool(summary.intervals)
     return f"{text}. {ARROWS}"
 
 

@@ -10,16 +10,17 @@ first stage scores M items per request. Selection of the best takes O(M) per req
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from rankfall.models import TwoTower
 from rankfall.training.scored_batch import ScoredBatch
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from rankfall.cascade import Cascade
     from rankfall.data import ImpressionLoader
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 SCORES = 1 << 22  # scores of a matrix product at a time: 16 MB
 PAIRS = 1 << 14  # requests x items that a model scores at a time; attention needs some 10 kB for each
-OF_ITEMS = {"depth": -1, "rank": -1, "relevance": 0, "grade": 0}  # columns of lists and the value of other items
+NOT_LOGGED = {"depth": -1, "rank": -1, "position": -1, "truth": torch.nan}  # of items that were not logged; others 0
 
 
 class AllItemsScorer:
@@ -177,9 +178,14 @@ def _lists_of(batch: Impressions, catalogue: Catalogue, places: Tensor, mask: Te
     def of_log(values: Tensor, other: float) -> Tensor:
         return values.gather(-1, source.clamp(min=0)).masked_fill(source < 0, other)
 
-    columns: dict[str, Any] = {name: of_log(getattr(batch, name), other) for name, other in OF_ITEMS.items()}
+    tensors = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    columns: dict[str, Any] = {
+        name: of_log(values, NOT_LOGGED.get(name, 0))
+        for name, values in tensors.items()
+        if isinstance(values, Tensor) and values.shape == batch.mask.shape and name not in ("item", "mask")
+    }
     if batch.truth is not None:
-        columns["truth"] = of_log(batch.truth, torch.nan).masked_fill(~mask, 0.0)
+        columns["truth"] = columns["truth"].masked_fill(~mask, 0.0)
     return replace(
         batch,
         item=catalogue.item[places].masked_fill(~mask, -1),

@@ -27,6 +27,7 @@ from support.page_driver import (
     in_its_list,
     in_window,
     narrow_bundle,
+    rank_again,
     rows,
     show,
     step,
@@ -113,8 +114,9 @@ def page(browser: Browser, watch: Watch) -> Iterator[Page]:
 
 
 def test_page_loads_without_external_resources(page: Page, watch: Watch, address: str, bundle: Bundle) -> None:
-    page.goto(address)
-    page.wait_for_selector(".idle")
+    show(page, address)
+    expect(page.get_by_label("Example user")).to_have_value("0")  # it is ranked without a click
+    assert_shows(page, funnel(bundle)[1])
     model = bundle.manifest["sha256"][:12]
     expect(page.locator("#models")).to_contain_text(f"{model} {len(bundle.items):,} items → retrieval 25 → ranking 10")
     assert page.locator("#example option").count() == 1 + len(bundle.examples())
@@ -124,10 +126,8 @@ def test_page_loads_without_external_resources(page: Page, watch: Watch, address
 
 
 def test_funnel_of_a_user_equals_that_of_the_bundle(page: Page, address: str, bundle: Bundle) -> None:
-    page.goto(address)
-    page.wait_for_selector(".idle")
-    page.get_by_label("Example user").select_option("2")
-    page.wait_for_selector(".card")
+    show(page, address)
+    rank_again(page, lambda: page.get_by_label("Example user").select_option("2"))
     ranking, stages = funnel(bundle, 2)
     assert_shows(page, stages)
     before = {str(one): rank for rank, one in enumerate(stages[0].ids, 1)}
@@ -142,12 +142,10 @@ def test_funnel_of_a_user_equals_that_of_the_bundle(page: Page, address: str, bu
 
 
 def test_url_restores_the_state_of_the_page(page: Page, address: str, bundle: Bundle, browser: Browser) -> None:
-    page.goto(address)
-    page.wait_for_selector(".idle")
+    show(page, address)
     page.get_by_label("user_id").fill("7")
     page.get_by_label("k", exact=True).fill("4")
-    page.get_by_role("button", name="Rank").click()
-    page.wait_for_selector(".card")
+    rank_again(page, page.get_by_role("button", name="Rank").click)
     shown = rows(card(page, "ranking"))
     dropped = shown[-1]["id"]
     page.get_by_label("Find an item").fill(dropped)
@@ -163,8 +161,7 @@ def test_url_restores_the_state_of_the_page(page: Page, address: str, bundle: Bu
 
 
 def test_form_and_json_stay_synchronised_to_the_last_digit(page: Page, address: str) -> None:
-    page.goto(address)
-    page.wait_for_selector(".idle")
+    show(page, address)
     large = 2**60 + 1  # not representable as a floating point number
     page.get_by_label("user_id").fill(str(large))
     page.get_by_text("Whole request as JSON").click()
@@ -283,12 +280,10 @@ def test_ids_with_markup_and_items_that_the_index_misses(page: Page, hostile_add
 def test_long_lists_are_paged(page: Page, hostile_address: str, hostile: Bundle) -> None:
     everything = hostile.items.ids(list(range(2000)))  # type: ignore[arg-type]
     request = {**hostile.examples()[0]["request"], "candidates": everything}
-    page.goto(hostile_address)
-    page.wait_for_selector(".idle")
+    show(page, hostile_address)
     page.get_by_text("Whole request as JSON").click()
     page.get_by_label("Request as JSON").fill(json.dumps(request))
-    page.get_by_role("button", name="Rank").click()
-    page.wait_for_selector(".card")
+    rank_again(page, page.get_by_role("button", name="Rank").click)
     _, stages = funnel(hostile, 0, candidates=everything)
     shown = rows(card(page, "retrieval"))
     assert [row["rank"] for row in shown] == [
@@ -367,8 +362,7 @@ def test_invalid_json_is_reported_and_old_results_are_removed(
 @pytest.mark.parametrize("height", [800, 700, 560])
 def test_button_does_not_cover_the_editor(page: Page, address: str, height: int) -> None:
     page.set_viewport_size({"width": 1280, "height": height})
-    page.goto(address)
-    page.wait_for_selector(".idle")
+    show(page, address)
     page.get_by_text("Whole request as JSON").click()
     edges = "document.querySelector('.inputs').getBoundingClientRect().bottom"
     for name in ("time", "k", "Request as JSON"):
@@ -405,8 +399,7 @@ def test_values_that_cannot_be_typed_have_no_field(page: Page, address: str) -> 
         route.fulfill(json=content)
 
     page.route("**/model", derived)
-    page.goto(address)
-    page.wait_for_selector(".idle")
+    show(page, address)
     expect(page.get_by_label("place", exact=True)).to_have_attribute("placeholder", "text")
     assert page.get_by_label("moment", exact=True).count() == 0
     assert page.get_by_label("time", exact=True).count() == 1
@@ -422,9 +415,8 @@ def test_page_retries_a_busy_service(page: Page, address: str) -> None:
         else:
             route.continue_()
 
+    show(page, address)
     page.route("**/rank", answer)
-    page.goto(address)
-    page.wait_for_selector(".idle")
     page.get_by_role("button", name="Rank").click()
     expect(page.get_by_role("alert").filter(has_text="busy")).to_contain_text("Trying again in 1 s")
     page.wait_for_selector(".card")
@@ -475,7 +467,7 @@ def test_two_bundles_side_by_side(page: Page, address: str, bundle: Bundle, othe
     shared = set(ours.ids) & set(theirs.ids)
     assert 0 < len(shared) < 10
     moves = [abs(ours.ids.index(one) - theirs.ids.index(one)) for one in shared]
-    figures = page.locator(".figures strong").all_text_contents()
+    figures = page.locator(".comparison .figures strong").all_text_contents()
     assert figures == [
         f"{len(shared)} of 10",
         str(moves.count(0)),
@@ -510,12 +502,10 @@ def test_two_bundles_side_by_side(page: Page, address: str, bundle: Bundle, othe
 
 
 def test_page_works_with_the_keyboard_alone(page: Page, address: str, bundle: Bundle) -> None:
-    page.goto(address)
-    page.wait_for_selector(".idle")
+    show(page, address)
     tab_to(page, "#rank")
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    page.keyboard.press("Enter")
-    page.wait_for_selector(".card")
+    rank_again(page, lambda: page.keyboard.press("Enter"))
     _, (retrieval, ranking) = funnel(bundle)
     tab_to(page, "[role=option]")
     assert focused(page, "dataset.key") == str(retrieval.ids[0])
@@ -547,7 +537,7 @@ def test_small_screen_needs_no_horizontal_scrolling(page: Page, address: str, st
         page.get_by_text("Features").click()
         page.get_by_label("age").fill("old")
         page.get_by_role("button", name="Rank").click()
-    page.wait_for_selector({"": ".idle", "error": ".notice"}.get(state, ".path" if "item" in state else ".card"))
+    page.wait_for_selector({"error": ".notice"}.get(state, ".path" if "item" in state else ".card"))
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     wide = "all => all.filter(one => one.getBoundingClientRect().right > 391).map(one => one.className)"
     assert page.locator("main *:not(option)").evaluate_all(wide) == []

@@ -169,6 +169,7 @@ def test_distances_to_the_cut_are_those_of_a_loop(seed: int) -> None:
         assert (found.items, found.requests, found.known_up_to) == (len(multiples), with_losses, None)
         for values_of, name in ((multiples, "rank_over_quota"), (distances, "score_distance")):
             assert getattr(found, name) == pytest.approx(weighted_quantiles(values_of, weights), rel=1e-4)
+        assert [one.quota for one in found.larger_quotas] == [[10, 12, 14], [6, 8], [3, 4]][stage]
         for larger in found.larger_quotas:
             assert larger.passes.value == pytest.approx(recovered[larger.factor] / sum(weights), rel=1e-5)
             quotas = [larger.quota if at == stage else one for at, one in enumerate(QUOTAS)]

@@ -81,8 +81,8 @@ class PricedLists:
 
     def _stage_costs(self, outcomes: Outcomes) -> Floats:
         """Return the cost ``(choices, stages)`` of each stage."""
-        fixed = np.array([cost.fixed for cost in self.costs])
-        return fixed + np.array([cost.per_item for cost in self.costs]) * self._entered(outcomes)
+        fixed, per_item, per_kept = np.array([(cost.fixed, cost.per_item, cost.per_kept) for cost in self.costs]).T
+        return fixed + per_item * self._entered(outcomes) + per_kept * outcomes.kept / len(self.scores)
 
     def _entered(self, outcomes: Outcomes) -> Floats:
         """Return the mean number of items ``(choices, stages)`` that enter each stage."""

@@ -33,9 +33,10 @@ BLOCK = 2**19  # items of a block
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """Keeps the items whose score is at least `score`: at least 1 item, at most `cap`."""
+    """Keeps the items whose score is at least `score`: at least the best `least` items, at most the best `cap`."""
 
     score: float
+    least: int
     cap: int
 
 
@@ -241,7 +242,7 @@ class _Visit:
             return min(rule, self._dropped - 1)
         above = self._lists.above(stage, rule.score)
         passing = np.where(above > 0, count[above - 1, np.arange(len(above))], 0)
-        quota: Counts = passing.clip(1, min(rule.cap, self._dropped - 1)).astype(self._dtype)
+        quota: Counts = passing.clip(rule.least, min(rule.cap, self._dropped - 1)).astype(self._dtype)
         return quota
 
     def _running_count(self, alive: NDArray[np.bool_]) -> Counts:

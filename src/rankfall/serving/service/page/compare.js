@@ -28,16 +28,18 @@ export function onlyHere(trace) {
   return (key, kept) => (kept && !otherKept.has(key) ? "only here" : null);
 }
 
-export function comparison(ours, theirs) {
+/** Show both answers; `valuesOf` returns the attributes of an item as text. */
+export function comparison(ours, theirs, valuesOf = () => "") {
   const answers = overlap(ours.ids, theirs.ids);
   const most = Math.max(ours.ids.length, theirs.ids.length);
   return el("section", { class: "comparison", "aria-label": "Comparison" },
+    el("h2", {}, "This request"),
     el("div", { class: "figures" },
       figure(`${answers.shared} of ${most}`, "results shared"),
       figure(whole(answers.same), "at the same rank"),
       figure(answers.shared ? answers.meanMove.toFixed(1) : "none", "mean change of rank"),
       figure(`${answers.onlyOurs} | ${answers.onlyTheirs}`, "only main | only other")),
-    slopes(ours, theirs),
+    slopes(ours, theirs, valuesOf),
     legend(),
     stagesTable(ours, theirs));
 }
@@ -52,7 +54,7 @@ function legend() {
 const figure = (value, words) => el("div", {}, el("strong", {}, value), el("span", { class: "soft small" }, words));
 
 /** Both result lists, with a line between the ranks of every shared item. */
-function slopes(ours, theirs) {
+function slopes(ours, theirs, valuesOf) {
   const [one, other] = [ours.ids.slice(0, FIRST), theirs.ids.slice(0, FIRST)];
   const [placeOne, placeOther] = [ranks(one), ranks(other)];
   const height = ROW * Math.max(one.length, other.length, 1);
@@ -68,18 +70,22 @@ function slopes(ours, theirs) {
   picture.style.height = `${height}px`;
   const title = (name) => el("h3", {}, name, el("span", { class: "soft small" }, " results"));
   return el("div", { class: "slopes" }, title("main"), el("span"), title("other"),
-    answerList("main", ours, one, placeOther), picture, answerList("other", theirs, other, placeOne));
+    answerList("main", ours, one, placeOther, valuesOf), picture,
+    answerList("other", theirs, other, placeOne, valuesOf));
 }
 
-function answerList(title, answer, ids, otherRanks) {
+function answerList(title, answer, ids, otherRanks, valuesOf) {
   const name = `Results of ${title}: ${plural(ids.length, "item")}`;
   return el("ol", { class: "items", role: "listbox", "aria-label": name }, ids.map((id, place) => {
     const key = keyOf(id), only = !otherRanks.has(key);
     const label = only ? `only in ${title}` : `rank ${otherRanks.get(key)} in the other`;
+    const text = valuesOf(key);
     return el("li", {
       role: "option", class: "item", tabindex: place ? "-1" : "0", "data-key": key, "aria-selected": "false",
-      "aria-label": `rank ${place + 1}, item ${key}, score ${number(answer.scores[place])}, ${label}`,
+      "aria-label": [`rank ${place + 1}`, `item ${key}`, text, `score ${number(answer.scores[place])}`, label]
+        .filter(Boolean).join(", "),
     }, el("span", { class: "rank" }, whole(place + 1)), el("span", { class: "id", title: key }, key),
+    el("span", { class: "about", title: text }, text),
     only ? el("span", { class: "only", title: label }) : null);
   }));
 }

@@ -125,10 +125,21 @@ export class RequestForm {
     input.closest(".field, details").scrollIntoView({ block: "nearest" });
   }
 
+  /** Mark the fields whose values were never seen in training; `notes` begin with the paths of the fields. */
+  flag(notes) {
+    for (const note of notes) {
+      const field = this.fields.get(note.split(": ", 1)[0]);
+      if (!field) continue;
+      field.error.textContent = "never seen in training";
+      field.error.classList.add("warn");
+    }
+  }
+
   clearErrors() {
     const editor = { input: this.json, error: byId("json-error") };
     for (const { input, error } of [...this.fields.values(), editor]) {
       error.textContent = "";
+      error.classList.remove("warn");
       input.removeAttribute("aria-invalid");
     }
   }

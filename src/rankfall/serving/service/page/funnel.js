@@ -2,6 +2,7 @@
 
 import { el, milliseconds, number, percent, svg, whole } from "./dom.js";
 import { ItemList } from "./list.js";
+import { stageWords } from "./measured.js";
 
 /** Count the items that each stage received and kept, from an answer or, without one, from the quotas. */
 export function flow(about, answer, request) {
@@ -10,7 +11,10 @@ export function flow(about, answer, request) {
     const trace = answer?.stages[place];
     if (trace && (place > 0 || Array.isArray(request?.candidates))) received = trace.ids.length;
     const kept = trace ? trace.kept : Math.min(received, stage.quota);
-    const one = { name: stage.name, received, kept, about: stage, milliseconds: trace?.milliseconds ?? null };
+    const one = {
+      name: stage.name, received, kept, about: stage, milliseconds: trace?.milliseconds ?? null,
+      measured: stageWords(about, stage.name),
+    };
     received = kept;
     return one;
   });
@@ -52,7 +56,8 @@ function label(step) {
     el("span", { class: "counts" }, `${whole(step.received)} → ${whole(step.kept)}`),
     el("span", { class: "soft small" }, `${percent(step.kept, step.received)} kept`,
       step.milliseconds === null ? "" : ` · ${milliseconds(step.milliseconds)}`),
-    el("span", { class: "soft small" }, servedBy(step.about)));
+    el("span", { class: "soft small" }, servedBy(step.about)),
+    step.measured ? el("span", { class: "soft small" }, step.measured) : null);
 }
 
 function servedBy({ model, index }) {

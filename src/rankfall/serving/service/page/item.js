@@ -108,12 +108,13 @@ function placeIn(stage, id) {
 const MARKS = { kept: "✓", dropped: "✕", missed: "✕", out: "✕", cut: "✓", never: "–", unknown: "?" };
 
 /** Create a list with one step per stage: its decision, with the margin, in a sentence. */
-export function pathView(id, found, title) {
+export function pathView(id, found, title, about = "") {
   const outcome = outcomeOf(found);
   const before = title ? `${title}: item ` : "Item ";
   return el("section", { class: `path ${outcome.kind}`, "aria-label": before + keyOf(id) },
     el("h3", {}, el("span", { class: "soft" }, before), el("span", { class: "id" }, keyOf(id)),
       el("span", { class: `badge ${outcome.kind}` }, outcome.text)),
+    about ? el("p", { class: "soft small" }, about) : null,
     el("ol", { class: "steps" }, found.map(step)));
 }
 

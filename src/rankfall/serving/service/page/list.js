@@ -10,10 +10,13 @@ export class ItemList {
   /**
    * `before` maps items to their ranks in the previous stage, `answered` is the number of returned items (last stage
    * only), `marked` returns the label of an item, `unlisted` is the number of items searched but not listed.
+   * `attributes` are those of the items, and `reactions` is what the log knows about them.
    */
-  constructor(trace, { name, unlisted, before = null, answered = null, marked = null }) {
+  constructor(trace, {
+    name, unlisted, before = null, answered = null, marked = null, attributes = null, reactions = null,
+  }) {
     this.trace = trace;
-    this.options = { unlisted, before, answered, marked };
+    this.options = { unlisted, before, answered, marked, attributes, reactions };
     this.chosen = null;
     this.shown = merged(this.within([[0, FIRST], [trace.kept - AROUND, trace.kept + AROUND]]));
     const kinds = ["items", before ? "moving" : "", typeof trace.ids[0] === "string" ? "texts" : ""];
@@ -130,12 +133,13 @@ function heads({ before }) {
 
 const note = (text, kind) => el("li", { class: kind, role: "presentation" }, el("span", {}, text));
 
-function row(trace, place, scale, { before, marked }) {
+function row(trace, place, scale, { before, marked, attributes, reactions }) {
   const key = keyOf(trace.ids[place]), score = number(trace.scores[place]), kept = place < trace.kept;
   const was = before?.get(key);
   const mark = marked?.(key, kept) ?? null;
-  const words = [`rank ${place + 1}`, `item ${key}`, `score ${score}`, kept ? "kept" : "dropped",
-    before ? `previous rank ${was}` : null, mark];
+  const text = attributes?.text(key) ?? "", values = attributes?.values(key) ?? "", reaction = reactions?.label(key) ?? null;
+  const words = [`rank ${place + 1}`, `item ${key}`, text, `score ${score}`, kept ? "kept" : "dropped",
+    before ? `previous rank ${was}` : null, mark, reaction === null ? null : `in the log: ${reaction}`];
   return el("li", {
     role: "option", tabindex: "-1", class: `item ${kept ? "kept" : "dropped"}`, "data-key": key,
     "aria-label": words.filter(Boolean).join(", "),
@@ -144,7 +148,16 @@ function row(trace, place, scale, { before, marked }) {
   el("span", { class: "id", title: key }, key, mark ? el("span", { class: "only", title: mark }) : null),
   before ? movement(was, place + 1) : null,
   meter(trace.scores[place], scale),
-  el("span", { class: "score" }, score));
+  el("span", { class: "score" }, score),
+  values || reaction ? aboutLine(values, reaction, reactions?.isRelevant(key), text) : null);
+}
+
+/** Create the line below an item: how the user received it, and its attributes. */
+function aboutLine(values, reaction, isRelevant, text) {
+  const mark = reaction === null ? null // the title has all feedback
+    : el("span", { class: isRelevant ? "reaction" : "reaction other" }, isRelevant ? "★ relevant" : `☆ ${reaction}`);
+  return el("span", { class: "about", title: [reaction, text].filter(Boolean).join(" · ") },
+    values ? el("span", {}, values) : null, mark);
 }
 
 function movement(was, now) {

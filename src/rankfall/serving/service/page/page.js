@@ -1,12 +1,15 @@
 // The funnel explorer: ranks a request with the service and shows the funnel.
 
+import { allExamples, rankAll } from "./all_examples.js";
 import { ServiceError, call, fromJson, toJson } from "./api.js";
+import { Attributes, Reactions, reactionsView } from "./attributes.js";
 import { comparison, onlyHere } from "./compare.js";
 import { byId, el, keyOf, plural, whole } from "./dom.js";
 import { RequestForm, labelOf } from "./form.js";
 import { flow, overview, stageCard, times } from "./funnel.js";
 import { outcomeOf, pathView, verdicts } from "./item.js";
 import { moveTo, ranks } from "./list.js";
+import { measuredView } from "./measured.js";
 
 const RETRIES = 3; // if the service is busy; after that the user decides
 
@@ -14,6 +17,9 @@ const form = new RequestForm(() => { byId("example").value = ""; });
 let bundles = { main: null, other: null };
 let view = "main"; // or other, or compare
 let examples = [];
+let known = []; // what the log knows about the items of each example
+let attributes = {}; // Attributes of the items of each bundle
+let compared = null; // the rankings of all examples by both bundles: {models, examples}
 let runs = []; // ranked requests: {bundle, answer, about, request, took}
 let lists = []; // ItemList of every stage
 let pending = new AbortController();
@@ -36,7 +42,9 @@ async function load() {
 
 async function loadModels() {
   ({ bundles } = await call("model"));
-  byId("models").replaceChildren(...Object.entries(bundles).filter(([, about]) => about).map(modelLine));
+  const loaded = Object.entries(bundles).filter(([, about]) => about);
+  attributes = Object.fromEntries(loaded.map(([bundle, about]) => [bundle, new Attributes(bundle, about)]));
+  byId("models").replaceChildren(...loaded.map(modelLine));
   byId("views").hidden = !bundles.other;
   if (!bundles.other && view !== "main") setView("main");
   form.build(bundles[inView()[0]]);
@@ -50,7 +58,8 @@ function modelLine([bundle, about]) {
 }
 
 async function loadExamples() {
-  ({ examples } = await call(`examples?bundle=${inView()[0]}`));
+  ({ examples, known } = await call(`examples?bundle=${inView()[0]}`));
+  compared = null;
   byId("example").replaceChildren(
     el("option", { value: "", disabled: examples.length > 0 }, "custom request"),
     ...examples.map((request, place) => el("option", { value: place }, labelOf(request))));
@@ -77,6 +86,7 @@ async function rank(tries = 0) {
   try {
     const found = await Promise.all(inView().map((bundle) => runOf(bundle, signal)));
     await catchUp(found);
+    await loadAttributes(found, signal);
     runs = found;
     showRuns();
     remember();
@@ -118,9 +128,20 @@ function failItem(message) {
 async function runOf(bundle, signal) {
   const request = structuredClone(form.request);
   request.time ??= new Date().toISOString(); // fixed now, so that a later explanation uses the same time
+  const place = byId("example").value;
+  const reactions = new Reactions(place === "" ? null : known[place]);
   const begin = performance.now();
   const answer = await call("rank", { ...request, explain: true, bundle }, signal);
-  return { bundle, answer, request, about: bundles[bundle], took: performance.now() - begin };
+  return { bundle, answer, request, reactions, about: bundles[bundle], took: performance.now() - begin };
+}
+
+/** Load the attributes of all items that a stage returned, the last stage first, and of the relevant ones. */
+async function loadAttributes(found, signal) {
+  await Promise.all(found.map((run) => {
+    run.attributes = attributes[run.bundle];
+    const listed = run.answer.stages.toReversed().flatMap((stage) => stage.ids);
+    return run.attributes.load([...run.reactions.relevant.values(), ...listed], signal);
+  }));
 }
 
 /** Load the descriptions again if a bundle was replaced since the page was loaded. */
@@ -144,6 +165,7 @@ async function explain(text, mayRank = true) {
       await explain(text, false);
       return;
     }
+    await Promise.all(runs.map((run) => run.attributes.load([id], pending.signal)));
     showPath(id, runs.map((run, place) => verdicts(id, run, answers[place].scores)));
     remember();
   } catch (problem) {
@@ -180,8 +202,8 @@ function showIdle() {
   byId("path").replaceChildren();
   announce([]);
   const hint = "Choose an example user or enter a request, then press Rank to see what every stage keeps and drops.";
-  const pictures = inView().map((bundle) => overview(flow(bundles[bundle])));
-  byId("funnel").replaceChildren(...pictures, el("p", { class: "idle soft" }, hint));
+  const pictures = inView().flatMap((bundle) => [measuredView(bundles[bundle]), overview(flow(bundles[bundle]))]);
+  byId("funnel").replaceChildren(...pictures.filter(Boolean), el("p", { class: "idle soft" }, hint));
 }
 
 function showRuns() {
@@ -191,10 +213,40 @@ function showRuns() {
   byId("path").replaceChildren();
   byId("funnel").replaceChildren(...(view === "compare" ? pairs(parts) : [
     runView(parts[0]),
-    el("div", { class: "cards" }, parts[0].steps.map((_, place) => cardOf(parts[0], place))),
+    cardsOf(parts[0]),
   ]));
+  for (const { answer } of parts) form.flag(answer.notes ?? []);
+  if (view === "compare") compareAll();
   announce(parts.map(({ bundle, steps }) =>
     [titleOf(bundle), steps.map((step) => `${step.name} kept ${step.kept} of ${step.received}`).join(", ")]));
+}
+
+/** Show the stages side by side. */
+function cardsOf(run) {
+  const cards = el("div", { class: "cards" }, run.steps.map((_, place) => cardOf(run, place)));
+  cards.style.setProperty("--columns", Math.min(run.steps.length, 4));
+  return el("div", {}, namesLine(run), cards);
+}
+
+/** Name the attributes that lists show below each item. */
+function namesLine({ attributes: { names } }) {
+  return names.length ? el("p", { class: "names soft small" }, `Below each item: ${names.join(" · ")}`) : null;
+}
+
+/** Show what the bundles have in common over all examples, which are ranked once. */
+async function compareAll() {
+  const place = byId("all-examples");
+  const models = runs.map((run) => run.answer.model);
+  try {
+    if (String(compared?.models) !== String(models)) compared = examples.length ? await rankAll(examples, known) : null;
+  } catch (error) {
+    if (!(error instanceof ServiceError)) throw error;
+    place.replaceChildren(el("p", { class: "notice" }, `The examples cannot be compared: ${error.message}`));
+    return;
+  }
+  const show = (number) => { pick(number); rank(); };
+  place.replaceChildren(compared ? allExamples(compared, show)
+    : el("p", { class: "notice" }, "The main bundle keeps no examples; 'rankfall export --examples' sets their number."));
 }
 
 /** Show both bundles, stage by stage. */
@@ -203,18 +255,24 @@ function pairs(parts) {
   const count = Math.max(...parts.map((run) => run.steps.length));
   const cards = Array.from({ length: count }, (_, place) =>
     el("div", { class: "cards pair" }, cardOf(ours, place, theirs), cardOf(theirs, place, ours)));
-  return [el("div", { class: "pair" }, parts.map(runView)), comparison(ours.answer, theirs.answer), ...cards];
+  const valuesOf = (key) => ours.attributes.values(key) || theirs.attributes.values(key);
+  const all = el("div", { id: "all-examples" }, el("p", { class: "soft" }, "Ranking all examples …"));
+  const one = comparison(ours.answer, theirs.answer, valuesOf);
+  const found = [el("div", { class: "pair" }, parts.map(runView)), all, one, namesLine(ours), ...cards];
+  return found.filter((part) => part !== null);
 }
 
-function runView({ bundle, answer, about, steps, took }) {
+function runView(run) {
+  const { bundle, answer, about, steps, took } = run;
   const title = titleOf(bundle) && [el("h2", {}, `${bundle} `, el("code", {}, answer.model)), bundleLine(about)];
-  return el("div", {}, ...(title ?? []), overview(steps), times(answer, took), unknownNote(answer));
+  return el("div", {}, ...(title ?? []), measuredView(about), overview(steps), times(answer, took), unknownNote(answer),
+    unseenNote(answer), reactionsView(run, explain));
 }
 
-/** Show the name of a bundle and the first of its test metrics. */
-function bundleLine({ path, metrics }) {
+/** Show the name of a bundle and, if its recall was not measured at export, the first of the run's test metrics. */
+function bundleLine({ path, metrics, measured }) {
   const [[name, value] = []] = Object.entries(metrics?.test?.metrics ?? {});
-  const found = typeof value === "number" ? ` · ${name} ${value.toFixed(4)} on ${metrics.test.split}` : "";
+  const found = typeof value === "number" && !measured ? ` · ${name} ${value.toFixed(4)} on ${metrics.test.split}` : "";
   return el("p", { class: "bundle soft small" }, "bundle ", el("strong", {}, path), found);
 }
 
@@ -225,6 +283,8 @@ function cardOf(run, place, than = null) {
     before: place ? ranks(stages[place - 1].ids) : null,
     answered: place === stages.length - 1 ? ids.length : null,
     marked: than && onlyHere(than.answer.stages[place]),
+    attributes: run.attributes,
+    reactions: run.reactions,
   });
   lists.push(list);
   return element;
@@ -236,8 +296,20 @@ function unknownNote({ unknown }) {
   return el("p", { class: "notice" }, `Not in the bundle: ${plural(unknown.length, "candidate")} (${some})`);
 }
 
+/** Show the values of a request that count as unknown, because training has never seen them. */
+function unseenNote({ notes }) {
+  if (!notes?.length) return null;
+  return el("div", { class: "notice" }, el("strong", {}, "Never seen in training"),
+    el("ul", {}, notes.map((note) => el("li", {}, note.replace(/ (was|that was) never seen in training/, "")))));
+}
+
 function showPath(id, found) {
-  const views = found.map((one, place) => pathView(id, one, titleOf(runs[place].bundle)));
+  const views = found.map((one, place) => {
+    const { attributes: of, reactions, bundle } = runs[place];
+    const label = reactions.label(keyOf(id));
+    const about = [label === null ? "" : `in the log: ${label}`, of.text(keyOf(id))].filter(Boolean).join(" · ");
+    return pathView(id, one, titleOf(bundle), about);
+  });
   byId("path").replaceChildren(el("div", { class: views.length > 1 ? "pair" : null }, views));
   for (const list of lists) list.choose(keyOf(id));
   announce(found.map((one, place) => [titleOf(runs[place].bundle), `item ${keyOf(id)}: ${outcomeOf(one).text}`]));
@@ -317,7 +389,7 @@ async function follow() {
     if (form.broken) return rank(); // shows the error
     form.show();
   } else if (words.has("k")) form.set({ ...form.request, k: fromJsonOrText(words.get("k")) });
-  if (!asked) showIdle();
+  if (!asked && !examples.length) showIdle();
   else if (words.has("item")) await explain(words.get("item"));
   else await rank();
 }
