@@ -16,6 +16,7 @@ from rankfall._yaml_config import ConfigError
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.metrics.named import forms
 from rankfall.training import train_cascade
+from rankfall.training.build_cascade import make_cascade
 from rankfall.training.cascade_metrics import (
     MeasuredFunnel,
     graded_truth,
@@ -33,7 +34,7 @@ from rankfall.training.config.cascade_metric_names import (
 )
 from rankfall.training.evaluation import Evaluation
 from rankfall.training.scored_batch import ScoredBatch
-from support.cascades import content, liked_log
+from support.cascades import content, liked_log, sized_log
 from support.logs import DAYS, spec
 
 if TYPE_CHECKING:
@@ -91,20 +92,11 @@ def test_a_purchase_comes_before_a_click_of_a_better_grade() -> None:
 # --- value and feedback -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def sized_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", name="sized_log")
+def _sized_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log in which relevant items have relevance 1, 2 or 10, and some requests have no feedback."""
-
-    def change(days: dict[str, Columns]) -> None:
-        rng = np.random.default_rng(3)
-        for columns in days.values():
-            for i, depth in enumerate(columns["depth"]):
-                sizes = rng.choice([1.0, 2.0, 10.0], len(depth)) * (np.array(depth) >= 1)
-                columns["relevance"][i] = sizes.tolist() if i % 9 else [0.0] * len(depth)
-                columns["feedback.like"][i] = np.round(rng.gamma(1, 5, len(depth)) * (i % 5 > 0), 2).tolist()
-
     path: Path = tmp_path_factory.mktemp("sized") / "log"
-    return liked_log(path, change=change, description=spec(user="id"))
+    return sized_log(path)
 
 
 def score(batch: Impressions) -> ScoredBatch:
@@ -190,7 +182,7 @@ def test_relevance_of_one_size_has_no_value_metrics_unless_asked(tmp_path: Path)
     asked = measured_on(log, value=True)
     torch.testing.assert_close(asked.values["joint_value"], asked.values["joint_recall"])
     config = validate_cascade(content(log, training={"metric": "joint_value"}))
-    cascade = train_cascade.make_cascade(config, ImpressionLog.load(log).features)
+    cascade = make_cascade(config, ImpressionLog.load(log).features)
     loader = train_cascade.make_loader(ImpressionLog.load(log), config, "valid")
     assert "joint_value" in train_cascade.measure(cascade, loader, config)[0]
 
@@ -212,7 +204,7 @@ def test_figures_over_all_items_use_the_number_of_ranked_items(sized_log: Path) 
     config = validate_cascade(content(sized_log, **changes))
     log = ImpressionLog.load(sized_log)
     loader = train_cascade.make_loader(log, config, "test")
-    cascade = train_cascade.make_cascade(config, log.features)
+    cascade = make_cascade(config, log.features)
     found = train_cascade.measure_all(cascade, loader, config)
     assert [name for name in found.values if not name.endswith("value")] == config.metrics
     assert "retrieval/recall" in found.values
