@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankfall.training.config.overrides import merge
-from support.logs import DAYS, ITEMS, item_columns, random_day, write_log
+from support.logs import DAYS, ITEMS, item_columns, random_day, spec, write_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from rankfall.data.impressions.spec import Spec
     from support.logs import Columns
 
 
-def liked_log(path: Path, *, change: Callable[[dict[str, Columns]], None] = lambda days: None) -> Path:
+def liked_log(
+    path: Path, *, change: Callable[[dict[str, Columns]], None] = lambda days: None, description: Spec | None = None
+) -> Path:
     """Write a log in which users with odd ids prefer items with large numbers, others those with small ones."""
     rng = np.random.default_rng(0)
     days = {day: random_day(rng, number, 300 if number == 0 else 60) for number, day in enumerate(DAYS)}
@@ -30,8 +33,22 @@ def liked_log(path: Path, *, change: Callable[[dict[str, Columns]], None] = lamb
             columns["relevance"][i] = (depth == 2).astype(float).tolist()
             columns["grade"][i] = np.maximum(9 - place, 0).tolist()
     change(days)
-    write_log(path, days, items=item_columns())
+    write_log(path, days, items=item_columns(), description=description)
     return path
+
+
+def sized_log(path: Path) -> Path:
+    """Write such a log with relevance 1, 2 and 10, requests without a relevant item, and some without feedback."""
+
+    def change(days: dict[str, Columns]) -> None:
+        rng = np.random.default_rng(3)
+        for columns in days.values():
+            for i, depth in enumerate(columns["depth"]):
+                sizes = rng.choice([1.0, 2.0, 10.0], len(depth)) * (np.array(depth) >= 1)
+                columns["relevance"][i] = sizes.tolist() if i % 9 else [0.0] * len(depth)
+                columns["feedback.like"][i] = np.round(rng.gamma(1, 5, len(depth)) * (i % 5 > 0), 2).tolist()
+
+    return liked_log(path, change=change, description=spec(user="id"))
 
 
 def content(log: Path, **changes: Any) -> dict[str, Any]:

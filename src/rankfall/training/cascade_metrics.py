@@ -119,7 +119,8 @@ class MeasuredFunnel:
     Attributes:
         values: One value ``(R,)`` per impression for each metric. NaN where a metric is undefined.
         chance: The same for a random cascade.
-        weights: Weights ``(R,)`` of the impressions in the mean, for metrics that are pooled over impressions.
+        wholes: For metrics that are pooled over impressions, what the values ``(R,)`` are parts of. Both are divided
+            by the mean of the wholes, so that the mean of the values is the pooled share.
         stages: Names of the T stages.
         quotas: Number of items that each stage keeps.
         left: Share ``(R, T)`` of the ground truth that is left after each stage. NaN without a relevant item.
@@ -130,7 +131,7 @@ class MeasuredFunnel:
 
     values: dict[str, Tensor]
     chance: dict[str, Tensor]
-    weights: dict[str, Tensor]
+    wholes: dict[str, Tensor]
     stages: list[str]
     quotas: list[int]
     left: Tensor
@@ -328,7 +329,7 @@ class _Meter:
 
     def result(self, columns: Mapping[_Column, Tensor], *, value: bool) -> MeasuredFunnel:
         """Return the result of the columns of all impressions."""
-        values, chance, weights = {}, {}, {}
+        values, chance, wholes = {}, {}, {}
         for name in self.measured:
             stage, _, last = name.rpartition("/")
             if last in self.feedback:
@@ -339,7 +340,7 @@ class _Meter:
                 values[name] = torch.where(total > 0, columns["kept", f"{stage}/{last}"], torch.nan) / by
                 chance[name] = columns["expected", stage] * given / by
                 if self.feedback[last] == "sum":
-                    weights[name] = given / by
+                    wholes[name] = given / by
             else:
                 values[name], chance[name] = columns["value", name], columns["chance", name]
             if name == JOINT and (value or bool(columns["sizes", ""].any())):
@@ -351,7 +352,7 @@ class _Meter:
         return MeasuredFunnel(
             values,
             chance,
-            weights,
+            wholes,
             self.stages,
             self.quotas,
             torch.stack([columns["left", stage] for stage in self.stages], -1),

@@ -90,7 +90,7 @@ class Evaluation:
         if self.measured is None:
             return EvaluationSummary(**_means(self.values, self.chance), impressions=len(self.qids))
         measured, lists = self.measured, self.lists
-        figures = _means(*_with_survived(measured), measured.weights, measured.users)
+        figures = _means(*_with_survived(measured), measured.wholes, measured.users)
         return EvaluationSummary(
             **{name: with_both_names(_with_last_stage(of, measured.stages[-1])) for name, of in figures.items()},
             impressions=len(self.qids),
@@ -107,11 +107,11 @@ class Evaluation:
 def _means(
     values: Mapping[str, Tensor],
     chance: Mapping[str, Tensor],
-    weights: Mapping[str, Tensor] | None = None,
+    wholes: Mapping[str, Tensor] | None = None,
     units: Tensor | None = None,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Any]:
     """Return the figures of each metric, by the name of their field in the summary."""
-    found = estimates(values, weights or {}, units)
+    found = estimates(values, wholes or {}, units)
     return {
         "metrics": {name: one.value for name, one in found.items()},
         "chance": {name: _mean(one) for name, one in chance.items()},
