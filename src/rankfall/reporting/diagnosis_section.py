@@ -11,7 +11,6 @@ from rankfall.reporting.diagnosis_table import (
     bound_texts,
     conflict_tables,
     headline,
-    larger_quota_texts,
     operator_name,
     percent,
     rank_text,
@@ -47,6 +46,7 @@ def diagnosis_section(result: Diagnosis) -> dict[str, Any]:
         "findings": [(one.text, stake(one.at_stake) if one.at_stake else "") for one in result.findings],
         "oracle": oracle_chart(result),
         "cuts": _cuts_table(result.stages),
+        "quotas": _quotas_table(result.stages),
         "segments": [_segments_table(stage) for stage in result.stages if shown(stage.segments)],
         "agreement": _agreement_table(result.agreement) if result.agreement else None,
         "requests": [_request(one) for one in result.worst_requests],
@@ -91,8 +91,8 @@ def _share(one: Estimate) -> Cell:
 
 def _cuts_table(stages: Sequence[StageDiagnosis]) -> Table:
     head = ["stage", "lost", "lost items", "rank / quota, 25 %", "50 %", "75 %", "score distance, 50 %"]
-    head += ["survive later stages", "with a larger quota"]
-    body = [
+    head += ["survive later stages"]
+    body: list[list[str | Cell]] = [
         [
             stage.stage,
             _with_interval(stage.lost),
@@ -100,7 +100,6 @@ def _cuts_table(stages: Sequence[StageDiagnosis]) -> Table:
             *(rank_text(stage.cut, quantile) for quantile in ("25", "50", "75")),
             "none" if math.isnan(stage.cut.score_distance["50"]) else f"{stage.cut.score_distance['50']:.2f}",
             percent(stage.recoverable.value),
-            words("; ".join(f"{quota}: {text}" for quota, text in larger_quota_texts(stage))),
         ]
         for stage in stages
     ]
@@ -110,6 +109,19 @@ def _cuts_table(stages: Sequence[StageDiagnosis]) -> Table:
         "share of the lost items that would survive them if they had passed."
     )
     return Table(head, body, caption=caption)
+
+
+def _quotas_table(stages: Sequence[StageDiagnosis]) -> Table | None:
+    """Return what larger quotas of single stages would recover."""
+    body: list[list[str | Cell]] = [
+        [stage.stage, f"{one.quota:,}", percent(one.passes.value), _with_interval(one.gain, "+.4f")]
+        for stage in stages
+        for one in {one.quota: one for one in stage.cut.larger_quotas}.values()
+    ]
+    if not body:
+        return None
+    head = ["stage", "larger quota", "lost items that pass", "joint recall"]
+    return Table(head, body, caption="One stage has a larger quota, all others keep theirs: change of joint recall.")
 
 
 def _segments_table(stage: StageDiagnosis) -> Table:
@@ -185,7 +197,7 @@ def _request(one: LostRequest) -> dict[str, Any]:
         "title": f"request {one.request} on {one.day}, recall {one.recall:.2f}, "
         f"{one.lost_items} of {one.items} relevant items lost by this cause",
         "about": _attributes(one.attributes),
-        "items": _items_table(one),
+        "table": _items_table(one),
     }
 
 

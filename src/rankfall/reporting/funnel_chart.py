@@ -145,7 +145,7 @@ def funnel_chart(
     steps: Sequence[Step], production: Sequence[Step] | None = None, *, caption: str = "", title: str = "Funnel"
 ) -> Chart:
     """Return the funnel of a cascade, with that of production below each bar if it is known."""
-    others = production or [None] * len(steps)
+    others: Sequence[Step | None] = production or [None] * len(steps)
     strips = []
     for step, other in zip(steps, others, strict=True):
         parts = _bar(step, top=3, height=36, room=10)
