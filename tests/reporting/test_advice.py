@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankfall.reporting.advice import advise
-from rankfall.studies.diagnosis.results import Diagnosis, Finding
+from rankfall.studies.diagnosis.diagnosis_result import Diagnosis, Finding
 from rankfall.studies.plan.plan_result import ChosenQuotas, CurrentQuotas, FrontPoint, GridPoint, PlanResult
 from rankfall.training.stage_figures import Estimate
 
@@ -16,15 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def point(*quotas: int, cost: float = 10.0, value: float = 0.5) -> FrontPoint:
-    fields: dict[str, Any] = {"stage_costs": [cost], "entered": [100.0]}
-    known = FrontPoint.__dataclass_fields__
-    return FrontPoint(
-        quotas=list(quotas),
-        cost=cost,
-        value=Estimate(value, value - 0.1, value + 0.1),
-        **{name: given for name, given in fields.items() if name in known},
-    )
+def point(*quotas: int) -> FrontPoint:
+    return FrontPoint(list(quotas), 10.0, [10.0, 0.0], [100.0, 30.0], Estimate(0.5, 0.4, 0.6))
 
 
 def plan(chosen: Sequence[int], gain: tuple[float, float, float], cost_ratio: float) -> PlanResult:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rankfall.reporting.page import render
 from rankfall.reporting.plan_section import plan_section
-from rankfall.reporting.plan_table import conclusions, shown_front, terminal_plan
+from rankfall.reporting.plan_table import ROWS, conclusions, shown_front, terminal_plan
 from rankfall.studies.plan.costs import parse_costs
 from rankfall.studies.plan.plan_quotas import Costs, plan_quotas
 from support.plan_scores import random_scores
@@ -38,13 +38,13 @@ def shown(result: PlanResult) -> str:
 
 def test_the_terminal_shows_costs_front_and_choice(result: PlanResult) -> None:
     text = shown(result)
-    rows = shown_front(result)
+    rows = shown_front(result, ROWS)
     assert result.chosen.point in rows
     assert result.current.point in rows
-    assert len(rows) <= 22
+    assert len(rows) <= ROWS + 2
     for point in rows:
         assert f"{point.value.value:.4f} [{point.value.low:.4f}, {point.value.high:.4f}]" in text
-    assert "first, test" in text
+    assert "requests of test" in text
     assert "20 us" in text
 
 

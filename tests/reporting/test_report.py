@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from rankfall.training.config.cascade_metric_names import shown_name
 from support.cascades import content, liked_log
 from support.command_line import run
 from support.planted import config_for, plant
-from support.results import compared, streamed
+from support.results import STAGES, compared, streamed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -284,8 +285,9 @@ def test_comparison_page_matches_json(comparison: Path) -> None:
     assert [row[0] for row in rows] == ["method", "LCRON, <DFTopK>", "BCE & co", "chance"]
     assert rows[0][1:] == [shown_name(name) for name in result["metrics"]]
     for row, method in zip(rows[1:], result["methods"], strict=False):
-        for shown, figures in zip(row[1:], method["metrics"].values(), strict=True):
-            assert float(shown.partition("±")[0].rstrip(" *")) == pytest.approx(figures["mean"], abs=6e-4)
+        for name, shown in zip(rows[0][1:], row[1:], strict=True):
+            mean = method["metrics"][name]["mean"]
+            assert float(shown.partition("±")[0].rstrip(" *")) == pytest.approx(mean, abs=6e-4)
     chosen = [method["settings"]["all"] for method in result["methods"]]
     for settings in chosen:
         ((key, value),) = settings.items()
@@ -437,6 +439,55 @@ def test_a_page_says_what_the_reference_is_compared_with(tmp_path: Path) -> None
     assert "= reference, BCE; + better; - worse" in words
 
 
+def test_a_page_of_many_methods_names_the_best_few(tmp_path: Path) -> None:
+    result = compared(methods=[f"method {number}" for number in range(19)], seeds=3, stages=STAGES[:1])
+    assert {one.outcome for one in result.verdicts if one.metric == "joint_recall"} == {
+        "reference",
+        "not distinguishable",
+    }
+    found = read(result, tmp_path)
+    means = {method.name: method.metrics["joint_recall"].mean for method in result.methods}
+    best, *others = sorted(means, key=lambda name: means[name], reverse=True)
+    summary = next("".join(one.itertext()) for one in found.tree.iter("p"))
+    assert summary.startswith(f"{best} has the best joint_recall")
+    assert f"Not distinguishable from it: {', '.join(others[:3])} and 15 more." in summary
+    assert len(summary) < 250
+    assert all(name in found.words for name in means)
+    names = [one.text for one in found.pictures[1].iter("div") if one.get("class") == "name" and one.text]
+    assert names == [best, *others]  # the intervals, the best first
+
+
+def test_one_seed_is_told_once(tmp_path: Path) -> None:
+    for result in (compared(seeds=1), streamed(seeds=1)):
+        (tmp_path / result.unit).mkdir()
+        assert read(result, tmp_path / result.unit).words.count("NO CLAIM") == 1
+
+
+def test_a_page_leads_with_the_metric_of_the_training_runs(tmp_path: Path) -> None:
+    result = replace(compared(), metric="ranking/recall")
+    found = read(result, tmp_path)
+    assert found.table("method")[0][1] == "ranking/alone/recall"
+    assert "ranking/alone/recall" in found.headings
+    assert found.pictures[1].attrib["aria-label"].startswith("ranking/alone/recall of each method")
+    means = {method.name: method.metrics["ranking/recall"].mean for method in result.methods}
+    assert f"{max(means, key=lambda name: means[name])} has the best ranking/alone/recall" in found.words
+
+
+def test_warnings_are_below_the_funnels(tmp_path: Path) -> None:
+    for result in (compared(), streamed()):
+        (tmp_path / result.unit).mkdir()
+        found = read(replace(result, warnings=["lists are short"]), tmp_path / result.unit)
+        (section,) = [one for one in found.tree.iter("section") if (one.findtext("h2") or "") == "Funnels"]
+        assert [one.text for one in section.iter("p") if one.get("class") == "warning"] == ["Lists are short."]
+
+
+def test_directions_of_better_are_marked(tmp_path: Path) -> None:
+    heads = [one for one in read(compared(), tmp_path).tree.iter("th") if one.get("scope") == "col"]
+    marks = {"".join(one.itertext()): one.get("class", "").split()[-1:] for one in heads}
+    assert marks["joint_recall"] == marks["alone/recall"] == ["up"]
+    assert marks["lost"] == ["down"]
+
+
 def test_a_file_without_verdicts_says_how_to_get_them(tmp_path: Path) -> None:
     content = compared(stages=[]).to_json()
     del content["verdicts"], content["pairs"]
@@ -477,6 +528,48 @@ def test_training_again_takes_the_report_away(log: Path, tmp_path: Path) -> None
     assert run("report", str(tmp_path / "run")) == 0
     assert run(*arguments, "--force") == 0
     assert not (tmp_path / "run" / "report.html").exists()
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+
+def check_figures(directory: Path, page: Page) -> set[str]:
+    """Every picture of a page is a file of each kind, and nothing else is."""
+    drawn = {file.stem for file in directory.glob("*.svg")}
+    assert len(drawn) == len(page.pictures)
+    assert {file.name for file in directory.iterdir()} == {f"{name}{end}" for name in drawn for end in (".svg", ".png")}
+    for name in drawn:
+        text = (directory / f"{name}.svg").read_text()
+        assert "var(--" not in text
+        ElementTree.fromstring(text)
+        assert (directory / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    return drawn
+
+
+def test_figures_of_a_run(cascade: Path, tmp_path: Path) -> None:
+    assert run("report", str(cascade), "--out", str(tmp_path / "page.html"), "--figures", str(tmp_path / "all")) == 0
+    names = check_figures(tmp_path / "all", Page(tmp_path / "page.html"))
+    assert names == {"funnel", "distribution-of-joint-recall", "training-loss-by-epoch", "validation-by-epoch"}
+    other = tmp_path / "changed"
+    assert run("evaluate", str(cascade), "stages.1.quota=2", "--figures", str(other)) == 0
+    assert {file.name for file in other.iterdir()} == {"funnel.svg", "funnel.png"}
+    assert "ranking keeps 2 of 5" in (other / "funnel.svg").read_text()
+
+
+@pytest.mark.parametrize("result", [compared(), streamed()], ids=["comparison", "stream"])
+def test_figures_of_comparisons_and_streams(result: ComparisonResult | StreamResult, tmp_path: Path) -> None:
+    page = read(result, tmp_path)
+    assert run("report", str(tmp_path), "--figures", str(tmp_path / "figures")) == 0
+    assert "funnels" in check_figures(tmp_path / "figures", page)
+
+
+def test_without_the_library_for_png_there_is_svg(
+    cascade: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    assert run("report", str(cascade), "--out", str(tmp_path / "page.html"), "--figures", str(tmp_path / "all")) == 0
+    assert "pip install 'rankfall[report]'" in capsys.readouterr().err
+    assert {file.suffix for file in (tmp_path / "all").iterdir()} == {".svg"}
 
 
 # --- scales -------------------------------------------------------------------------------------------------------

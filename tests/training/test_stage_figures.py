@@ -107,3 +107,20 @@ def test_means_leave_undefined_lists_out_and_can_be_pooled() -> None:
     assert math.isnan(found["never"].value)
     assert math.isnan(found["never"].low)
     assert estimates({}, {}, None) == {}
+
+
+def test_equal_figures_have_equal_intervals() -> None:
+    left, units = random_shares(200), torch.arange(200) // 3
+    first, _, last = stage_figures("abc", [30, 20, 10], left, torch.full((200,), 50), units=units)
+    means = estimates({"first": left[:, 0], "joint": left[:, 2]}, {}, units)
+    assert first.survived == first.kept == means["first"]
+    assert last.survived == means["joint"]
+
+
+def test_a_metric_that_one_request_has_has_no_interval() -> None:
+    values = torch.full((30,), math.nan)
+    values[4] = 0.5
+    found = estimates({"rare": values, "usual": torch.linspace(0, 1, 30)}, {}, None)
+    assert found["rare"].value == 0.5
+    assert math.isnan(found["rare"].low)
+    assert found["usual"].low < found["usual"].high

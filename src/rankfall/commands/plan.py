@@ -80,8 +80,8 @@ def plan(
     and the cost of a request: the sum over stages of a fixed cost and a cost per item that enters the stage. Prints the
     quotas that no others beat in both, the best ones for a budget or the cheapest ones for a recall, and what
     thresholds per request would give instead. KEY=VALUE changes what is measured, as for evaluate; data.length=all
-    plans over all items, as they are served. Writes plan.json and the page report.html to the
-    directory of the run.
+    plans over all items, as they are served. Writes plan.json and the page report.html
+    to the directory of the run.
     """
     _check_options(cost, bundle, budget, recall, metric)
     print_message("loading torch")
@@ -119,7 +119,7 @@ def plan(
         print_json(result.to_json())
         return
     print_result(terminal_plan(result))
-    _print_next(run, result.chosen)
+    _print_next(run, result.chosen, overrides or ())
     print_message(f"wrote {run / PLAN} and {page}")
 
 
@@ -172,9 +172,10 @@ def _costs(
     return Costs(measured, "s", "measured")
 
 
-def _print_next(run: Path, chosen: ChosenQuotas) -> None:
-    """Print the commands that use the chosen quotas."""
-    overrides = " ".join(chosen.train_overrides)
-    print_result(f"measure: rankfall evaluate {run} {overrides}")
-    print_result(f"train:   rankfall train {run / 'config.yaml'} {overrides} --out NEW")
+def _print_next(run: Path, chosen: ChosenQuotas, measured: Sequence[str]) -> None:
+    """Print the commands that use the chosen quotas; `measured` are the overrides of the plan."""
+    quotas = " ".join(chosen.train_overrides)
+    others = [word for word in measured if not word.partition("=")[0].endswith(".quota")]
+    print_result(f"measure: rankfall evaluate {' '.join([str(run), quotas, *others])}")
+    print_result(f"train:   rankfall train {run / 'config.yaml'} {quotas} --out NEW")
     print_result(f"export:  rankfall export {run} {' '.join(chosen.export_options)} --out BUNDLE")

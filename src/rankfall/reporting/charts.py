@@ -10,7 +10,6 @@ from rankfall.reporting.chart import Chart, Key, Panel, Strip
 from rankfall.reporting.comparison_table import estimate
 from rankfall.reporting.svg import (
     GRID,
-    INK,
     Scale,
     band,
     circle,
@@ -155,38 +154,6 @@ def intervals(
         panels=[Panel(on_axis(strips, scale))],
         caption=caption,
         rows=[dict(zip(("name", "low", "value", "high"), row, strict=True)) for row in rows],
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A bar of consecutive pieces, which are shares of 1, with marks on it."""
-
-    name: str
-    pieces: Sequence[tuple[float, int]]  # share and number of a colour
-    marks: Sequence[float] = ()
-
-
-def bars(rows: Sequence[Bar], legend: Mapping[str, int | None], *, label: str, title: str = "") -> Chart:
-    """Return bars on an axis from 0 to 1; the legend has the numbers of colours, None for the colour of marks."""
-    scale = Scale(0.0, 1.0)
-    strips = []
-    for bar in rows:
-        parts = []
-        left = 0.0
-        for share, number in bar.pieces:
-            width = max(0.0, scale(left + share) - scale(left))
-            parts.append(rect(scale(left), 1, width, _STRIP - 4, color(number)))
-            left += share
-        parts += [line(scale(mark), 2, scale(mark), _STRIP - 1, INK, 3) for mark in bar.marks]
-        strips.append(Strip(parts, _STRIP, bar.name))
-    return Chart(
-        title=title or _title_of(label),
-        label=label,
-        panels=[Panel(on_axis(strips, scale))],
-        legend=[
-            Key(name, INK, "mark") if number is None else Key(name, color(number)) for name, number in legend.items()
-        ],
     )
 
 

@@ -82,7 +82,7 @@ def comparison_content(result: ComparisonResult, measured: Sequence[EvaluationSu
 def method_sections(result: MethodTable, metric: str) -> dict[str, Any]:
     """Return the parts of a page that comparisons and streams share, for the template."""
     return {
-        "metric": metric,
+        "metric": shown_name(metric),
         "finding": _finding(result, metric),
         "methods": _methods_table(result, metric),
         "intervals": _intervals(result, metric),
@@ -103,7 +103,7 @@ def method_funnels(
     if not methods or not has_funnel(list(methods[0].metrics)):
         return None
     funnels = {method.name: method_steps(method.metrics, quotas) for method in methods}
-    notes = {method.name: f"{metric} {short(method.metrics[metric].mean)}" for method in methods}
+    notes = {method.name: f"{shown_name(metric)} {short(method.metrics[metric].mean)}" for method in methods}
     if production:
         funnels[PRODUCTION] = steps_of(production)
         notes[PRODUCTION] = "the system that wrote the log"
@@ -128,8 +128,8 @@ def _finding(result: MethodTable, metric: str) -> str:
     if verdicts:
         reference = next(iter(verdicts.values())).against
         figures = f"{short(means[reference].mean)}; chance is {short(means[reference].chance)}."
-        best = f"has the best {metric}" + " with this seed" * (not makes_claims(result))
-        role = f"is the reference, with {metric}" if named_reference(result) else f"{best},"
+        best = f"has the best {shown_name(metric)}" + " with this seed" * (not makes_claims(result))
+        role = f"is the reference, with {shown_name(metric)}" if named_reference(result) else f"{best},"
         sentences.append(f"{reference} {role} {figures}")
     if not makes_claims(result):
         sentences.append(caption(result, best=""))
@@ -191,12 +191,13 @@ def _intervals(result: MethodTable, metric: str) -> Chart | None:
         key=lambda one: one[1].mean,
         reverse=higher_is_better(metric),
     )
-    label = f"{metric} of each method: " + ", ".join(f"{name} {short(one.mean)}" for name, one in ordered)
+    title = f"{shown_name(metric)} of each method"
+    label = f"{title}: " + ", ".join(f"{name} {short(one.mean)}" for name, one in ordered)
     better = "higher" if higher_is_better(metric) else "lower"
     return charts.intervals(
         [(name, one.low, one.mean, one.high) for name, one in ordered],
         label=label,
-        title=f"{metric} of each method",
+        title=title,
         caption=f"Means with 95 % confidence intervals over {result.unit}, the best first; {better} is better. The "
         "axis does not start at 0.",
     )

@@ -11,7 +11,6 @@ from rankfall.reporting.diagnosis_table import (
     bound_texts,
     conflict_tables,
     headline,
-    larger_quota_texts,
     operator_name,
     percent,
     rank_text,
@@ -25,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankfall.reporting.chart import Chart
-    from rankfall.studies.diagnosis.results import (
+    from rankfall.reporting.page import Row
+    from rankfall.studies.diagnosis.diagnosis_result import (
         Agreement,
         Diagnosis,
         LostRequest,
@@ -47,6 +47,7 @@ def diagnosis_section(result: Diagnosis) -> dict[str, Any]:
         "findings": [(one.text, stake(one.at_stake) if one.at_stake else "") for one in result.findings],
         "oracle": oracle_chart(result),
         "cuts": _cuts_table(result.stages),
+        "quotas": _quotas_table(result.stages),
         "segments": [_segments_table(stage) for stage in result.stages if shown(stage.segments)],
         "agreement": _agreement_table(result.agreement) if result.agreement else None,
         "requests": [_request(one) for one in result.worst_requests],
@@ -91,8 +92,8 @@ def _share(one: Estimate) -> Cell:
 
 def _cuts_table(stages: Sequence[StageDiagnosis]) -> Table:
     head = ["stage", "lost", "lost items", "rank / quota, 25 %", "50 %", "75 %", "score distance, 50 %"]
-    head += ["survive later stages", "with a larger quota"]
-    body = [
+    head.append("would survive later stages")
+    body: list[Row] = [
         [
             stage.stage,
             _with_interval(stage.lost),
@@ -100,16 +101,28 @@ def _cuts_table(stages: Sequence[StageDiagnosis]) -> Table:
             *(rank_text(stage.cut, quantile) for quantile in ("25", "50", "75")),
             "none" if math.isnan(stage.cut.score_distance["50"]) else f"{stage.cut.score_distance['50']:.2f}",
             percent(stage.recoverable.value),
-            words("; ".join(f"{quota}: {text}" for quota, text in larger_quota_texts(stage))),
         ]
         for stage in stages
     ]
     caption = (
         "How far below the cut the lost items were: quantiles of their rank divided by the quota, and of the distance "
-        "of their scores to that of the last kept item, in standard deviations of the list. Survive later stages: "
-        "share of the lost items that would survive them if they had passed."
+        "of their scores to that of the last kept item, in standard deviations of the list. The last column is the "
+        "share of the lost items that would survive the later stages if they had passed."
     )
     return Table(head, body, caption=caption)
+
+
+def _quotas_table(stages: Sequence[StageDiagnosis]) -> Table | None:
+    """Return what larger quotas of single stages would recover."""
+    body: list[Row] = [
+        [stage.stage, f"{one.quota:,}", percent(one.passes.value), _with_interval(one.gain, "+.4f")]
+        for stage in stages
+        for one in stage.cut.larger_quotas
+    ]
+    if not body:
+        return None
+    head = ["stage", "larger quota", "lost items that pass", "joint recall"]
+    return Table(head, body, caption="One stage has a larger quota, all others keep theirs: change of joint recall.")
 
 
 def _segments_table(stage: StageDiagnosis) -> Table:
@@ -131,7 +144,7 @@ def _segment_row(one: Segment) -> list[str | Cell]:
 
 
 def _agreement_table(agreement: Sequence[Agreement]) -> Table:
-    body: list[list[str | Cell]] = [
+    body: list[Row] = [
         [
             " → ".join(one.stages),
             _with_interval(one.correlation),
@@ -155,8 +168,12 @@ def _agreement_table(agreement: Sequence[Agreement]) -> Table:
 
 
 def _conflict_table(title: str, conflicts: Sequence[OperatorConflict]) -> Table:
-    body = [
-        [operator_name(one), *(percent(one.shares.get(measure, math.nan)) for measure in CONFLICT_MEASURES)]
+    body: list[Row] = [
+        [
+            operator_name(one),
+            _share(one.lowered),
+            *(percent(one.shares.get(measure, math.nan)) for measure in list(CONFLICT_MEASURES)[1:]),
+        ]
         for one in conflicts
     ]
     caption = (
@@ -185,13 +202,13 @@ def _request(one: LostRequest) -> dict[str, Any]:
         "title": f"request {one.request} on {one.day}, recall {one.recall:.2f}, "
         f"{one.lost_items} of {one.items} relevant items lost by this cause",
         "about": _attributes(one.attributes),
-        "items": _items_table(one),
+        "table": _items_table(one),
     }
 
 
 def _items_table(one: LostRequest) -> Table:
     rows = [("lost", item) for item in one.lost] + [("kept instead", item) for item in one.kept_instead]
-    body = [
+    body: list[Row] = [
         [item.item, role, _rank(item, one.quota), words(item.logged), words(_attributes(item.attributes))]
         for role, item in rows
     ]
@@ -207,4 +224,4 @@ def _rank(item: ShownItem, quota: int) -> str:
 
 
 def _attributes(attributes: dict[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in attributes.items())
+    return ", ".join(f"{name}: {value}" for name, value in attributes.items())

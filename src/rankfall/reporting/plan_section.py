@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall.reporting.chart import Chart, Key, Panel, Strip
 from rankfall.reporting.charts import Axes, Series, grid, lines
-from rankfall.reporting.page import Cell, Table, words
+from rankfall.reporting.comparison_table import short
+from rankfall.reporting.page import Cell, Table
 from rankfall.reporting.plan_table import (
+    COST_HEAD,
     THRESHOLDS_NOTE,
     conclusions,
     cost_note,
+    cost_rows,
     front_note,
     headline,
     mark_of,
     shown_front,
-    signed,
-    stage_cost_text,
     thresholds_verdict,
     with_interval,
 )
@@ -27,15 +28,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankfall.studies.plan.plan_result import FrontPoint, PlanResult, ThresholdPoint
+    from rankfall.training.stage_figures import Estimate
 
 _HEIGHT, _BELOW = 220, 44  # pixels: the chart, and its labels below
+_LAST = 93  # percent of the width, beyond which a label would be cut
+_ROWS = 10  # of the front in the table
 _QUOTAS, _THRESHOLDS, _CURRENT, _CHOSEN = color(0), color(4), color(1), color(2)
 
 
 def plan_section(result: PlanResult) -> dict[str, Any]:
     """Return the parts of the section ``plan_section.html`` of a page."""
     return {
-        "headline": f"{headline(result)}.",
+        "headline": headline(result),
         "conclusions": list(conclusions(result)),
         "warnings": result.warnings,
         "chart": front_chart(result),
@@ -53,25 +57,24 @@ def plan_section(result: PlanResult) -> dict[str, Any]:
 
 def _front_table(result: PlanResult) -> Table:
     body: list[list[str | Cell]] = []
-    for point in shown_front(result):
+    for point in shown_front(result, _ROWS):
         mark = mark_of(point, result)
         kind = "best" if mark.startswith("chosen") else ""
         quotas = [f"{quota:,}" for quota in point.quotas]
-        value = Cell(f"{point.value.value:.4f}", kind, below=f"{point.value.low:.4f} to {point.value.high:.4f}")
-        body.append([show_cost(point.cost, result.unit), *quotas, value, words(mark)])
-    head = ["cost", *result.stages, result.metric, ""]
-    return Table(head, body, caption=f"{front_note(result)} Below each value its 95 % interval over requests.")
+        value = Cell(short(point.value.value), kind, below=f"{short(point.value.low)} to {short(point.value.high)}")
+        body.append([*quotas, Cell(show_cost(point.cost, result.unit), kind, below=mark), value])
+    head = [*result.stages, "cost", result.metric]
+    return Table(head, body, caption=f"{front_note(result, _ROWS)} Below each value its 95 % interval over requests.")
 
 
 def _costs_table(result: PlanResult) -> Table:
-    body = [
-        [cost.stage, *stage_cost_text(cost, result.unit), f"{entered:,.0f}", show_cost(total, result.unit)]
-        for cost, entered, total in zip(
-            result.costs, result.current.point.entered, result.current.point.stage_costs, strict=True
-        )
-    ]
-    head = ["stage", "fixed cost", "cost per item", "items now", "cost now"]
-    return Table(head, body, caption=cost_note(result))
+    body: list[list[str | Cell]] = [[stage, *map(_with_error_below, costs)] for stage, *costs in cost_rows(result)]
+    return Table(COST_HEAD, body, caption=cost_note(result))
+
+
+def _with_error_below(text: str) -> Cell:
+    value, sign, error = text.partition("±")
+    return Cell(value.strip(), below=f"{sign} {error}".strip())
 
 
 def _thresholds_table(result: PlanResult) -> Table:
@@ -80,11 +83,15 @@ def _thresholds_table(result: PlanResult) -> Table:
             show_cost(one.budget, result.unit),
             _value_for_cost(one.quotas, result.unit),
             _value_for_cost(one.thresholds, result.unit),
-            signed(one.difference),
+            _difference(one.difference),
         ]
         for one in result.comparisons
     ]
     return Table(["budget", "quotas", "thresholds", "difference"], body, caption=thresholds_verdict(result))
+
+
+def _difference(one: Estimate) -> Cell:
+    return Cell(f"{one.value:+.4f}", below=f"{one.low:+.4f} to {one.high:+.4f}")
 
 
 def _value_for_cost(point: FrontPoint | ThresholdPoint, unit: str) -> Cell:
@@ -119,7 +126,7 @@ def front_chart(result: PlanResult) -> Chart:
             f"{result.metric} against the cost of a request for {len(result.points):,} choices of quotas. The front: "
             + "; ".join(
                 f"{with_interval(point.value)} for {show_cost(point.cost, result.unit)}"
-                for point in shown_front(result)
+                for point in shown_front(result, _ROWS)
             )
         ),
         panels=[Panel([Strip([*parts, *_axis_name(unit)], _HEIGHT + _BELOW)])],
@@ -170,6 +177,7 @@ def _axes(costs: Sequence[float], values: Sequence[float], unit: str) -> tuple[A
     log = min(scaled) > 0 and max(scaled) > 5 * min(scaled)
     along = Scale.around(scaled, edge=0.04, log=log)
     ticks = round_powers([along.low, along.high]) if log else along.ticks(6)
+    ticks = [tick for tick in ticks if along(tick) < _LAST]
     return Axes(along, Scale.around(values), ticks, height=_HEIGHT), factor, name
 
 

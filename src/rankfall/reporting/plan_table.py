@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from rankfall.studies.plan.plan_result import FrontPoint, PlanResult, StageCost
+    from rankfall.studies.plan.plan_result import FrontPoint, PlanResult
     from rankfall.training.stage_figures import Estimate
 
 ROWS = 20  # of the front in a table
+COST_HEAD = ("stage", "fixed cost", "cost per item", "items now", "cost now")
 
 
 def terminal_plan(result: PlanResult) -> RenderableType:
@@ -24,7 +25,11 @@ def terminal_plan(result: PlanResult) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = [Text(headline(result)), _costs_table(result), Text(front_note(result))]
+    parts: list[RenderableType] = [
+        Text(f"{result.run}: {headline(result)}"),
+        _costs_table(result),
+        Text(front_note(result, ROWS)),
+    ]
     parts.append(_front_table(result))
     parts += map(Text, conclusions(result))
     if result.comparisons:
@@ -44,28 +49,26 @@ def headline(result: PlanResult) -> str:
     """Return what was planned on which requests."""
     undefined = f", {result.undefined:,} of them without a relevant item" if result.undefined else ""
     return (
-        f"{result.run}, {result.split}: {result.metric} of {len(result.points):,} choices of quotas, exact on "
-        f"{result.requests:,} requests{undefined}"
+        f"{len(result.points):,} choices of quotas, {result.metric} exact on {result.requests:,} requests of "
+        f"{result.split}{undefined}."
     )
 
 
 def cost_note(result: PlanResult) -> str:
     """Return where the costs come from."""
     if result.cost_source == "measured":
-        first = result.costs[0]
-        searches = ", ".join(f"{show_cost(one.cost, 's')} for {one.items:,} items" for one in first.samples or ())
         return (
-            "CPU time of single requests, measured on the bundle; ± is the standard error of the line. A search of "
-            f"{first.stage} takes {searches}; the plan counts the first."
+            "CPU time of single requests, measured on the bundle; ± is the standard error of the line. The search of "
+            f"{result.costs[0].stage} costs more the more items it returns."
         )
     if result.cost_source == "items scored":
         return "No costs were given: the cost of a request is the number of items that its stages score."
     return "Costs as given."
 
 
-def front_note(result: PlanResult) -> str:
-    """Return what the table of the front shows."""
-    shown = sum(point in result.front for point in shown_front(result))
+def front_note(result: PlanResult, most: int) -> str:
+    """Return what a table of the front shows that has at most `most` of its points."""
+    shown = sum(point in result.front for point in shown_front(result, most))
     some = "" if shown == len(result.front) else f", {shown} of them shown"
     return f"Quotas that no others beat in cost and {result.metric} at once: {len(result.front):,}{some}."
 
@@ -107,9 +110,9 @@ def thresholds_verdict(result: PlanResult) -> str:
     )
 
 
-def shown_front(result: PlanResult) -> list[FrontPoint]:
-    """Return at most twenty points of the front, evenly spread, and always the chosen and the current quotas."""
-    front = [result.front[place] for place in spread(len(result.front), ROWS)]
+def shown_front(result: PlanResult, most: int) -> list[FrontPoint]:
+    """Return at most `most` points of the front, evenly spread, and always the chosen and the current quotas."""
+    front = [result.front[place] for place in spread(len(result.front), most)]
     front += [point for point in (result.chosen.point, result.current.point) if point not in front]
     return sorted(front, key=lambda point: (point.cost, point.value.value))
 
@@ -123,15 +126,24 @@ def mark_of(point: FrontPoint, result: PlanResult) -> str:
     return ", ".join(marks)
 
 
-def stage_cost_text(cost: StageCost, unit: str) -> tuple[str, str]:
-    """Return the fixed cost of a stage and its cost per item, with their standard errors if they were measured."""
+def cost_rows(result: PlanResult) -> list[list[str]]:
+    """Return the rows of the table of costs, below `COST_HEAD`."""
+    now = result.current.point
+    rows = []
+    for cost, items, total in zip(result.costs, now.entered, now.stage_costs, strict=True):
+        slope = cost.per_kept or cost.per_item
+        per_item = _cost_text(slope, cost.slope_error, result.unit)
+        per_item += " per item returned" if cost.per_kept else ""
+        fixed = _cost_text(cost.fixed, cost.fixed_error, result.unit)
+        rows.append([cost.stage, fixed, per_item, f"{items:,.0f}", show_cost(total, result.unit)])
+    return rows
 
-    def shown(value: float, error: float | None) -> str:
-        if not value or unit == "items":
-            return f"{value:g}"
-        return show_cost(value, unit) + (f" ± {show_cost(error, unit)}" if error else "")
 
-    return shown(cost.fixed, cost.fixed_error), shown(cost.per_item, cost.per_item_error)
+def _cost_text(value: float, error: float | None, unit: str) -> str:
+    """Return a cost with its standard error if it was measured."""
+    if not value or unit == "items":
+        return f"{value:g}"
+    return show_cost(value, unit) + (f" ± {show_cost(error, unit)}" if error else "")
 
 
 def quotas_text(quotas: list[int]) -> str:
@@ -163,10 +175,9 @@ def _table(*columns: str, words: int = 1) -> Table:
 
 
 def _costs_table(result: PlanResult) -> Table:
-    table = _table("stage", "fixed cost", "cost per item", "items now", "cost now")
-    now = result.current.point
-    for cost, items, total in zip(result.costs, now.entered, now.stage_costs, strict=True):
-        table.add_row(cost.stage, *stage_cost_text(cost, result.unit), f"{items:,.0f}", show_cost(total, result.unit))
+    table = _table(*COST_HEAD)
+    for row in cost_rows(result):
+        table.add_row(*row)
     table.caption = cost_note(result)
     table.caption_justify = "left"
     return table
@@ -174,7 +185,7 @@ def _costs_table(result: PlanResult) -> Table:
 
 def _front_table(result: PlanResult) -> Table:
     table = _table(*result.stages, "cost", f"{result.metric} (95 % interval)", "", words=0)
-    for point in shown_front(result):
+    for point in shown_front(result, ROWS):
         mark = mark_of(point, result)
         cells = [*(f"{quota:,}" for quota in point.quotas), show_cost(point.cost, result.unit)]
         table.add_row(*cells, with_interval(point.value), mark, style="bold" if mark else None)

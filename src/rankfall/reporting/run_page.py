@@ -29,7 +29,7 @@ from rankfall.reporting.page import (
 )
 from rankfall.reporting.plan_section import plan_section
 from rankfall.studies.comparison_summary import higher_is_better
-from rankfall.studies.diagnosis.results import DIAGNOSIS, Diagnosis
+from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis
 from rankfall.studies.plan.plan_result import PLAN, PlanResult
 from rankfall.studies.results import SplitEvaluation
 from rankfall.training.cascade_metrics import JOINT
@@ -137,7 +137,7 @@ def _evaluation_parts(run: Path, config: TrainConfig, evaluated: _Evaluated) -> 
     diagnosis, plan = _load(run / DIAGNOSIS, Diagnosis), _load(run / PLAN, PlanResult)
     histogram, quantiles = _distribution(evaluated, metric)
     return {
-        "metric": metric,
+        "metric": shown_name(metric),
         "summary": _summary(steps, evaluated, metric),
         "evaluate_command": "",
         "funnel": _funnel(method.funnel, steps, evaluated) if method.funnel and steps else None,
@@ -176,7 +176,7 @@ def _summary(steps: Sequence[Step], evaluated: _Evaluated, metric: str) -> str:
     summary = evaluated.summary
     ends = summary.intervals.get(metric)
     value = short(summary.metrics[metric]) + (f" [{short(ends[0])}, {short(ends[1])}]" if ends else "")
-    text = f"{metric} is {value} on {summary.split}; chance is {short(summary.chance[metric])}."
+    text = f"{shown_name(metric)} is {value} on {summary.split}; chance is {short(summary.chance[metric])}."
     if steps:
         worst = max(steps, key=lambda step: step.lost)
         all_lost = 1 - steps[-1].left
@@ -274,13 +274,13 @@ def _headline(evaluated: _Evaluated, metric: str) -> list[Tile]:
 
 
 def _kept_tile(one: StageFigures) -> Tile:
-    ends = [] if math.isnan(one.kept.low) else [f"95 % interval {short(one.kept.low)} to {short(one.kept.high)}"]
+    ends = [] if math.isnan(one.kept.low) else [f"[{short(one.kept.low)}, {short(one.kept.high)}]"]
     return Tile(f"kept by {one.stage}", short(one.kept.value), "up", [*ends, f"chance {short(one.chance)}"])
 
 
 def _notes(summary: SplitEvaluation, name: str) -> list[str]:
     ends = summary.intervals.get(name)
-    notes = [f"95 % interval {short(ends[0])} to {short(ends[1])}"] if ends else []
+    notes = [f"[{short(ends[0])}, {short(ends[1])}]"] if ends else []
     return [*notes, f"chance {short(summary.chance[name])}"]
 
 
@@ -288,7 +288,7 @@ def _headline_note(evaluated: _Evaluated) -> str:
     summary = evaluated.summary
     text = f"Means over {summary.impressions:,} {evaluated.lists} of {summary.split}"
     text += "; kept: shares of the relevant items that arrived" * bool(summary.funnel)
-    text += f"; intervals: bootstrap over {summary.resampled}" * bool(summary.intervals)
+    text += f"; in brackets: 95 % intervals, bootstrap over {summary.resampled}" * bool(summary.intervals)
     return f"{text}. {ARROWS}"
 
 
@@ -330,9 +330,9 @@ def _distribution(evaluated: _Evaluated, metric: str) -> tuple[Chart | None, Tab
     lists = evaluated.lists
     histogram = charts.columns(
         shares,
-        title=f"Distribution of {metric}",
+        title=f"Distribution of {shown_name(metric)}",
         label=f"Share of {lists} by their {metric}: " + ", ".join(f"{name} {share:.2f}" for name, share in shares),
-        caption=f"{metric} of single {lists}, each counted at the nearest of {BINS + 1} values.",
+        caption=f"{shown_name(metric)} of single {lists}, each counted at the nearest of {BINS + 1} values.",
     )
     return histogram, Table(["quantile", "5 %", "25 %", "50 %", "75 %", "95 %"], [[metric, *map(short, quantiles)]])
 

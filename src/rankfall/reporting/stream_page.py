@@ -14,6 +14,7 @@ from rankfall.reporting.stream_table import curves, day_rows
 from rankfall.reporting.svg import whole_ticks
 from rankfall.reporting.verdicts import caption, main_metric, makes_claims
 from rankfall.studies.comparison_summary import higher_is_better
+from rankfall.training.config.cascade_metric_names import shown_name
 
 if TYPE_CHECKING:
     from rankfall.reporting.chart import Chart
@@ -90,13 +91,12 @@ def _curves(result: StreamResult) -> Chart | None:
     if not found:
         return None
     stages = stages_in(result.metrics)
-    panels = {result.metric: found} | {f"lost at {stage}": curves(result, f"{stage}/lost") for stage in stages}
+    metric = shown_name(result.metric)
+    panels = {metric: found} | {f"lost at {stage}": curves(result, f"{stage}/lost") for stage in stages}
     ends = ", ".join(f"{name} from {short(points[0][1])} to {short(points[-1][1])}" for name, points in found.items())
-    label = f"{result.metric} of each day, with the weights before it: {ends}"
+    label = f"{metric} of each day, with the weights before it: {ends}"
     arrow = "higher" if higher_is_better(result.metric) else "lower"
-    caption = (
-        f"By number of the day; the first, {result.learned[0]}, is not measured. {result.metric}: {arrow} is better"
-    )
+    caption = f"By number of the day; the first, {result.learned[0]}, is not measured. {metric}: {arrow} is better"
     caption += "; lost, as a share of the relevant items: lower is better." if stages else "."
     return charts.curve_panels(panels, label=label, caption=caption, title="Day by day")
 
@@ -110,7 +110,7 @@ def _day_tables(result: StreamResult) -> tuple[Table | None, Table | None]:
     ]
     head = ["day", *names, "chance"]
     marks = f" {caption(result, best='Bold: best mean', unit='impressions')}." if makes_claims(result) else ""
-    below = f"{result.metric}, mean over impressions.{marks}"
+    below = f"{shown_name(result.metric)}, mean over impressions.{marks}"
     last, earlier = body[-SHOWN:], body[:-SHOWN]
     return Table(head, last, caption=below) if last else None, Table(head, earlier) if earlier else None
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rankfall.studies.results import ComparisonResult
 from rankfall.training.cascade_metrics import JOINT
+from rankfall.training.config.cascade_metric_names import measured_name, shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +21,9 @@ _MARKS_AGAINST = {"reference": "=", "better": "+", "worse": "-"}
 
 def main_metric(result: MethodTable) -> str:
     """Return the metric whose tests are shown: that of the training runs, or joint recall, or else the first one."""
-    if result.metric in result.metrics:
-        return result.metric
+    wanted = measured_name(result.metric or "")
+    if wanted in result.metrics:
+        return wanted
     return JOINT if JOINT in result.metrics else result.metrics[0]
 
 
@@ -79,7 +81,7 @@ def tests_title(result: MethodTable, metric: str) -> str:
     """Return the title of the table of tests."""
     reference = verdicts_on(result, metric)[0].against
     these = "" if makes_claims(result) else ", with these weights only"
-    return f"{metric}, difference to {reference}{these}; p-values are two-sided, after Holm"
+    return f"{shown_name(metric)}, difference to {reference}{these}; p-values are two-sided, after Holm"
 
 
 def tests_head(result: MethodTable) -> list[str]:

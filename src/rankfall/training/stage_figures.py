@@ -88,14 +88,15 @@ def stage_figures(
     """
     counts = ~left.isnan().any(-1)
     entered = items_entered(ranked[counts], quotas)
-    before = torch.cat([left.new_ones(len(left), 1), left], -1)[counts].double()
-    by_itself = {name: values[counts].double() for name, values in (alone or {}).items()}
-    columns = torch.cat([before, *(values.unsqueeze(-1) for values in by_itself.values())], -1)
-    units = None if units is None else units[counts]
+    # Requests that do not count are drawn too, as in `estimates`, so that equal figures have equal intervals.
+    shares = torch.cat([counts.unsqueeze(-1), left.nan_to_num() * counts.unsqueeze(-1)], -1).double()
+    by_itself = {name: values.nan_to_num().double() * counts for name, values in (alone or {}).items()}
+    columns = torch.cat([shares, *(values.unsqueeze(-1) for values in by_itself.values())], -1)
     sums = torch.cat(
         [columns.sum(0, keepdim=True), resampled_sums(columns, units=units)]
     )  # the first row: all requests
-    few = _count(units, len(columns)) < 2
+    few = _are_few(counts, units)
+    before = shares[counts]
     places = {name: len(quotas) + 1 + place for place, name in enumerate(by_itself)}
     figures = []
     for t, (stage, quota) in enumerate(zip(stages, quotas, strict=True)):
@@ -156,13 +157,13 @@ def estimates(values: Mapping[str, Tensor], wholes: Mapping[str, Tensor], units:
         places[name] = place(value.double().nan_to_num()), place(whole)
     table = torch.stack(columns, -1)
     sums = torch.cat([table.sum(0, keepdim=True), resampled_sums(table, units=units)])
-    few = _count(units, len(table)) < 2
-    return {name: _estimate(sums[:, of] / sums[:, by], few=few) for name, (of, by) in places.items()}
+    few = {by: _are_few(columns[by] > 0, units) for _, by in places.values()}
+    return {name: _estimate(sums[:, of] / sums[:, by], few=few[by]) for name, (of, by) in places.items()}
 
 
-def _count(units: Tensor | None, requests: int) -> int:
-    """Return the number of units that the bootstrap draws."""
-    return requests if units is None else len(units.unique())
+def _are_few(counts: Tensor, units: Tensor | None) -> bool:
+    """Return whether fewer than two units have a request that counts."""
+    return int(counts.sum()) < 2 if units is None else len(units[counts].unique()) < 2
 
 
 def _estimate(figures: Tensor, *, few: bool) -> Estimate:

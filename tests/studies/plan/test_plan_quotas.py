@@ -12,10 +12,12 @@ import torch
 
 from rankfall.studies.plan.costs import parse_costs
 from rankfall.studies.plan.plan_quotas import Costs, Target, plan_quotas, weight_of
-from rankfall.studies.plan.plan_result import PlanResult
+from rankfall.studies.plan.plan_result import PLAN, PlanResult
 from support.plan_scores import random_scores, survivors
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rankfall.studies.stage_scores import StageScores
 
 GRID = {"stage0": [2, 5, 9, 40], "stage1": [2, 4, 9], "stage2": [1, 3]}
@@ -56,10 +58,10 @@ def test_a_plan_is_that_of_a_loop_over_requests_and_quotas(metric: str) -> None:
             for other in found.values()
         )
     ]
-    for point in (*result.front, result.current.point, result.chosen.point):
-        assert point.value.value == pytest.approx(found[tuple(point.quotas)].value)
-        assert point.value.low <= point.value.value <= point.value.high
-        assert sum(point.stage_costs) == pytest.approx(point.cost) == pytest.approx(found[tuple(point.quotas)].cost)
+    for one in (*result.front, result.current.point, result.chosen.point):
+        assert one.value.value == pytest.approx(found[tuple(one.quotas)].value)
+        assert one.value.low <= one.value.value <= one.value.high
+        assert sum(one.stage_costs) == pytest.approx(one.cost) == pytest.approx(found[tuple(one.quotas)].cost)
 
 
 def test_a_budget_gives_the_best_and_a_recall_the_cheapest_quotas() -> None:
@@ -115,9 +117,13 @@ def test_dominated_quotas_are_found() -> None:
     assert not plan(scores, grid=grid, current=[4, 4]).current.dominated
 
 
-def test_a_plan_survives_its_file() -> None:
+def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     result = plan(random_scores(120, 14, 3))
-    assert PlanResult.from_json(result.to_json()) == result
+    result.save(tmp_path / PLAN)
+    assert PlanResult.load(tmp_path / PLAN) == result
+    every = replace(result.threshold_front[0], thresholds=[None, 0.5])  # None for -inf, which JSON does not have
+    replace(result, threshold_front=[every]).save(tmp_path / PLAN)
+    assert PlanResult.load(tmp_path / PLAN).threshold_front == [every]
 
 
 def test_the_interval_is_that_of_a_bootstrap_of_single_requests() -> None:
@@ -133,14 +139,14 @@ def test_the_interval_is_that_of_a_bootstrap_of_single_requests() -> None:
 # --- thresholds ---------------------------------------------------------------------------------------------------
 
 
-def easy_and_hard(requests: int = 600, length: int = 30) -> StageScores:
-    """Return lists of which half need 2 items and half need 20, as the scores of the first stage show."""
+def lists_that_need(size: torch.Tensor, requests: int = 600, length: int = 30) -> StageScores:
+    """Return lists whose 2 relevant items are among the `size` best of the first stage; the second stage is perfect.
+
+    The first stage has scores above 0 for these items and below 0 for all others.
+    """
     scores = random_scores(requests, length, 2, relevant=2)
     generator = torch.Generator().manual_seed(5)
-    order = torch.rand(requests, length, generator=generator).argsort(-1)
-    rank = order.argsort(-1)
-    hard = torch.arange(requests)[:, None] % 2 == 1
-    size = torch.where(hard, 20, 2)
+    rank = torch.rand(requests, length, generator=generator).argsort(-1).argsort(-1)
     target = (torch.rand(requests, 2, generator=generator) * size).long()  # ranks of the relevant items
     truth = (rank[:, :, None] == target[:, None]).any(-1).float()
     first = torch.where(rank < size, 5.0, -5.0) - 0.01 * rank
@@ -149,28 +155,30 @@ def easy_and_hard(requests: int = 600, length: int = 30) -> StageScores:
 
 def test_thresholds_win_where_requests_differ_in_what_they_need() -> None:
     grid = {"stage0": list(range(2, 31, 2)), "stage1": [2]}
-    result = plan(easy_and_hard(), grid=grid, current=[10, 2])
+    hard = torch.arange(600)[:, None] % 2 == 1
+    result = plan(lists_that_need(torch.where(hard, 20, 2)), grid=grid, current=[10, 2])
     near = next(one for one in result.comparisons if one.budget >= 41)  # 30 items and 11 on average
     assert near.thresholds.value.value > 0.95
     assert near.difference.low > 0.1
     assert near.difference.value == pytest.approx(near.thresholds.value.value - near.quotas.value.value)
     for point in result.threshold_front:
         assert len(point.thresholds) == len(point.mean_kept) == 1
-        assert 1 <= point.mean_kept[0] <= point.caps[0] == 30
+        assert 2 == point.least[0] <= point.mean_kept[0] <= point.caps[0] == 30
         assert point.cost == pytest.approx(30 + point.mean_kept[0])
 
 
 def test_thresholds_do_not_win_where_the_level_of_scores_means_nothing() -> None:
-    scores = random_scores(600, 30, 2)
+    scores = lists_that_need(torch.full((600, 1), 10))
     level = 100 * torch.randn(600, 1, generator=torch.Generator().manual_seed(1))
     scores = replace(scores, scores=[scores.scores[0] + level, scores.scores[1]])
-    result = plan(scores, grid={"stage0": list(range(3, 31, 3)), "stage1": [3]}, current=[9, 3])
-    middle = [one for one in result.comparisons if 35 < one.budget < 55]
-    assert middle
-    assert all(one.difference.high < 0 for one in middle)
+    result = plan(scores, grid={"stage0": list(range(2, 31, 2)), "stage1": [2]}, current=[10, 2])
+    one = next(one for one in result.comparisons if one.budget == 40)
+    assert one.quotas.value.value == 1
+    assert one.difference.high < -0.1
 
 
 def test_too_few_requests_for_thresholds_are_said() -> None:
     result = plan(random_scores(30, 14, 2), "stage0=1,stage1=2")
-    assert result.threshold_front == result.comparisons == []
+    assert not result.threshold_front
+    assert not result.comparisons
     assert result.warnings == ["thresholds were not planned: expected at least 40 requests with a relevant item"]

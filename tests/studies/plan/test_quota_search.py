@@ -63,9 +63,9 @@ def test_pruned_lists_are_exact_up_to_their_reach() -> None:
 @pytest.mark.parametrize("masked", [False, True])
 def test_thresholds_are_those_of_a_loop(masked: bool) -> None:
     scores = random_scores(25, 12, 3, masked=masked)
-    levels = [-np.inf, -0.5, 0.3, 1.0, 50.0]  # none passes the last one, and one item is kept
+    levels = [-np.inf, -0.5, 0.3, 1.0, 50.0]  # none passes the last one, and the least number of items is kept
     choices: list[tuple[Rule, ...]] = [
-        (Threshold(first, 8), Threshold(second, 5), 3) for first, second in product(levels, levels)
+        (Threshold(first, 1, 8), Threshold(second, 2, 5), 3) for first, second in product(levels, levels)
     ]
     weight = scores.truth.double().numpy()
     found = search(scores, weight, choices, per_request=True)
@@ -75,7 +75,7 @@ def test_thresholds_are_those_of_a_loop(masked: bool) -> None:
             # a cap cuts the best of those above the threshold, as a quota does
             one = survivors(scores, request, [float(first), 99, 99])[0][:8]
             inside = replace(scores, mask=scores.mask & torch.isin(scores.item, torch.tensor(one)))
-            two = survivors(inside, request, [99, float(second), 99])[1][:5]
+            two = survivors(inside, request, [99, float(second), 99], least=2)[1][:5]
             inside = replace(scores, mask=scores.mask & torch.isin(scores.item, torch.tensor(two)))
             last = survivors(inside, request, [99, 99, 3])[2]
             assert found.values[place, request] == weight[request, last].sum()

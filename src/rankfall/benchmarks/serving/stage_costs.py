@@ -1,4 +1,4 @@
-"""CPU time of the stages of a bundle as a line: a fixed cost per request, and a cost per item that enters the stage."""
+"""CPU time of the stages of a bundle as lines: a fixed cost per request, and a cost per item."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rankfall.serving.onnx_stages import Stage
 
 REQUESTS = 32  # different requests, in turns
-LENGTHS = 6  # of lists, per stage
+SIZES = 6  # numbers of items, per stage
 SECONDS = 2.0  # of measuring, per stage
 MIN_TURNS, MAX_TURNS = 20, 400
 
@@ -34,8 +34,8 @@ def measure_costs(
 ) -> list[StageCost]:
     """Measure the CPU time of each stage of a bundle for single requests.
 
-    The first stage searches all items; its cost is that of the search for its quota. A later stage scores lists of
-    several lengths, in turns, and a line is fitted to the medians (:func:`fit_line`).
+    The first stage searches all items and returns several numbers of them, in turns; a later stage scores lists of
+    several lengths. A line is fitted to the medians (:func:`fit_line`).
 
     Args:
         bundle: The bundle, loaded with one thread.
@@ -81,7 +81,7 @@ def fit_line(items: Sequence[int], costs: Sequence[float]) -> tuple[float, float
 
 
 def _search_cost(stage: Stage, requests: Sequence[EncodedRequests], most: int, seconds: float) -> StageCost:
-    """Return the cost of a search, which is fixed, with samples for its own and for the largest quota."""
+    """Return the cost of a search: fixed for all items, and a cost per item that it returns."""
     own = stage.quota
 
     def search(request: EncodedRequests, quota: int) -> None:
@@ -89,22 +89,32 @@ def _search_cost(stage: Stage, requests: Sequence[EncodedRequests], most: int, s
         stage.search(request, scored=False)
 
     try:
-        samples = _samples(search, requests, sorted({min(own, most), most}), seconds)
+        samples = _samples(search, requests, _sizes(most), seconds)
     finally:
         stage.quota = own
-    return StageCost(stage.name, fixed=samples[0].cost, per_item=0.0, samples=samples)
+    fixed, per_kept, fixed_error, slope_error = fit_line(*_columns(samples))
+    return StageCost(stage.name, fixed, 0.0, per_kept, fixed_error, slope_error, samples)
 
 
 def _score_cost(stage: Stage, requests: Sequence[EncodedRequests], items: int, most: int, seconds: float) -> StageCost:
+    """Return the cost of scoring: fixed, and a cost per item that enters."""
     rows = np.random.default_rng(0).permutation(items)
 
     def score(request: EncodedRequests, length: int) -> None:
         stage.score(request, rows[None, :length])
 
-    lengths = np.unique(np.geomspace(max(1, most // 32), most, LENGTHS).astype(int)).tolist()
-    samples = _samples(score, requests, lengths, seconds)
-    fixed, per_item, fixed_error, per_item_error = fit_line(lengths, [sample.cost for sample in samples])
-    return StageCost(stage.name, fixed, per_item, fixed_error, per_item_error, samples)
+    samples = _samples(score, requests, _sizes(most), seconds)
+    fixed, per_item, fixed_error, slope_error = fit_line(*_columns(samples))
+    return StageCost(stage.name, fixed, per_item, 0.0, fixed_error, slope_error, samples)
+
+
+def _sizes(most: int) -> list[int]:
+    sizes: list[int] = np.unique(np.geomspace(max(1, most // 32), most, SIZES).astype(int)).tolist()
+    return sizes
+
+
+def _columns(samples: Sequence[CostSample]) -> tuple[list[int], list[float]]:
+    return [sample.items for sample in samples], [sample.cost for sample in samples]
 
 
 def _samples(

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     Values = NDArray[Any]
 
 
+_ROUNDING = 1e-6  # of encoded numbers, which are float32
+
+
 class RawValues:
     """Decodes features. Ids that were hashed have no value to return to and are shown as ``hash 17``.
 
@@ -54,7 +57,10 @@ class RawValues:
         numbers = encoded.astype(np.float64)
         scaling = self._fitted.get("scalings", {}).get(f"{group}.{name}")
         if feature.standardise and scaling is not None:
-            numbers = numbers * np.array(scaling["deviation"]) + np.array(scaling["mean"])
+            mean, deviation = np.array(scaling["mean"]), np.array(scaling["deviation"])
+            numbers = numbers * deviation + mean
+            rounding = _ROUNDING * (np.abs(mean) + np.abs(deviation))
+            numbers = np.where(np.abs(numbers) < rounding, 0.0, numbers)
         return _without_log(numbers) if feature.log1p else numbers
 
     def item(self, numbers: Values) -> list[str]:

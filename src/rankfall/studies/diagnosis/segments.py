@@ -12,13 +12,13 @@ list if the difference is not significant, or has lost most of its stake, among 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from rankfall.studies.diagnosis.results import Segment
+from rankfall.studies.diagnosis.diagnosis_result import Segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -69,10 +69,11 @@ def find_segments(
     corrected = benjamini_hochberg([one.p_value for one in tested])
     significant = [(one, p) for one, p in zip(tested, corrected, strict=True) if p <= LEVEL]
     significant.sort(key=lambda entry: -entry[0].stake)
+    limit = max((one.p_value for one, _ in significant), default=0.0)  # of p-values before their correction
     return FoundSegments(
         tested=len(tested),
-        worse=_segments(items, [entry for entry in significant if entry[0].stake > 0][:LISTED]),
-        better=_segments(items, [entry for entry in reversed(significant) if entry[0].stake < 0][:LISTED]),
+        worse=_segments(items, [entry for entry in significant if entry[0].stake > 0][:LISTED], limit),
+        better=_segments(items, [entry for entry in reversed(significant) if entry[0].stake < 0][:LISTED], limit),
     )
 
 
@@ -102,8 +103,9 @@ class _Items:
 
     def only(self, chosen: NDArray[np.bool_]) -> _Items:
         """Return the same with weight 0 for all but some items."""
-        weights = (values * chosen for values in (self.arrived, self.lost, self.recoverable))
-        return _Items(self.request, *weights, self.requests, self.resampler)
+        return replace(
+            self, arrived=self.arrived * chosen, lost=self.lost * chosen, recoverable=self.recoverable * chosen
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +210,19 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
     return [min(1.0, value) for value in corrected.tolist()]
 
 
-def _explanations(items: _Items, segments: Sequence[_Tested]) -> Iterator[str | None]:
-    """Yield for each segment the one above it that explains it, None if there is none."""
+def _explanations(items: _Items, segments: Sequence[_Tested], limit: float) -> Iterator[str | None]:
+    """Yield for each segment the one above it that explains it, None if there is none.
+
+    Args:
+        items: All items of the ground truth.
+        segments: Segments that differ significantly, the largest stake first.
+        limit: The largest p-value that is significant.
+    """
     free = np.ones(len(items.request), bool)  # items in none of the segments so far that nothing explains
     shown: list[_Tested] = []
     for one in segments:
         left = _compare(items.only(free), one.attribute, one.value, one.chosen) if shown else one
-        if left is None or left.p_value > LEVEL or left.stake / one.stake < LEFT:
+        if left is None or left.p_value > limit or left.stake / one.stake < LEFT:
             common = [len(np.intersect1d(one.chosen, other.chosen, assume_unique=True)) for other in shown]
             yield shown[int(np.argmax(common))].name
         else:
@@ -223,7 +231,7 @@ def _explanations(items: _Items, segments: Sequence[_Tested]) -> Iterator[str | 
             yield None
 
 
-def _segments(items: _Items, significant: Sequence[tuple[_Tested, float]]) -> list[Segment]:
+def _segments(items: _Items, significant: Sequence[tuple[_Tested, float]], limit: float) -> list[Segment]:
     """Return segments with their intervals, computed together."""
     if not significant:
         return []
@@ -250,6 +258,6 @@ def _segments(items: _Items, significant: Sequence[tuple[_Tested, float]]) -> li
             explained_by=explained,
         )
         for column, ((one, p_value), explained) in enumerate(
-            zip(significant, _explanations(items, tested), strict=True)
+            zip(significant, _explanations(items, tested, limit), strict=True)
         )
     ]

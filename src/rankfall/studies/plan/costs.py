@@ -1,8 +1,8 @@
 """Costs of the stages of a cascade: how they are written, and what a request costs.
 
 A request costs the sum over stages of a fixed cost and a cost per item that enters the stage. So the quota of a stage
-decides the cost of the next stage. The cost of the first stage does not depend on quotas, and the quota of the last
-stage costs nothing.
+decides the cost of the next stage, and the quota of the last stage costs nothing. Measured costs of the search of an
+index also grow with the number of items that it returns.
 """
 
 from __future__ import annotations

@@ -30,14 +30,19 @@ class CostSample(Result):
 
 @dataclass(frozen=True)
 class StageCost(Result):
-    """Cost of a stage: `fixed` per request, and `per_item` for each item that enters it."""
+    """Cost of a stage: `fixed` per request, `per_item` for each item that enters it, `per_kept` for each it keeps.
+
+    Costs that a user gives have no `per_kept`. The search of an index has: it takes longer if it returns more items.
+    """
 
     stage: str
     fixed: Number
     per_item: Number
+    per_kept: Number = 0.0
     fixed_error: float | None = None
     """Standard error of the least squares line through `samples`."""
-    per_item_error: float | None = None
+    slope_error: float | None = None
+    """The same of its slope: of `per_kept` for the search of an index, else of `per_item`."""
     samples: list[CostSample] | None = None
     """None if the costs were given."""
 
@@ -72,11 +77,14 @@ class FrontPoint(Result):
 class ThresholdPoint(Result):
     """One choice of thresholds: a stage keeps the items whose score is at least its threshold.
 
-    A stage keeps at least 1 item and at most its cap. The last stage has no threshold and keeps its quota.
+    A stage keeps at least its smallest quota of the grid, and at most its largest one, so that thresholds have the same
+    range as quotas. The last stage has no threshold and keeps its quota.
     """
 
-    thresholds: list[Number]
-    """Threshold of each stage but the last."""
+    thresholds: list[float | None]
+    """Threshold of each stage but the last. None keeps the largest number of items."""
+    least: list[int]
+    """Smallest number of items that each stage but the last keeps."""
     caps: list[int]
     """Largest number of items that each stage but the last keeps."""
     mean_kept: list[Number]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rankfall.studies.stage_scores import StageScores
 
     Floats = NDArray[np.float64]
-    Counts = NDArray[np.int16] | NDArray[np.int32]
+    Counts = NDArray[np.signedinteger[Any]]
 
 SEED = 0  # of the order of items with equal scores, as in metrics.funnel
 BLOCK = 2**19  # items of a block
@@ -33,9 +33,10 @@ BLOCK = 2**19  # items of a block
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """Keeps the items whose score is at least `score`: at least 1 item, at most `cap`."""
+    """Keeps the items whose score is at least `score`: at least the best `least` items, at most the best `cap`."""
 
     score: float
+    least: int
     cap: int
 
 
@@ -205,7 +206,7 @@ class _Visit:
         self._outcomes = outcomes
         self._single = single
         self._last = len(lists.arrival)
-        self._dtype: type[np.int16 | np.int32] = np.int16 if len(lists.real) < np.iinfo(np.int16).max else np.int32
+        self._dtype = np.dtype(np.int16 if len(lists.real) < np.iinfo(np.int16).max else np.int32)
         self._dropped = np.iinfo(self._dtype).max  # rank of an item that was dropped
 
     def run(self, tree: dict[Rule, Any]) -> None:
@@ -241,7 +242,7 @@ class _Visit:
             return min(rule, self._dropped - 1)
         above = self._lists.above(stage, rule.score)
         passing = np.where(above > 0, count[above - 1, np.arange(len(above))], 0)
-        quota: Counts = passing.clip(1, min(rule.cap, self._dropped - 1)).astype(self._dtype)
+        quota: Counts = passing.clip(rule.least, min(rule.cap, self._dropped - 1)).astype(self._dtype)
         return quota
 
     def _running_count(self, alive: NDArray[np.bool_]) -> Counts:

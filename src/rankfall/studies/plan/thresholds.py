@@ -51,7 +51,7 @@ def compare_thresholds(
 
     Args:
         lists: Lists and costs.
-        grid: Quotas of each stage; the largest one is the most that a threshold keeps.
+        grid: Quotas of each stage; a threshold keeps at least the smallest and at most the largest of them.
         current: Current quotas. The last stage keeps its quota.
         quotas: Quotas to choose from; those with another quota of the last stage are ignored.
 
@@ -91,7 +91,7 @@ def threshold_choices(
     """Return thresholds to try: scores that keep from the smallest to the largest quota of the grid on average.
 
     The first stage has thresholds for the items it ranks best, later stages for the items that the first stage keeps
-    with its current quota. A threshold of -inf keeps all items up to the cap.
+    with its current quota. The best score of all keeps the smallest number of items, and -inf the largest.
     """
     *free, _ = grid.values()
     count = min(MOST_THRESHOLDS, int(MOST_CHOICES ** (1 / max(1, len(free)))))
@@ -101,8 +101,8 @@ def threshold_choices(
         pooled = _best_first(scores, stage, cap if stage == 0 else current[0])
         counts = np.geomspace(min(quotas), cap, count) * len(scores)
         places = np.unique(np.minimum(counts, len(pooled)).astype(int)) - 1
-        levels = sorted({-np.inf, *pooled[places].tolist()}, reverse=True)
-        rules.append([Threshold(level, cap) for level in levels])
+        levels = sorted({-np.inf, float(pooled[0]), *pooled[places].tolist()}, reverse=True)
+        rules.append([Threshold(level, min(quotas), cap) for level in levels])
     return list(product(*rules, [current[-1]]))
 
 
@@ -131,7 +131,8 @@ def _halves(count: int) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
 def _threshold_point(found: Measured, place: int) -> ThresholdPoint:
     rules = [rule for rule in found.choices[place] if isinstance(rule, Threshold)]
     return ThresholdPoint(
-        thresholds=[rule.score for rule in rules],
+        thresholds=[rule.score if np.isfinite(rule.score) else None for rule in rules],
+        least=[rule.least for rule in rules],
         caps=[rule.cap for rule in rules],
         mean_kept=found.entered[place, 1:].tolist(),
         cost=float(found.cost[place]),
