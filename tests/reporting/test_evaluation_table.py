@@ -33,6 +33,11 @@ def rows(text: str) -> dict[str, list[str]]:
     return {cells[0]: cells[1:] for cells in lines}
 
 
+def short(share: float) -> str:
+    """Return a share below 1 with three digits, as the funnel shows it."""
+    return f".{share * 1000:03.0f}"
+
+
 def evaluation(requests: int = 50) -> Evaluation:
     generator = torch.Generator().manual_seed(0)
 
@@ -62,13 +67,12 @@ def test_the_funnel_comes_first_and_every_figure_once() -> None:
     assert found["retrieval"] == [
         "20",
         f"{first.entered:.1f}",
-        f"{first.kept.value:.4f}",
-        f"{first.kept.low:.4f} to {first.kept.high:.4f}",
-        f"{first.chance:.4f}",
-        f"{first.lost.value:.4f}",
+        f"{short(first.kept.value)} [{short(first.kept.low)}, {short(first.kept.high)}]",
+        short(first.chance),
+        short(first.lost.value),
         f"{first.loss_share.value:.0%}",
     ]
-    assert found["ranking"][2] == f"{second.kept.value:.4f}"
+    assert found["ranking"][2].startswith(f"{short(second.kept.value)} [")
     assert found["joint_recall ↑"][0] == f"{summary.metrics['joint_recall']:.4f}"
     assert found["joint_recall ↑"][3] == "47"
     assert found["retrieval/alone/arp ↓"][0] == f"{summary.metrics['retrieval/arp']:.4f}"
@@ -89,10 +93,14 @@ def test_production_and_warnings_are_shown() -> None:
         **vars(summary) | {"production": production, "production_note": "what it is", "warnings": ["too short"]}
     )
     text = printed(changed, 140)
-    assert rows(text)["ranking"][-1] == f"{production[1].kept.value:.4f}"
-    assert "production kept ↑" in text
+    assert rows(text)["ranking"][-1] == short(production[1].kept.value)
+    assert "production" in text.splitlines()[4]
     assert "production: what it is" in text
     assert "warning: too short" in text
+    narrow = printed(changed, 70)  # columns continue below instead of being cut
+    assert "…" not in narrow
+    assert short(production[1].kept.value) in narrow
+    assert short(production[0].kept.value) in narrow
 
 
 def test_lists_have_one_table_with_the_number_of_defined_lists() -> None:

@@ -16,6 +16,7 @@ from rankfall._yaml_config import ConfigError
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.metrics.named import forms
 from rankfall.training import train_cascade
+from rankfall.training.build_cascade import make_cascade
 from rankfall.training.cascade_metrics import (
     MeasuredFunnel,
     graded_truth,
@@ -181,7 +182,7 @@ def test_relevance_of_one_size_has_no_value_metrics_unless_asked(tmp_path: Path)
     asked = measured_on(log, value=True)
     torch.testing.assert_close(asked.values["joint_value"], asked.values["joint_recall"])
     config = validate_cascade(content(log, training={"metric": "joint_value"}))
-    cascade = train_cascade.make_cascade(config, ImpressionLog.load(log).features)
+    cascade = make_cascade(config, ImpressionLog.load(log).features)
     loader = train_cascade.make_loader(ImpressionLog.load(log), config, "valid")
     assert "joint_value" in train_cascade.measure(cascade, loader, config)[0]
 
@@ -203,7 +204,7 @@ def test_figures_over_all_items_use_the_number_of_ranked_items(sized_log: Path) 
     config = validate_cascade(content(sized_log, **changes))
     log = ImpressionLog.load(sized_log)
     loader = train_cascade.make_loader(log, config, "test")
-    cascade = train_cascade.make_cascade(config, log.features)
+    cascade = make_cascade(config, log.features)
     found = train_cascade.measure_all(cascade, loader, config)
     assert [name for name in found.values if not name.endswith("value")] == config.metrics
     assert "retrieval/recall" in found.values

@@ -109,7 +109,7 @@ def _means(
     chance: Mapping[str, Tensor],
     wholes: Mapping[str, Tensor] | None = None,
     units: Tensor | None = None,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Any]:
     """Return the figures of each metric, by the name of their field in the summary."""
     found = estimates(values, wholes or {}, units)
     return {
