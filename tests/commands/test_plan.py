@@ -17,17 +17,22 @@ from support.command_line import run
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from support.logs import Columns
+
 COSTS = ("--cost", "retrieval=1us,ranking=0.1ms+5us")
+
+
+def train(settings: dict[str, Any], directory: Path) -> Path:
+    config, out = directory / "config.yaml", directory / "run"
+    config.write_text(yaml.safe_dump(settings))
+    assert run("train", str(config), "--out", str(out)) == 0
+    return out
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("plan")
-    config = directory / "config.yaml"
-    config.write_text(yaml.safe_dump(content(liked_log(directory / "log"), training={"epochs": 1})))
-    assert run("train", str(config), "--out", str(directory / "run")) == 0
-    out: Path = directory / "run"
-    return out
+    return train(content(liked_log(directory / "log"), training={"epochs": 1}), directory)
 
 
 def planned(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str, Any]:
@@ -108,7 +113,29 @@ def test_mistakes_end_in_one_message(
     assert message in " ".join(err.replace("│", " ").split())
 
 
-def test_a_bundle_of_other_stages_is_refused(trained: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert run("plan", trained, "--bundle", tmp_path) == 1
-    assert run("plan", trained, "--bundle", platform_bundle(), *COSTS) == 2
+def test_a_bundle_must_belong_to_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = content(liked_log(tmp_path / "log"), training={"epochs": 1})
+    for stage, name in zip(settings["stages"], ("first", "second"), strict=True):
+        stage["name"] = name
+    other = train(settings, tmp_path)
+    capsys.readouterr()
+    assert run("plan", other, "--bundle", platform_bundle()) == 1
+    assert "expected first, second as in the run" in " ".join(capsys.readouterr().err.split())
+    assert run("plan", other, "--bundle", tmp_path) == 1
+    assert run("plan", other, "--bundle", platform_bundle(), "--cost", "first=1,second=2") == 2
     assert "found --cost and --bundle, expected one of them" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_joint_value_is_that_of_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def sized(days: dict[str, Columns]) -> None:
+        for columns in days.values():
+            columns["relevance"] = [
+                [3.0 * (place == 0) + 1.0 * (place == 1) for place in ranks] for ranks in columns["rank"]
+            ]
+
+    valued = train(content(liked_log(tmp_path / "log", change=sized), training={"epochs": 1}), tmp_path)
+    found = planned(capsys, valued, "--metric", "joint_value")
+    assert run("evaluate", valued, "--json") == 0
+    measured = json.loads(capsys.readouterr().out)["metrics"]
+    assert found["current"]["point"]["value"]["value"] == pytest.approx(measured["joint_value"], abs=1e-6)
+    assert measured["joint_value"] != pytest.approx(measured["joint_recall"], abs=1e-3)

@@ -119,7 +119,7 @@ def plan(
         print_json(result.to_json())
         return
     print_result(terminal_plan(result))
-    _print_next(run, result.chosen)
+    _print_next(run, result.chosen, overrides or ())
     print_message(f"wrote {run / PLAN} and {page}")
 
 
@@ -172,9 +172,10 @@ def _costs(
     return Costs(measured, "s", "measured")
 
 
-def _print_next(run: Path, chosen: ChosenQuotas) -> None:
-    """Print the commands that use the chosen quotas."""
-    overrides = " ".join(chosen.train_overrides)
-    print_result(f"measure: rankfall evaluate {run} {overrides}")
-    print_result(f"train:   rankfall train {run / 'config.yaml'} {overrides} --out NEW")
+def _print_next(run: Path, chosen: ChosenQuotas, measured: Sequence[str]) -> None:
+    """Print the commands that use the chosen quotas; `measured` are the overrides of the plan."""
+    quotas = " ".join(chosen.train_overrides)
+    others = [word for word in measured if not word.partition("=")[0].endswith(".quota")]
+    print_result(f"measure: rankfall evaluate {' '.join([str(run), quotas, *others])}")
+    print_result(f"train:   rankfall train {run / 'config.yaml'} {quotas} --out NEW")
     print_result(f"export:  rankfall export {run} {' '.join(chosen.export_options)} --out BUNDLE")

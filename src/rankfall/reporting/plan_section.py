@@ -68,7 +68,7 @@ def _front_table(result: PlanResult) -> Table:
 
 
 def _costs_table(result: PlanResult) -> Table:
-    body = [[stage, *map(_with_error_below, costs)] for stage, *costs in cost_rows(result)]
+    body: list[list[str | Cell]] = [[stage, *map(_with_error_below, costs)] for stage, *costs in cost_rows(result)]
     return Table(COST_HEAD, body, caption=cost_note(result))
 
 

@@ -101,14 +101,14 @@ class RequestEncoder:
         for key, group in self._groups.items():
             for feature in group.checked:
                 unseen = arrays[f"{key}.{feature}"] == UNSEEN
-                if unseen.any():
+                if np.count_nonzero(unseen):  # faster than any()
                     for place in np.flatnonzero(unseen).tolist():
                         value = requests[place][key][feature]
                         notes[place].append(f"{key}.{feature}: {shown(value)} was never seen in training")
         for key, sequence in self._sequences.items():
             for feature in sequence.checked:
                 unseen = arrays[f"sequence.{key}.{feature}"] == UNSEEN
-                if unseen.any():
+                if np.count_nonzero(unseen):  # faster than any()
                     for place in np.flatnonzero(unseen.any(axis=1)).tolist():
                         events = requests[place]["sequences"][key]
                         notes[place].append(sequence.note(feature, events, unseen[place]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import json
 import shutil
@@ -770,3 +771,82 @@ def test_many_items_get_an_index_in_lists(monkeypatch: pytest.MonkeyPatch, tmp_p
     everything = bundle.score(request, list(range(5000)))["retrieval"]
     expected = [everything[int(one)] for one in ranking.stages[0].ids]
     np.testing.assert_allclose(ranking.stages[0].scores, expected, atol=1e-6)
+
+
+# --- attributes to show -------------------------------------------------------------------------------------------
+
+
+def shown(log: ImpressionLog, path: Path | None, display: list[str] | None) -> dict[str, list[Any]]:
+    """Return the attributes of the first three items by name of the item's id."""
+    table = load_items(path, log, log.features, NAMES, display=display)
+    ids = table.lookup.values.to_pylist()
+    rows = [ids.index(f"sku-{number}") for number in (0, 1, 22)]
+    return {name: [values.to_pylist()[row] for row in rows] for name, values in table.display.items()}
+
+
+def test_attributes_are_raw_columns_or_decoded_features(rows_log: ImpressionLog, tmp_path: Path) -> None:
+    titles = raw_items().with_columns(
+        title=pl.Series([f"Title {number}" if number % 2 == 0 else None for number in range(40)]),
+        weight=pl.Series([float("nan")] * 2 + [1.5] * 38),
+        added=pl.lit("2024-01-02").str.to_date(),
+        kind=pl.lit("shoe").cast(pl.Categorical),
+    )
+    titles.write_parquet(tmp_path / "items.parquet")
+    chosen = shown(rows_log, tmp_path / "items.parquet", ["title", "weight", "added", "kind", "author", "price"])
+    assert chosen == {
+        "title": ["Title 0", None, "Title 22"],
+        "weight": [None, None, 1.5],
+        "added": ["2024-01-02"] * 3,
+        "kind": ["shoe"] * 3,
+        "author": ["author 0", "author 1", "author 9"],
+        "price": pytest.approx([0.3, 2.0, 37.7]),
+    }
+    # a log has no raw columns: vocabularies and numbers are decoded
+    of_log = shown(rows_log, None, ["sku", "item.price"])
+    assert of_log["sku"] == ["sku-0", "sku-1", "sku-22"]
+    assert of_log["item.price"] == pytest.approx([0.3, 2.0, 37.7], rel=1e-5)
+    assert shown(rows_log, None, []) == {}
+    assert shown(rows_log, None, None) == {}  # its only categories are the id and a hashed one
+
+
+def test_attributes_that_cannot_be_shown_are_named_together(rows_log: ImpressionLog, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"display: .*") as caught:
+        load_items(None, rows_log, rows_log.features, NAMES, display=["author", "size", "prize", "sku"])
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3
+    assert "author is hashed or in buckets" in lines[0]
+    assert "size is hashed or in buckets" in lines[1]
+    assert "found 'prize', did you mean 'price'; allowed are sku, author, price, size" in lines[2]
+    raw_items().with_columns(tags=pl.concat_list("price", "price")).write_parquet(tmp_path / "items.parquet")
+    with pytest.raises(ValueError, match=r"column 'tags': found .*list.*, expected text or numbers"):
+        load_items(tmp_path / "items.parquet", rows_log, rows_log.features, NAMES, display=["tags"])
+
+
+def test_a_bundle_shows_a_few_categories_by_default(tmp_path: Path) -> None:
+    assert manifest_of(platform_bundle())["display"] == ["author_id", "category_level_two", "category_level_one"]
+    bundle = Bundle.load(platform_bundle())
+    row = platform_log().items().slice(7, 1).to_pylist()[0]
+    shown_now = bundle.items.display(np.array([-1, *bundle.items.rows([row["item"]])]))
+    assert shown_now == {
+        name: [None, row[f"item.{name}"] - 2] for name in ("author_id", "category_level_two", "category_level_one")
+    }
+
+
+def test_examples_know_what_was_relevant() -> None:
+    """Every relevant item and every feedback of the log, found by request time in the log itself."""
+    table = platform_log().days[DAYS[2]].table().to_pylist()
+    by_time = {row["time"]: row for row in table}
+    assert len(by_time) == len(table)
+    for example in Bundle.load(platform_bundle()).examples():
+        at = dt.datetime.fromisoformat(example["request"]["time"])
+        row = by_time[at if isinstance(table[0]["time"], dt.datetime) else round(at.timestamp() * 1000)]
+        graded = [
+            (grade, item)
+            for grade, relevance, item in zip(row["grade"], row["relevance"], row["item"], strict=True)
+            if relevance > 0
+        ]
+        assert set(example["relevant"]) == {item for _, item in sorted(graded, reverse=True)[:5]}
+        likes = zip(row["item"], row["feedback.long_view"], strict=True)
+        assert {item for item, _ in example["feedback"].get("long_view", [])} == {
+            item for item, value in likes if value
+        }

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
@@ -38,6 +39,8 @@ from support.services import running
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from rankfall.serving.rankings import Ranking
 
 pytestmark = [
     pytest.mark.browser,
@@ -496,6 +499,157 @@ def test_two_bundles_side_by_side(page: Page, address: str, bundle: Bundle, othe
     explain(page, str(ours.ids[0]))
     assert page.locator(".path h3").count() == 2
     assert "view=compare" in page.url
+
+
+def test_two_bundles_over_all_examples(page: Page, address: str, bundle: Bundle, other: Path) -> None:
+    """Every figure against the rankings of both bundles."""
+    examples = bundle.examples()
+    both = [
+        one.rank([example["request"] for example in examples], explain=True) for one in (bundle, Bundle.load(other))
+    ]
+    show(page, f"{address}/#example=3&view=compare")
+    section = page.get_by_role("region", name="All examples")
+    expect(section.locator("h2")).to_have_text(f"All {len(examples)} examples")
+    relevant = [set(example["relevant"]) for example in examples]
+    assert all(relevant)
+
+    def kept(rankings: list[Ranking], stage: int) -> list[set[Any]]:
+        return [set(one.stages[stage].ids[: one.stages[stage].kept]) for one in rankings if one.stages is not None]
+
+    tables = section.locator("table").all()
+    for stage, line in enumerate(tables[0].locator("tbody tr").all()):
+        ours, theirs = (kept(of, stage) for of in both)
+        overlap = [len(one & two) / min(len(one), len(two)) for one, two in zip(ours, theirs, strict=True)]
+        recalls = [
+            np.mean([len(one & truth) / len(truth) for one, truth in zip(of, relevant, strict=True)])
+            for of in (ours, theirs)
+        ]
+        expected = [f"{100 * value:.1f} %" for value in (np.mean(overlap), *recalls)]
+        assert line.locator("td").all_text_contents() == expected
+    lines = tables[1].locator("tbody tr")
+    assert lines.count() == len(examples)
+    for place in (0, 5, 15):
+        ours, theirs = (set(of[place].ids) for of in both)
+        assert lines.nth(place).locator("td").all_text_contents()[:3] == [
+            f"{len(ours & theirs)} of 10",
+            f"{len(ours & relevant[place])} of {len(relevant[place])}",
+            f"{len(theirs & relevant[place])} of {len(relevant[place])}",
+        ]
+    rank_again(page, lines.nth(5).locator("button").click)
+    expect(page.get_by_label("Example user")).to_have_value("5")
+    expect(section.locator("h2")).to_be_visible()
+
+
+def test_bundles_whose_requests_differ_are_not_compared(page: Page, address: str) -> None:
+    page.route(
+        "**/rank",
+        lambda route: (
+            route.fulfill(status=422, body=json.dumps({"error": "requests[0].user.age: found 'age'", "field": "x"}))
+            if '"requests"' in (route.request.post_data or "")
+            else route.continue_()
+        ),
+    )
+    show(page, f"{address}/#example=3&view=compare")
+    expect(page.locator("#all-examples .notice")).to_contain_text(
+        "The examples cannot be compared: requests[0].user.age"
+    )
+    assert page.locator(".comparison").count() == 1  # of this request
+
+
+# --- what is known about items and values -------------------------------------------------------------------------
+
+
+def test_attributes_and_relevant_items_are_shown(page: Page, address: str, bundle: Bundle) -> None:
+    show(page, f"{address}/#example=1")
+    _, stages = funnel(bundle, 1)
+    example = bundle.examples()[1]
+    expect(page.locator(".names")).to_have_text("Below each item: author_id · category_level_two · category_level_one")
+    for stage in stages:
+        of_items = bundle.items.display(bundle.items.rows(stage.ids))
+        expected = [" · ".join(map(str, values)) for values in zip(*of_items.values(), strict=True)]
+        section = card(page, stage.name)
+        assert section.locator(".about > span:first-child").all_text_contents() == expected
+        marked = section.locator(".item:has(.reaction:not(.other))").evaluate_all(
+            "all => all.map(one => one.dataset.key)"
+        )
+        assert set(marked) == {str(one) for one in stage.ids if one in example["relevant"]}
+    chips = page.locator(".chip")
+    assert chips.count() == len(example["relevant"])
+    first = chips.first
+    item = int(first.get_attribute("data-item") or "")
+    kept = [set(stage.ids[: stage.kept]) for stage in stages]
+    end = next(
+        (f"dropped by {stage.name}" for stage, of in zip(stages, kept, strict=True) if item not in of), "in the results"
+    )
+    expect(first.locator(".chip-end")).to_contain_text(end)
+    first.click()
+    expect(page.locator(".path .id")).to_have_text(str(item))
+    expect(page.locator(".path")).to_contain_text("in the log: relevant")
+    expect(page.locator(".path")).to_contain_text(
+        f"author_id\u00a0{bundle.items.display(bundle.items.rows([item]))['author_id'][0]}"
+    )
+    # an edited request is no longer that of the log
+    page.get_by_label("age").fill("3")
+    rank_again(page, page.get_by_role("button", name="Rank").click)
+    assert page.locator(".chip, .reaction").count() == 0
+
+
+def test_recall_as_served_is_shown(page: Page, address: str, bundle: Bundle) -> None:
+    show(page, address)
+    measured = bundle.manifest["measured"]
+    summary = page.locator(".measured summary")
+    expect(summary).to_contain_text(f"Joint recall {100 * measured['joint_recall']['value']:.1f} %")
+    expect(summary).to_contain_text(f"over {measured['items']:,} items, on {measured['requests']} logged requests")
+    summary.click()
+    cells = page.locator(".measured tbody tr").last.locator("td").all_text_contents()
+    ranking = measured["stages"][-1]
+    assert cells[:2] == ["25", "10"]
+    assert cells[2].startswith(f"{100 * ranking['kept']['value']:.1f} %")
+    assert cells[3] == f"{100 * ranking['chance']:.1f} %"
+
+
+def test_values_never_seen_are_flagged(page: Page, address: str) -> None:
+    show(page, address)
+    page.get_by_label("user_id").fill("123456789")
+    rank_again(page, page.get_by_role("button", name="Rank").click)
+    expect(page.locator(".notice")).to_have_text("Never seen in traininguser.user_id: 123456789")
+    expect(page.locator("[id='field-user.user_id-error']")).to_have_text("never seen in training")
+    assert page.locator("[aria-invalid]").count() == 0
+    page.get_by_label("user_id").fill("3")
+    rank_again(page, page.get_by_role("button", name="Rank").click)
+    assert page.locator(".notice").count() == 0
+    expect(page.locator("[id='field-user.user_id-error']")).to_have_text("")
+
+
+def test_bundle_without_examples_waits_for_a_request(page: Page, other: Path) -> None:
+    with running(other) as service:
+        page.goto(address_of(service))
+        page.wait_for_selector(".idle")
+        assert page.locator(".card").count() == 0
+        rank_again(page, page.get_by_role("button", name="Rank").click)
+
+
+@pytest.mark.parametrize(("width", "columns"), [(1280, 3), (800, 3), (390, 1)])
+def test_three_stages_are_side_by_side(page: Page, address: str, width: int, columns: int) -> None:
+    def third(route: Route) -> None:
+        """Add a stage to the description and to the answer of the service."""
+        content = route.fetch().json()
+        if "bundles" in content:
+            for about in content["bundles"].values():
+                about["stages"].append({**about["stages"][-1], "name": "last"})
+        else:
+            content["stages"].append({**content["stages"][-1], "name": "last"})
+        route.fulfill(json=content)
+
+    page.route("**/model", third)
+    page.route("**/rank", third)
+    page.set_viewport_size({"width": width, "height": 900})
+    show(page, f"{address}/#example=0")
+    assert page.locator(".cards .card").count() == 3
+    lefts = page.locator(".cards .card").evaluate_all("all => all.map(one => one.getBoundingClientRect().left)")
+    assert len(set(lefts)) == columns
+    overflow = "all => all.filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.className)"
+    assert page.locator(".cards .item, .cards .score, .cards .moved").evaluate_all(overflow) == []
 
 
 # --- by keyboard, and on a telephone ------------------------------------------------------------------------------

@@ -178,10 +178,49 @@ def test_health_readiness_and_models(client: Client) -> None:
 
 
 def test_examples_equal_those_of_the_bundle(client: Client) -> None:
-    assert client.get("/examples").json == {"examples": requests()}
+    bundle = loaded(platform_bundle())
+    known = [{key: example[key] for key in ("relevant", "feedback")} for example in bundle.examples()]
+    assert client.get("/examples").json == {"examples": requests(), "known": known}
+    assert all(of["relevant"] for of in known)
     assert client.get("/examples?bundle=other").json["examples"]
     answer = client.get("/examples?bundle=third")
     assert (answer.code, answer.json["field"]) == (422, "bundle")
+
+
+def test_attributes_of_items(client: Client) -> None:
+    bundle = loaded(platform_bundle())
+    ids = [5, 10**9, 8, 5]
+    answer = client.post("/items", {"ids": ids}).json
+    assert answer == {
+        "model": model_of(platform_bundle()),
+        "known": [True, False, True, True],
+        "display": bundle.items.display(bundle.items.rows(ids)),
+    }
+    assert set(answer["display"]) == {"author_id", "category_level_two", "category_level_one"}
+    assert answer["display"]["author_id"][1] is None
+    assert client.post("/items", {"ids": [], "bundle": "other"}).json["known"] == []
+    wrong = [({}, "ids"), ({"ids": [1, "x"]}, "ids[1]"), ({"ids": [0] * 10_001}, "ids"), ({"ids": [], "k": 1}, "k")]
+    for content, field in [*wrong, ({"ids": [], "bundle": "third"}, "bundle")]:
+        refused = client.post("/items", content)
+        assert (refused.code, refused.json["field"]) == (422, field)
+        assert refused.json["error"].startswith(f"{field}: found ")
+
+
+def test_answers_note_values_never_seen(client: Client) -> None:
+    unseen = {"user": {"user_id": 10**6}}
+    note = "user.user_id: 1000000 was never seen in training"
+    assert client.post("/rank", unseen).json["notes"] == [note]
+    assert "notes" not in client.post("/rank", requests()[0]).json
+    several = client.post("/rank", {"requests": [requests()[0], unseen]}).json["rankings"]
+    assert [ranking.get("notes") for ranking in several] == [None, [note]]
+
+
+def test_models_describe_what_was_measured(client: Client) -> None:
+    main = client.get("/model").json["bundles"]["main"]
+    manifest = loaded(platform_bundle()).manifest
+    assert main["measured"] == manifest["measured"]
+    assert main["measured"]["items"] == main["items"]
+    assert main["display"] == manifest["display"]
 
 
 def test_metrics_count_calls(client: Client) -> None:
@@ -236,6 +275,7 @@ def test_answers_forbid_sniffing_and_caching(client: Client) -> None:
 def test_page_can_be_disabled() -> None:
     with running(platform_bundle(), page=False) as service, service.client() as client:
         assert [client.get(path).code for path in ("/", "/page.js", "/examples")] == [404, 404, 404]
+        assert client.post("/items", {"ids": []}).code == 404
         assert client.post("/score", {}).code == 404
         assert "/score" not in client.get("/openapi.json").json["paths"]
         assert client.get("/docs").code == 200

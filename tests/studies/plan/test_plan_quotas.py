@@ -58,10 +58,10 @@ def test_a_plan_is_that_of_a_loop_over_requests_and_quotas(metric: str) -> None:
             for other in found.values()
         )
     ]
-    for point in (*result.front, result.current.point, result.chosen.point):
-        assert point.value.value == pytest.approx(found[tuple(point.quotas)].value)
-        assert point.value.low <= point.value.value <= point.value.high
-        assert sum(point.stage_costs) == pytest.approx(point.cost) == pytest.approx(found[tuple(point.quotas)].cost)
+    for one in (*result.front, result.current.point, result.chosen.point):
+        assert one.value.value == pytest.approx(found[tuple(one.quotas)].value)
+        assert one.value.low <= one.value.value <= one.value.high
+        assert sum(one.stage_costs) == pytest.approx(one.cost) == pytest.approx(found[tuple(one.quotas)].cost)
 
 
 def test_a_budget_gives_the_best_and_a_recall_the_cheapest_quotas() -> None:
@@ -179,5 +179,6 @@ def test_thresholds_do_not_win_where_the_level_of_scores_means_nothing() -> None
 
 def test_too_few_requests_for_thresholds_are_said() -> None:
     result = plan(random_scores(30, 14, 2), "stage0=1,stage1=2")
-    assert result.threshold_front == result.comparisons == []
+    assert not result.threshold_front
+    assert not result.comparisons
     assert result.warnings == ["thresholds were not planned: expected at least 40 requests with a relevant item"]

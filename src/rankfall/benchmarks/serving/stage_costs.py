@@ -92,8 +92,8 @@ def _search_cost(stage: Stage, requests: Sequence[EncodedRequests], most: int, s
         samples = _samples(search, requests, _sizes(most), seconds)
     finally:
         stage.quota = own
-    fixed, per_kept, *errors = fit_line(*_columns(samples))
-    return StageCost(stage.name, fixed, 0.0, per_kept, *errors, samples)
+    fixed, per_kept, fixed_error, slope_error = fit_line(*_columns(samples))
+    return StageCost(stage.name, fixed, 0.0, per_kept, fixed_error, slope_error, samples)
 
 
 def _score_cost(stage: Stage, requests: Sequence[EncodedRequests], items: int, most: int, seconds: float) -> StageCost:
@@ -104,8 +104,8 @@ def _score_cost(stage: Stage, requests: Sequence[EncodedRequests], items: int, m
         stage.score(request, rows[None, :length])
 
     samples = _samples(score, requests, _sizes(most), seconds)
-    fixed, per_item, *errors = fit_line(*_columns(samples))
-    return StageCost(stage.name, fixed, per_item, 0.0, *errors, samples)
+    fixed, per_item, fixed_error, slope_error = fit_line(*_columns(samples))
+    return StageCost(stage.name, fixed, per_item, 0.0, fixed_error, slope_error, samples)
 
 
 def _sizes(most: int) -> list[int]:

@@ -43,7 +43,8 @@ class PricedLists:
     @cached_property
     def defined(self) -> NDArray[np.bool_]:
         """The requests with a value."""
-        return self.weight.sum(1) > 0
+        defined: NDArray[np.bool_] = self.weight.sum(1) > 0
+        return defined
 
     @cached_property
     def ranked(self) -> float:
@@ -82,7 +83,9 @@ class PricedLists:
     def _stage_costs(self, outcomes: Outcomes) -> Floats:
         """Return the cost ``(choices, stages)`` of each stage."""
         fixed, per_item, per_kept = np.array([(cost.fixed, cost.per_item, cost.per_kept) for cost in self.costs]).T
-        return fixed + per_item * self._entered(outcomes) + per_kept * outcomes.kept / len(self.scores)
+        kept = outcomes.kept / len(self.scores)
+        costs: Floats = fixed + per_item * self._entered(outcomes) + per_kept * kept
+        return costs
 
     def _entered(self, outcomes: Outcomes) -> Floats:
         """Return the mean number of items ``(choices, stages)`` that enter each stage."""

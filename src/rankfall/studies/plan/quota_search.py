@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rankfall.studies.stage_scores import StageScores
 
     Floats = NDArray[np.float64]
-    Counts = NDArray[np.int16] | NDArray[np.int32]
+    Counts = NDArray[np.signedinteger[Any]]
 
 SEED = 0  # of the order of items with equal scores, as in metrics.funnel
 BLOCK = 2**19  # items of a block
@@ -206,7 +206,7 @@ class _Visit:
         self._outcomes = outcomes
         self._single = single
         self._last = len(lists.arrival)
-        self._dtype: type[np.int16 | np.int32] = np.int16 if len(lists.real) < np.iinfo(np.int16).max else np.int32
+        self._dtype = np.dtype(np.int16 if len(lists.real) < np.iinfo(np.int16).max else np.int32)
         self._dropped = np.iinfo(self._dtype).max  # rank of an item that was dropped
 
     def run(self, tree: dict[Rule, Any]) -> None:
