@@ -13,6 +13,10 @@ All objectives are called with the same arguments:
   with a grade above 0 are relevant.
 - `depth`: the deepest logged stage of each item, for objectives that let a stage see only the items that reached it.
 - `mask`: True for real items.
+- `weight`: weights ``(..., n)`` of the items. A weight multiplies every term of its item: a pair has the weight of the
+  item with the better grade, a row of a soft sort that of the item which belongs there. The counts by which terms are
+  divided do not change, so twice the weights give twice the gradient. Terms without an item, such as the logarithms of
+  trained weights, have no weight.
 
 Examples:
     >>> import torch, rankfall as rf

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import check_count, check_lists, check_shape, top_labels
+from rankfall._lists import check_count, check_lists, check_shape, item_weight, top_labels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +26,7 @@ class Impression:
         relevance: Positive grades of the relevant items, 0 for all others.
         depth: The deepest logged stage of each item, or None if it is unknown.
         mask: True for real items.
+        weight: Weights of the items, 0 where masked, or None if every item has the weight 1.
     """
 
     scores: list[Tensor]
@@ -33,6 +34,7 @@ class Impression:
     relevance: Tensor
     depth: Tensor | None
     mask: Tensor
+    weight: Tensor | None = None
 
     def truth(self, k: int) -> Tensor:
         """Return the membership of each item in the ground truth: the k best of the relevant items."""
@@ -70,6 +72,7 @@ class Objective(nn.Module):
         relevance: Tensor | None = None,
         depth: Tensor | None = None,
         mask: Bool[Tensor, "*batch n"] | None = None,
+        weight: Float[Tensor, "*batch n"] | None = None,
     ) -> Tensor:
         """Return the value of a batch of impressions, the mean over its lists.
 
@@ -81,8 +84,11 @@ class Objective(nn.Module):
             depth: Tensor ``(..., n)`` of the deepest stage that each item reached in the log. Default: unknown, every
                 stage sees all items.
             mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+            weight: Tensor ``(..., n)`` of item weights. They multiply the terms of the items, and do not change the
+                counts by which terms are divided. Default: every item has the weight 1.
         """
-        return torch.stack(list(self.parts(scores, labels, relevance=relevance, depth=depth, mask=mask).values())).sum()
+        parts = self.parts(scores, labels, relevance=relevance, depth=depth, mask=mask, weight=weight)
+        return torch.stack(list(parts.values())).sum()
 
     def parts(
         self,
@@ -92,6 +98,7 @@ class Objective(nn.Module):
         relevance: Tensor | None = None,
         depth: Tensor | None = None,
         mask: Bool[Tensor, "*batch n"] | None = None,
+        weight: Float[Tensor, "*batch n"] | None = None,
     ) -> dict[str, Tensor]:
         """Return the terms of the value by name.
 
@@ -103,8 +110,10 @@ class Objective(nn.Module):
             depth: Tensor ``(..., n)`` of the deepest stage that each item reached in the log. Default: unknown, every
                 stage sees all items.
             mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+            weight: Tensor ``(..., n)`` of item weights. They multiply the terms of the items, and do not change the
+                counts by which terms are divided. Default: every item has the weight 1.
         """
-        return self.terms(self._check(scores, labels, relevance, depth, mask))
+        return self.terms(self._check(scores, labels, relevance, depth, mask, weight))
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
         """Return the terms of checked input by name. Subclasses implement this method."""
@@ -117,6 +126,7 @@ class Objective(nn.Module):
         relevance: Tensor | None,
         depth: Tensor | None,
         mask: Tensor | None,
+        weight: Tensor | None = None,
     ) -> Impression:
         if not isinstance(scores, list | tuple):
             raise TypeError(f"scores must be a list of tensors, one per stage, got {type(scores).__name__}")
@@ -131,7 +141,10 @@ class Objective(nn.Module):
             best = ((grades - grades.amin(-1, keepdim=True) + 1) * (relevance > 0)).masked_fill(~real, 0.0)
         if depth is not None:
             check_shape("depth", depth, scores[0].shape)
-        return Impression([stage for stage, _, _ in checked], grades, best, depth, real)
+        if weight is not None:
+            check_shape("weight", weight, scores[0].shape)  # one weight per list would be ambiguous in a sum of terms
+            weight = item_weight(weight, grades, real)
+        return Impression([stage for stage, _, _ in checked], grades, best, depth, real, weight)
 
 
 def per_stage(name: str, value: int | Sequence[int], stages: int) -> list[int]:

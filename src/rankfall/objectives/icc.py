@@ -21,8 +21,9 @@ class ICC(Objective):
     .. math:: \sum_{t < T} \Big(\prod_{u < t} I_u\Big) (1 - I_t)\, s^t + \Big(\prod_{u < T} I_u\Big) s^T, \quad
               I_t = \sigma\Big(\frac{s^t - s^t_{[q_t]}}{temperature}\Big)
 
-    The q-th largest score carries gradient. The labels of the ranking loss are the membership in the ground truth. Use
-    it as a baseline that trains all stages jointly through one fused score.
+    The q-th largest score carries gradient. The labels of the ranking loss are the membership in the ground truth. A
+    pair has the weight of its relevant item. Use it as a baseline that trains all stages jointly through one fused
+    score.
 
     Args:
         relevant: Number of relevant items per impression, at least 1: those with the best grades.
@@ -72,7 +73,8 @@ class ICC(Objective):
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
         rank = lambdarank_loss if self.loss == "lambdarank" else ranknet_loss
-        return {f"fused/{self.loss}": rank(self.fuse(batch), batch.truth(self.relevant), mask=batch.mask)}
+        truth = batch.truth(self.relevant)
+        return {f"fused/{self.loss}": rank(self.fuse(batch), truth, mask=batch.mask, weight=batch.weight)}
 
 
 def _kth(scores: Tensor, k: int, mask: Tensor) -> Tensor:

@@ -26,7 +26,9 @@ class RankFlow(Objective):
     .. math:: (1 - \alpha) \overline{(s^t - s^{t+1})^2} - \alpha \log \sigma(\bar s^t_{best} - \bar s^t_{rest})
 
     where the scores of the next stage carry no gradient, and :math:`\bar s^t` are the mean scores of the next stage's
-    best `relevant` items and of the rest. Use it as a baseline in which stages teach each other.
+    best `relevant` items and of the rest. An item weight multiplies the cross entropy and the squared error of the
+    item; the last term has the mean weight of the next stage's best items. Use it as a baseline in which stages teach
+    each other.
 
     Args:
         relevant: Number of relevant items per impression, at least 1: those with the best grades.
@@ -64,10 +66,10 @@ class RankFlow(Objective):
         kept = batch.mask
         terms = {}
         for t, scores in enumerate(batch.scores, 1):
-            terms[f"stage{t}/bce"] = bce_loss(scores, truth, mask=kept, threshold=None)
+            terms[f"stage{t}/bce"] = bce_loss(scores, truth, mask=kept, weight=batch.weight, threshold=None)
             if t < self.stages:
                 kept = _best(scores, self.quotas[t - 1], kept)
-                terms[f"stage{t}/distilled"] = self._distil(scores, batch.scores[t].detach(), kept)
+                terms[f"stage{t}/distilled"] = self._distil(scores, batch.scores[t].detach(), kept, batch.weight)
         return terms if self.schedule == "joint" else self._alternate(terms)
 
     def _alternate(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -79,12 +81,14 @@ class RankFlow(Objective):
             self.calls += 1
         return {name: term if name.startswith(f"stage{turn}/") else term.detach() for name, term in terms.items()}
 
-    def _distil(self, scores: Tensor, teacher: Tensor, kept: Tensor) -> Tensor:
-        squared = list_mean((scores - teacher).square(), kept)
+    def _distil(self, scores: Tensor, teacher: Tensor, kept: Tensor, weight: Tensor | None) -> Tensor:
+        errors = (scores - teacher).square()
+        squared = list_mean(errors if weight is None else errors * weight, kept)
         best = _best(teacher, self.relevant, kept)
         rest = kept & ~best
         ahead = list_mean(scores, best) - list_mean(scores, rest)
         ranked = -F.logsigmoid(ahead).masked_fill(~rest.any(-1), 0.0)  # no loss if there is no other item
+        ranked = ranked if weight is None else ranked * list_mean(weight, best)
         return mean_over_lists((1 - self.alpha) * squared + self.alpha * ranked)
 
 

@@ -46,6 +46,7 @@ class _Ordered(Objective):
             batch.scores[stage],
             batch.grades,
             mask=batch.mask,
+            weight=batch.weight,
             tau=self.tau,
             sort=self.sort,
             label_tau=self.label_tau,
@@ -57,8 +58,8 @@ class _Ordered(Objective):
 class SortCE(_Ordered):
     """Cross entropy of each stage's soft permutation with the permutation of the full-stage grades (LCR, table 7).
 
-    Every stage is trained with :func:`~rankfall.losses.sort_cross_entropy_loss`. Use it to train each stage on the
-    whole order of the items.
+    Every stage is trained with :func:`~rankfall.losses.sort_cross_entropy_loss`. An item weight multiplies the cross
+    entropy of the item's place. Use it to train each stage on the whole order of the items.
 
     Args:
         tau: Positive temperature of `sort`: a number or a scalar tensor. Default: the default of `sort`.
@@ -127,7 +128,8 @@ class ARF(_Adaptive):
     .. math:: L_{Relax} + \frac{1}{2 \alpha^2} L_{Global} + \log |\alpha|
 
     The weights :math:`\alpha`, one per stage, are parameters: pass them to the optimizer together with those of the
-    models. Use it to train each stage for the recall at its quota.
+    models. An item weight multiplies the item's term in both losses. Use it to train each stage for the recall at its
+    quota.
 
     Args:
         relevant: Number of relevant items per impression, at least 1: those with the best grades.
@@ -171,6 +173,7 @@ class ARF(_Adaptive):
             batch.scores[stage],
             batch.relevance,
             mask=batch.mask,
+            weight=batch.weight,
             m=self.quotas[stage],
             k=self.relevant,
             tau=self.tau,
@@ -184,8 +187,8 @@ class ARFv2(_Adaptive):
 
     .. math:: L_{single} + \frac{1}{2 \alpha^2} L_{Global} + \log |\alpha|
 
-    The weights :math:`\alpha`, one per stage, are parameters, as in :class:`ARF`. Use it as a baseline for
-    :class:`LCRON` that trains each stage separately.
+    The weights :math:`\alpha`, one per stage, are parameters, as in :class:`ARF`. An item weight multiplies the item's
+    term in both losses. Use it as a baseline for :class:`LCRON` that trains each stage separately.
 
     Args:
         relevant: Number of relevant items per impression, at least 1: those with the best grades.
@@ -239,6 +242,7 @@ class ARFv2(_Adaptive):
             batch.scores[stage],
             batch.relevance,
             mask=batch.mask,
+            weight=batch.weight,
             k=self.relevant,
             m=self.kept[stage],
             topk=self.topk,
