@@ -33,6 +33,7 @@ from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.sections import Role
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.divergence_hints import divergence_hints
+from rankfall.training.item_weights import item_weights
 from rankfall.training.learner import Learner, Loader
 from rankfall.training.loop import Loop, finished, train_in
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as
@@ -48,10 +49,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.data.impressions.loader import Impressions, ItemFirstSeen
-    from rankfall.data.impressions.spec import Features
     from rankfall.training.build_cascade import BuiltObjective
     from rankfall.training.config.cascade_config import LogConfig
     from rankfall.training.distributed.group import Group
+    from rankfall.training.item_weights import ItemWeights
     from rankfall.training.learner import Position
     from rankfall.training.loop import OnNotice, Progress
     from rankfall.training.run_directory import TrainResult
@@ -134,11 +135,15 @@ class _Network(nn.Module):
         cascade: The cascade.
         objective: The objective.
         classifies: Whether the objective takes logits of the label grades instead of scores.
+        weights: Returns the weights of the items of a batch, or None if all are equal.
     """
 
-    def __init__(self, cascade: Cascade, objective: Objective, *, classifies: bool) -> None:
+    def __init__(
+        self, cascade: Cascade, objective: Objective, *, classifies: bool, weights: ItemWeights | None
+    ) -> None:
         super().__init__()
         self.cascade, self.objective, self.classifies = cascade, objective, classifies
+        self.weights = weights
 
     def forward(self, batch: Impressions) -> tuple[dict[str, Tensor], list[str]]:
         """Return the terms of the objective, and the names of stages with scores that are NaN or infinite."""
@@ -147,7 +152,14 @@ class _Network(nn.Module):
         if bad:  # objectives refuse such scores, but the names of the terms are needed
             scores = [torch.zeros_like(stage) for stage in scores]
         labels = batch.grade.float()
-        terms = self.objective.parts(scores, labels, relevance=batch.relevance, depth=batch.depth, mask=batch.mask)
+        terms = self.objective.parts(
+            scores,
+            labels,
+            relevance=batch.relevance,
+            depth=batch.depth,
+            mask=batch.mask,
+            weight=None if self.weights is None else self.weights(batch),
+        )
         return terms, bad
 
     def _logits(self, batch: Impressions) -> list[Tensor]:
@@ -160,16 +172,19 @@ class CascadeLearner(Learner["Impressions"]):
     optimizer: Optimizers
     loader: DayLoader
 
-    def __init__(self, config: CascadeConfig, out: Path, features: Features, built: BuiltObjective) -> None:
+    def __init__(self, config: CascadeConfig, out: Path, log: ImpressionLog, built: BuiltObjective) -> None:
         self.config = config
         self.out = out
         self.metric = config.training.metric
-        self.cascade = make_cascade(config, features)
+        self.cascade = make_cascade(config, log.features)
         self.objective, self.temperatures = built
         self.modules = {"cascade": self.cascade, "objective": self.objective}
-        self.network = _Network(self.cascade, self.objective, classifies=config.objective.classifies).to(
-            self.group.device
-        )
+        self.network = _Network(
+            self.cascade,
+            self.objective,
+            classifies=config.objective.classifies,
+            weights=item_weights(config, log),
+        ).to(self.group.device)
         self.optimizer = Optimizers(config.optimizer, self.cascade, self.objective)
         self.clip = config.optimizer.clip
         if self.group.device.type == "cuda" and "sparse" in self.optimizer.parts:
@@ -220,7 +235,7 @@ class LogLearner(CascadeLearner):
         self, config: CascadeConfig, out: Path, log: ImpressionLog, group: Group, built: BuiltObjective | None = None
     ) -> None:
         self.group = group
-        super().__init__(config, out, log.features, built or build_objective(log, config))
+        super().__init__(config, out, log, built or build_objective(log, config))
         self.loader = make_loader(log, config, "train", group)
         check_kept(self.objective, self.loader)
         self.valid = make_loader(log, config, "valid")

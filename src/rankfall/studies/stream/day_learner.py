@@ -261,7 +261,7 @@ class _DayLearner(CascadeLearner):
         first_days: ItemFirstSeen,
         built: BuiltObjective,
     ) -> None:
-        super().__init__(config, out, log.features, built)
+        super().__init__(config, out, log, built)
         self.log, self._first_days = log, first_days
         self.loader = _OneDay(log, config, days, first_days)
         self.batches = _batches(log, config, days) if has_schedule(config.objective.options) else 0
