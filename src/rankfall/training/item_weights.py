@@ -50,7 +50,9 @@ class ItemWeights:
             )
         self._feature = numbers[config.of]
         if self._feature.standardise:
-            scaling = log.manifest["about"]["scalings"][f"item.{config.of}"]
+            scaling = log.manifest["about"].get("scalings", {}).get(f"item.{config.of}")
+            if scaling is None:
+                raise ConfigError(f"weight: {log.path} does not say how {config.of} was standardised; prepare it again")
             self._mean, self._deviation = (float(torch.tensor(scaling[key])) for key in ("mean", "deviation"))
 
     def __call__(self, batch: Impressions) -> Tensor:
