@@ -333,6 +333,27 @@ def top_labels(labels: Tensor, k: int, mask: Tensor, *, positive_only: bool = Tr
     return above.to(labels.dtype) + tied * share.clamp(max=1.0)
 
 
+def relevant_order(relevance: Tensor, grades: Tensor, mask: Tensor) -> Tensor:
+    """Return numbers that order the relevant items of each list by relevance, then by grade; 0 for all other items.
+
+    Items with equal relevance and equal grades have equal numbers.
+    """
+    relevance = relevance.masked_fill(~mask, 0.0)
+    relevant = relevance > 0
+    by_grade = (grades - grades.amin(-1, keepdim=True) + 1) * relevant
+    sizes_differ = relevant & (relevance != relevance.max())
+    if _can_read_values(relevance) and not bool(sizes_differ.any()):
+        return by_grade  # in most logs all relevant items are equally relevant
+    below = _count_below(relevance, relevant).double() * (by_grade.amax(-1, keepdim=True) + 1)
+    return (_count_below(below + by_grade, relevant) + 1).to(grades.dtype) * relevant
+
+
+def _count_below(values: Tensor, mask: Tensor) -> Tensor:
+    """Return how many of a list's values are lower than each of them, among those where `mask` is True."""
+    ascending = values.masked_fill(~mask, torch.inf).sort(-1).values
+    return torch.searchsorted(ascending, values.contiguous())
+
+
 # --- custom operators -------------------------------------------------------------------------------------------
 
 Kernel = Callable[..., Tensor]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import check_count, check_lists, check_shape, item_weight, top_labels
+from rankfall._lists import check_count, check_lists, check_shape, item_weight, relevant_order, top_labels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Impression:
     Attributes:
         scores: One tensor per stage.
         grades: Full-stage grades. Higher is better.
-        relevance: Positive grades of the relevant items, 0 for all others.
+        relevance: Numbers above 0 that order the relevant items by relevance, then by grade; 0 for all others.
         depth: The deepest logged stage of each item, or None if it is unknown.
         mask: True for real items.
         weight: Weights of the items, 0 where masked, or None if every item has the weight 1.
@@ -79,8 +79,9 @@ class Objective(nn.Module):
         Args:
             scores: One floating tensor ``(..., n)`` per stage.
             labels: Tensor ``(..., n)`` of full-stage grades. Higher is better.
-            relevance: Tensor ``(..., n)``, above 0 for relevant items. Default: items with a grade above 0 are
-                relevant.
+            relevance: Tensor ``(..., n)``, above 0 for relevant items. The ground truth consists of the most relevant
+                ones, of equally relevant ones those with the best grades. Default: items with a grade above 0 are
+                relevant, all equally.
             depth: Tensor ``(..., n)`` of the deepest stage that each item reached in the log. Default: unknown, every
                 stage sees all items.
             mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
@@ -105,8 +106,9 @@ class Objective(nn.Module):
         Args:
             scores: One floating tensor ``(..., n)`` per stage.
             labels: Tensor ``(..., n)`` of full-stage grades. Higher is better.
-            relevance: Tensor ``(..., n)``, above 0 for relevant items. Default: items with a grade above 0 are
-                relevant.
+            relevance: Tensor ``(..., n)``, above 0 for relevant items. The ground truth consists of the most relevant
+                ones, of equally relevant ones those with the best grades. Default: items with a grade above 0 are
+                relevant, all equally.
             depth: Tensor ``(..., n)`` of the deepest stage that each item reached in the log. Default: unknown, every
                 stage sees all items.
             mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
@@ -138,7 +140,7 @@ class Objective(nn.Module):
             best = grades
         else:
             check_shape("relevance", relevance, scores[0].shape)
-            best = ((grades - grades.amin(-1, keepdim=True) + 1) * (relevance > 0)).masked_fill(~real, 0.0)
+            best = relevant_order(relevance, grades, real)
         if depth is not None:
             check_shape("depth", depth, scores[0].shape)
         if weight is not None:

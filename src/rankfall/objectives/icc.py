@@ -26,7 +26,7 @@ class ICC(Objective):
     score.
 
     Args:
-        relevant: Number of relevant items per impression, at least 1: those with the best grades.
+        relevant: Size of the ground truth, at least 1: the most relevant items, of these those with the best grades.
         quotas: Number of items that each stage keeps; must not grow from stage to stage. The length is the number of
             stages.
         temperature: Positive temperature of the soft cutoffs. The smaller it is, the harder they are.

@@ -31,7 +31,7 @@ class BCE(Objective):
     it as the usual baseline of industrial cascades: every stage is trained separately, on the items that reached it.
 
     Args:
-        relevant: Number of relevant items per impression, at least 1: those with the best grades.
+        relevant: Size of the ground truth, at least 1: the most relevant items, of these those with the best grades.
         stages: Number of stages, at least 1.
         min_depth: Smallest logged depth (a stage's number, or its name in configurations) of the items that a stage
             sees; one value for all stages or one per stage. With 0 or less, all stages see all samples. Default: -1
@@ -187,8 +187,9 @@ class PerStage(Objective):
             scores: One floating tensor ``(..., n)`` per stage, or logits ``(..., n, grades)`` for a loss that takes
                 them.
             labels: Tensor ``(..., n)`` of full-stage grades. Higher is better.
-            relevance: Tensor ``(..., n)``, above 0 for relevant items. Default: items with a grade above 0 are
-                relevant.
+            relevance: Tensor ``(..., n)``, above 0 for relevant items. The ground truth consists of the most relevant
+                ones, of equally relevant ones those with the best grades. Default: items with a grade above 0 are
+                relevant, all equally.
             depth: Tensor ``(..., n)`` of the deepest stage that each item reached in the log. Not used.
             mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
             weight: Tensor ``(..., n)`` of item weights, passed to the loss. Default: every item has the weight 1.

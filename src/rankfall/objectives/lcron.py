@@ -32,7 +32,7 @@ class LCRON(Objective):
     together with those of the models. Use it to train all stages jointly for the recall of the whole cascade.
 
     Args:
-        relevant: Number of relevant items per impression, at least 1: those with the best grades.
+        relevant: Size of the ground truth, at least 1: the most relevant items, of these those with the best grades.
         topk: A soft top-k from :func:`rankfall.ops.topk`; in configurations, the name of any operator or a mapping of
             its name and options. Default: ``topk("neural_sort", tau=50)``.
         quotas: Number of items that the stages keep in training: one number, or one per stage. Default: `relevant`

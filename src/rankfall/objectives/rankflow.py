@@ -31,7 +31,7 @@ class RankFlow(Objective):
     each other.
 
     Args:
-        relevant: Number of relevant items per impression, at least 1: those with the best grades.
+        relevant: Size of the ground truth, at least 1: the most relevant items, of these those with the best grades.
         quotas: Number of items that each stage keeps; must not grow from stage to stage. The length is the number of
             stages.
         alpha: Share of the ranking term in the distillation, from 0 to 1.

@@ -132,7 +132,7 @@ class ARF(_Adaptive):
     quota.
 
     Args:
-        relevant: Number of relevant items per impression, at least 1: those with the best grades.
+        relevant: Size of the ground truth, at least 1: the most relevant items, of these those with the best grades.
         quotas: Number of items that each stage keeps; must not grow from stage to stage. The length is the number of
             stages.
         tau: Positive temperature of `sort`: a number or a scalar tensor. Default: the default of `sort`.
@@ -191,7 +191,7 @@ class ARFv2(_Adaptive):
     term in both losses. Use it as a baseline for :class:`LCRON` that trains each stage separately.
 
     Args:
-        relevant: Number of relevant items per impression, at least 1: those with the best grades.
+        relevant: Size of the ground truth, at least 1: the most relevant items, of these those with the best grades.
         topk: A soft top-k from :func:`rankfall.ops.topk`; in configurations, the name of any operator or a mapping of
             its name and options. Default: NeuralSort at `tau`.
         tau: Positive temperature of `sort`, and of the default of `topk`: a number or a scalar tensor. Default: the
