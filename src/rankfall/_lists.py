@@ -234,6 +234,12 @@ def has_positive(labels: Tensor, mask: Tensor) -> Tensor:
     return ((labels > 0) & mask).any(-1)
 
 
+def has_order(labels: Tensor, mask: Tensor) -> Tensor:
+    """Return which lists have two real items with different labels."""
+    highest = labels.masked_fill(~mask, -torch.inf).amax(-1)
+    return highest > labels.masked_fill(~mask, torch.inf).amin(-1)
+
+
 def has_recall_signal(truth: Tensor, mask: Tensor, k: int) -> Tensor:
     """Return which lists have a relevant item and more than k items, so that the recall at k depends on the scores."""
     return has_positive(truth, mask) & (mask.sum(-1) > k)

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import check_count, check_lists, check_shape, item_weight, relevant_order, top_labels
+from rankfall._lists import (
+    check_count,
+    check_lists,
+    check_shape,
+    has_order,
+    has_positive,
+    item_weight,
+    relevant_order,
+    top_labels,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +57,8 @@ class Impression:
 class Objective(nn.Module):
     """Base class of objectives: functions of the scores of all stages.
 
-    Subclasses implement :meth:`terms`. The value is the sum of the terms.
+    Subclasses implement :meth:`terms`. The value is the sum of the terms. Those that also implement :meth:`informs` are
+    refused for data from which they cannot learn.
 
     Args:
         stages: Number of stages, at least 1.
@@ -56,9 +66,11 @@ class Objective(nn.Module):
     Attributes:
         kept: Numbers of items whose selection the objective learns. Only lists with more items carry information about
             it.
+        turns: Number of steps in which every stage is trained at least once.
     """
 
     kept: Sequence[int] = ()
+    turns: int = 1
 
     def __init__(self, stages: int) -> None:
         super().__init__()
@@ -121,6 +133,34 @@ class Objective(nn.Module):
         """Return the terms of checked input by name. Subclasses implement this method."""
         raise NotImplementedError
 
+    def informative(
+        self,
+        labels: Float[Tensor, "*batch n"],
+        *,
+        relevance: Tensor | None = None,
+        depth: Tensor | None = None,
+        mask: Bool[Tensor, "*batch n"] | None = None,
+    ) -> dict[str, Bool[Tensor, "*batch"]]:
+        """Return which lists have labels from which an order of items can be learned.
+
+        Args:
+            labels: Tensor ``(..., n)`` of full-stage grades. Higher is better.
+            relevance: Tensor ``(..., n)``, above 0 for relevant items. Default: items with a grade above 0 are
+                relevant.
+            depth: Tensor ``(..., n)`` of the deepest stage that each item reached in the log. Default: unknown.
+            mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+
+        Returns:
+            One boolean tensor ``(...)`` for each kind of labels that the objective learns from: ``"grades"``,
+            ``"relevance"``, or ``"stage1"`` and so on if the stages learn from the relevance of different items.
+        """
+        scores = [torch.zeros_like(labels, dtype=torch.float32)] * self.stages
+        return self.informs(self._check(scores, labels, relevance, depth, mask))
+
+    def informs(self, batch: Impression) -> dict[str, Tensor]:
+        """Return the result of :meth:`informative` for checked input. By default nothing is known."""
+        return {}
+
     def _check(
         self,
         scores: Sequence[Tensor],
@@ -147,6 +187,11 @@ class Objective(nn.Module):
             check_shape("weight", weight, scores[0].shape)  # one weight per list would be ambiguous in a sum of terms
             weight = item_weight(weight, grades, real)
         return Impression([stage for stage, _, _ in checked], grades, best, depth, real, weight)
+
+
+def grades_order(batch: Impression) -> Tensor:
+    """Return which lists have different grades, one of them positive: all others have loss 0."""
+    return has_order(batch.grades, batch.mask) & has_positive(batch.grades, batch.mask)
 
 
 def per_stage(name: str, value: int | Sequence[int], stages: int) -> list[int]:

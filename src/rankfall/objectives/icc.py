@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from rankfall._lists import check_choice, check_count, check_positive, is_published, rank_order
+from rankfall._lists import check_choice, check_count, check_positive, has_order, is_published, rank_order
 from rankfall.losses import lambdarank_loss, ranknet_loss
 from rankfall.objectives._stages import Impression, Objective, check_quotas
 
@@ -75,6 +75,9 @@ class ICC(Objective):
         rank = lambdarank_loss if self.loss == "lambdarank" else ranknet_loss
         truth = batch.truth(self.relevant)
         return {f"fused/{self.loss}": rank(self.fuse(batch), truth, mask=batch.mask, weight=batch.weight)}
+
+    def informs(self, batch: Impression) -> dict[str, Tensor]:
+        return {"relevance": has_order(batch.truth(self.relevant), batch.mask)}
 
 
 def _kth(scores: Tensor, k: int, mask: Tensor) -> Tensor:

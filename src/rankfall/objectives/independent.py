@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import check_choice, check_count, is_published
+from rankfall._lists import check_choice, check_count, has_order, is_published
 from rankfall.losses import bce_loss, lambda_loss, ranknet_loss
-from rankfall.objectives._stages import Impression, Objective, per_stage
+from rankfall.objectives._stages import Impression, Objective, grades_order, per_stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,6 +60,10 @@ class BCE(Objective):
             for t, (scores, least) in enumerate(zip(batch.scores, self.min_depth, strict=True), 1)
         }
 
+    def informs(self, batch: Impression) -> dict[str, Tensor]:
+        truth = batch.truth(self.relevant)
+        return {f"stage{t}": has_order(truth, batch.seen(least)) for t, least in enumerate(self.min_depth, 1)}
+
 
 class FSRankNet(Objective):
     """RankNet of each stage on all samples of the funnel, by full-stage grades (Zheng et al. 2024).
@@ -79,6 +83,9 @@ class FSRankNet(Objective):
             f"stage{t}/ranknet": ranknet_loss(scores, batch.grades, mask=batch.mask, weight=batch.weight)
             for t, scores in enumerate(batch.scores, 1)
         }
+
+    def informs(self, batch: Impression) -> dict[str, Tensor]:
+        return {"grades": grades_order(batch)}
 
 
 class FSLambdaLoss(Objective):
@@ -128,6 +135,9 @@ class FSLambdaLoss(Objective):
             )
             for t, scores in enumerate(batch.scores, 1)
         }
+
+    def informs(self, batch: Impression) -> dict[str, Tensor]:
+        return {"grades": grades_order(batch)}
 
 
 class PerStage(Objective):
@@ -209,6 +219,11 @@ class PerStage(Objective):
             f"stage{t}/loss": loss(scores, labels, **given)
             for t, (loss, scores) in enumerate(zip(self.losses, batch.scores, strict=True), 1)
         }
+
+    def informs(self, batch: Impression) -> dict[str, Tensor]:
+        if self.relevant is None:
+            return {"grades": grades_order(batch)}
+        return {"relevance": has_order(batch.truth(self.relevant), batch.mask)}
 
 
 def _check_takes_weight(loss: nn.Module) -> None:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import check_choice, check_count, has_recall_signal, is_published, list_mean, mean_over_lists
+from rankfall._lists import (
+    check_choice,
+    check_count,
+    has_order,
+    has_recall_signal,
+    is_published,
+    list_mean,
+    mean_over_lists,
+)
 from rankfall.objectives._stages import Impression, Objective, check_quotas, count_stages
 from rankfall.ops import log_inclusion
 from rankfall.ops import topk as make_topk
@@ -115,6 +123,10 @@ class LCRON(Objective):
             single = self._cross_entropy(batch, truth, *inclusion, counts)
             terms[f"stage{t + 1}/single"] = self._weighted(single, self.single_weight, t, counts)
         return terms
+
+    def informs(self, batch: Impression) -> dict[str, Tensor]:
+        truth = batch.truth(self.relevant)
+        return {"relevance": has_order(truth, batch.mask) & has_recall_signal(truth, batch.mask, min(self.kept))}
 
     def _cross_entropy(
         self, batch: Impression, truth: Tensor, log_p: Tensor, log_not_p: Tensor, counts: Tensor

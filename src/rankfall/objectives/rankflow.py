@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankfall._lists import check_choice, check_count, list_mean, mean_over_lists, rank_order
+from rankfall._lists import check_choice, check_count, has_order, list_mean, mean_over_lists, rank_order
 from rankfall.losses import bce_loss
 from rankfall.objectives._stages import Impression, Objective, check_quotas
 
@@ -60,6 +60,7 @@ class RankFlow(Objective):
         self.schedule = check_choice("schedule", schedule, ("joint", "alternate"))
         if schedule == "alternate":
             self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+            self.turns = self.stages
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
         truth = batch.truth(self.relevant)
@@ -71,6 +72,9 @@ class RankFlow(Objective):
                 kept = _best(scores, self.quotas[t - 1], kept)
                 terms[f"stage{t}/distilled"] = self._distil(scores, batch.scores[t].detach(), kept, batch.weight)
         return terms if self.schedule == "joint" else self._alternate(terms)
+
+    def informs(self, batch: Impression) -> dict[str, Tensor]:
+        return {"relevance": has_order(batch.truth(self.relevant), batch.mask)}
 
     def _alternate(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
         """Keep the gradient of one stage's terms. Weights without a gradient are left alone by the optimizer."""

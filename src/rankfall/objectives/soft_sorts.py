@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import check_choice, check_count, has_positive, is_published, mean_over_lists
+from rankfall._lists import check_choice, check_count, has_order, has_positive, is_published, mean_over_lists
 from rankfall.losses import relax_loss, sort_cross_entropy_loss, topk_bce_loss
 from rankfall.losses.modules import adaptive_scales
-from rankfall.objectives._stages import Impression, Objective, check_quotas, count_stages
+from rankfall.objectives._stages import Impression, Objective, check_quotas, count_stages, grades_order
 from rankfall.ops import neural_sort
 from rankfall.ops import topk as make_topk
 
@@ -39,6 +39,9 @@ class _Ordered(Objective):
         self.ties: Literal["average", "position"] = ties or ("position" if is_published(variant) else "average")
         check_choice("ties", self.ties, ("average", "position"))
         self.variant = variant
+
+    def informs(self, batch: Impression) -> dict[str, Tensor]:
+        return {"grades": grades_order(batch)}
 
     def order(self, batch: Impression, stage: int, scale: Literal["mean", "sum"] = "mean") -> Tensor:
         """Return the loss of the order of one stage."""
@@ -92,6 +95,8 @@ class SortCE(_Ordered):
 class _Adaptive(_Ordered):
     """A loss of the recall plus a loss of the whole order, balanced by one trained weight per stage (ARF, eq. 13)."""
 
+    relevant: int
+
     def __init__(
         self,
         stages: int,
@@ -106,6 +111,9 @@ class _Adaptive(_Ordered):
         self.scale = scale
         self.of_recall, self.of_order = adaptive_scales(scale)
         self.alpha = nn.Parameter(torch.ones(stages))
+
+    def informs(self, batch: Impression) -> dict[str, Tensor]:
+        return super().informs(batch) | {"relevance": has_order(batch.truth(self.relevant), batch.mask)}
 
     def recall(self, batch: Impression, stage: int) -> Tensor:
         """Return the loss of the recall of one stage."""

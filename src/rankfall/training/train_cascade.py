@@ -6,7 +6,9 @@ import hashlib
 import json
 import math
 import warnings
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, get_args
 
 import torch
@@ -32,8 +34,9 @@ from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.sections import Role
 from rankfall.training.distributed.group import ALONE
-from rankfall.training.divergence_hints import divergence_hints
+from rankfall.training.divergence_hints import divergence_hints, temperature_hints
 from rankfall.training.item_weights import item_weights
+from rankfall.training.label_checks import check_training_labels
 from rankfall.training.learner import Learner, Loader
 from rankfall.training.loop import Loop, finished, train_in
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as
@@ -106,6 +109,8 @@ def train(
     result = finished(out, config, data, force=force, resume=resume, on_notice=on_notice, group=group)
     if result is not None:
         return result
+    with group.together():
+        check_training_labels(log, config, config.data.train, built[0], on_notice if group.first else lambda text: None)
     with seeded(config.training.seed, config.training.threads):
         with group.together():
             try:
@@ -178,6 +183,7 @@ class CascadeLearner(Learner["Impressions"]):
         self.metric = config.training.metric
         self.cascade = make_cascade(config, log.features)
         self.objective, self.temperatures = built
+        self.turns = self.objective.turns
         self.modules = {"cascade": self.cascade, "objective": self.objective}
         self.network = _Network(
             self.cascade,
@@ -215,6 +221,29 @@ class CascadeLearner(Learner["Impressions"]):
     def parameters(self) -> int:
         """Return the number of weights of all stages."""
         return sum(parameter.numel() for parameter in self.cascade.parameters())
+
+    @cached_property
+    def trained_parts(self) -> dict[str, list[nn.Parameter]]:
+        """The weights of each stage that no other stage has, or all of them if it shares all."""
+        models = {name: list(model.parameters()) for name, model in self.cascade.models.items()}
+        uses = Counter(id(weight) for weights in models.values() for weight in weights)
+        own = {name: [weight for weight in weights if uses[id(weight)] == 1] for name, weights in models.items()}
+        return {name: weights or models[name] for name, weights in own.items()}
+
+    def depends_on(self, term: str, part: str) -> bool:
+        """Return whether a term trains a stage: its own terms have its number, others train all stages."""
+        return not term.startswith("stage") or term.startswith(f"stage{self.cascade.names.index(part) + 1}/")
+
+    def untrained(self, what: str, position: Position) -> TrainingError:
+        """Return the error for an epoch, with hints."""
+        objective = self.config.objective
+        larger = temperature_hints("objective", objective.options)
+        return TrainingError(
+            f"{objective.name}: {what} in all {position.batch} batches of epoch {position.epoch}, so it was not "
+            f"trained. Its labels may have no order ('rankfall data {self.config.data.path}' shows them), its quotas "
+            f"may keep every item of the training lists (data.negatives makes them longer), its weights may all be 0, "
+            f"or its selection may be too certain to change{f' (try {larger[0]})' if larger else ''}"
+        )
 
     def diverged(self, what: str, batch: Impressions, position: Position) -> TrainingError:
         """Return the error for a batch, with its requests and hints."""
