@@ -13,6 +13,7 @@ from rankfall._yaml_config import ConfigError
 from rankfall.data import Recipe, prepare_letor
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.objectives import ARF, BCE, ICC, LCRON, FSRankNet, RankFlow
+from rankfall.studies.evaluate import evaluate_run
 from rankfall.studies.stream.day_learner import train_days
 from rankfall.training.config.cascade_config import validate_cascade
 from rankfall.training.config.overrides import merge
@@ -196,7 +197,12 @@ def test_sizes_of_relevance_that_nothing_uses_are_noted(tmp_path: Path) -> None:
     (notice,) = train_on(log, tmp_path / "run", {"name": "bce"})
     assert notice.startswith("relevance has sizes 1 to 10, which this configuration ignores")
     assert "weight=relevance" in notice
+    assert evaluate_run(tmp_path / "run").summary().warnings[-1] == notice
     assert train_on(log, tmp_path / "weighted", {"name": "bce"}, weight="relevance") == []
+    assert notice not in evaluate_run(tmp_path / "weighted").summary().warnings
+    # grades of the relevance follow its sizes, but only objectives that compare grades use them
+    assert train_on(log, tmp_path / "ranknet", {"name": "fs_ranknet"}, data={"labels": "relevance"}) == []
+    assert train_on(log, tmp_path / "lcron", {"name": "lcron"}, data={"labels": "relevance"}) == [notice]
 
 
 # --- gradients and terms ------------------------------------------------------------------------------------------
