@@ -335,6 +335,17 @@ def test_wrong_weights_are_refused() -> None:
         FSRankNet()(scores, grades, weight=torch.full((2, 3), math.nan))
 
 
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_without_lists_has_the_value_0(name: str, weighted: bool) -> None:
+    """One of several processes has an empty share of a small batch."""
+    empty = rearranged(impressions(weighted=weighted), lambda x: x[:0])
+    scores = [stage.requires_grad_() for stage in empty["scores"]]
+    value = call(objectives()[name].double(), {**empty, "scores": scores})
+    assert value == 0
+    value.backward()
+
+
 # --- the ground truth -------------------------------------------------------------------------------------------
 
 
