@@ -13,6 +13,7 @@ import torch
 
 from rankfall._lists import rank_order
 from rankfall.training.cascade_metrics import ground_truth
+from rankfall.training.label_checks import ignored_sizes, with_sizes
 from rankfall.training.stage_figures import ListFigures, stage_figures
 
 if TYPE_CHECKING:
@@ -60,10 +61,12 @@ class MeasuredLists:
     _ranked: list[Tensor] = field(default_factory=list)
     _left: list[Tensor] = field(default_factory=list)
     _reached: list[Tensor] = field(default_factory=list)
+    _sizes: tuple[float, float] = (0.0, 0.0)
 
     def add(self, loaded: Impressions, scored: ScoredBatch) -> None:
         """Add a batch as it was loaded, and as it was scored."""
         self._ranked.append(scored.ranked)
+        self._sizes = with_sizes(self._sizes, loaded)
         if self._has_production:
             truth = ground_truth(loaded, self.config.relevant)
             self._left.append(production_left(loaded, truth, [stage.quota for stage in self.config.stages]))
@@ -94,6 +97,10 @@ class MeasuredLists:
 
     def warnings(self) -> list[str]:
         """Return what a reader of the figures has to know about the lists."""
+        ignored = ignored_sizes(self._sizes, self._spec, self.config)
+        return [*self._warnings_of_lengths(), *([ignored] if ignored else [])]
+
+    def _warnings_of_lengths(self) -> list[str]:
         figures = self.figures()
         if figures is None:
             return []

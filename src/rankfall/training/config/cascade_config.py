@@ -200,6 +200,28 @@ def _is_stage_metric(name: str) -> str:
 StageMetric = Annotated[str, AfterValidator(_is_stage_metric)]
 
 
+class WeightConfig(Section):
+    """Weights of items in the objective: base + scale * value, at least 0 and at most clip."""
+
+    of: str = Field(description="relevance, a feedback column, or an item feature that is a single number.")
+    base: float = Field(default=1.0, ge=0, description="Weight of an item with the value 0.")
+    scale: float = Field(default=1.0, ge=0, description="Weight that a value of 1 adds.")
+    clip: float = Field(default=10.0, gt=0, description="Largest weight.")
+
+    @model_validator(mode="after")
+    def _is_not_constant(self) -> Self:
+        if self.scale == 0 or self.base >= self.clip:
+            raise ValueError(
+                f"found base {self.base:g}, scale {self.scale:g} and clip {self.clip:g}, so that all items have the "
+                "same weight; expected a scale above 0 and a base below clip"
+            )
+        return self
+
+
+def _weight_of(value: object) -> object:
+    return {"of": value} if isinstance(value, str) else value
+
+
 def _is_feedback(name: str) -> str:
     if name.partition("@")[0] in RESERVED or "/" in name:
         raise ValueError(f"found {name!r}, whose metric would have the name of another one; rename the feedback")
@@ -248,6 +270,10 @@ class CascadeConfig(Section):
     stages: list[StageConfig] = Field(min_length=1)
     share: list[str] = Field(default=[], description="Embedding tables that all stages share.")
     objective: ObjectiveConfig
+    weight: Annotated[WeightConfig | None, BeforeValidator(_weight_of)] = Field(
+        default=None,
+        description="Weights of items in the objective: a name such as revenue, or of, base, scale and clip.",
+    )
     optimizer: CascadeOptimizerConfig = CascadeOptimizerConfig()
     training: CascadeTrainingConfig = CascadeTrainingConfig()
     stage_metrics: list[StageMetric] = Field(
