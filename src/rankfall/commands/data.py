@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -38,7 +39,7 @@ def data(
 
     For an impression log: days, stages, labels, features and behaviour sequences, then warnings with the days, features
     and figures concerned. Warnings do not change the exit code; data that cannot be read are an error. For ranking
-    data: its splits.
+    data: its splits, and warnings about lists from which nothing can be learned or measured.
     """
     from rankfall.data.impressions.log import is_log
     from rankfall.data.lists.ranking_data import is_prepared
@@ -66,13 +67,17 @@ def _described(path: Path) -> str:
 
 def _ranking_data(path: Path, *, verify: bool, as_json: bool) -> None:
     from rankfall.commands.prepare.letor import summary
+    from rankfall.data.inspect.list_checks import find_warnings
     from rankfall.data.lists.ranking_data import RankingData
+    from rankfall.reporting.inspection_tables import terminal_warnings
 
-    manifest = RankingData.load(path, verify=verify).manifest
+    ranking_data = RankingData.load(path, verify=verify)
+    warnings = find_warnings(ranking_data)
     if as_json:
-        print_json(manifest)
+        print_json({**ranking_data.manifest, "warnings": [asdict(warning) for warning in warnings]})
     else:
-        print_result(summary(manifest, path))
+        print_result(summary(ranking_data.manifest, path))
+        print_result(terminal_warnings(warnings))
 
 
 def _log(path: Path, days: list[str] | None, *, verify: bool, as_json: bool) -> None:

@@ -12,11 +12,11 @@ from rich.text import Text
 from rankfall.reporting.folding import FoldedTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
 
-    from rankfall.data.inspect.inspection import Bin, Inspection
+    from rankfall.data.inspect.inspection import Bin, Inspection, LogWarning
 
 BAR = 40  # characters of the longest bar of a histogram
 
@@ -39,7 +39,7 @@ def _parts(inspection: Inspection) -> Iterator[RenderableType]:
     yield _numbers(inspection)
     if inspection.sequences:
         yield _sequences(inspection)
-    yield _warnings(inspection)
+    yield terminal_warnings(inspection.warnings)
 
 
 def _table(title: str, left: list[str], right: list[str]) -> Table:
@@ -159,12 +159,12 @@ def _sequences(inspection: Inspection) -> Table:
     return table
 
 
-def _warnings(inspection: Inspection) -> RenderableType:
-    if not inspection.warnings:
+def terminal_warnings(warnings: Sequence[LogWarning]) -> RenderableType:
+    """Return the warnings about data, one per line."""
+    if not warnings:
         return Text("No warnings.", style="green")
     lines = [
-        Text.assemble(("warning: ", "yellow"), warning.message, (f" [{warning.check}]", "dim"))
-        for warning in inspection.warnings
+        Text.assemble(("warning: ", "yellow"), warning.message, (f" [{warning.check}]", "dim")) for warning in warnings
     ]
     return Text("\n").join(lines)
 

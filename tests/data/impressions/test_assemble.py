@@ -136,6 +136,25 @@ def test_relevance_may_be_a_column() -> None:
     assert counts.without_relevant == 0
 
 
+@pytest.mark.parametrize("stages", [{}, {"stages": [{"name": "shown"}]}])
+def test_grades_of_logs_without_a_funnel_come_from_relevance(stages: dict[str, Any]) -> None:
+    described = content(relevant={"column": "score"}, rank=None, stage=None) | stages
+    if not stages:
+        del described["stages"]
+    encoding = Encoding(validate_spec(described), {"item.color": pl.Series(["red", "blue"])})
+    days, _ = assemble(rows(score=[0.0, 2.0, -1.0, None, 0.5]), encoding)
+    assert by_item(days[1][1].to_pylist()[0], "grade") == {10: 0, 11: 1, 12: 0}
+    assert by_item(days[0][1].to_pylist()[0], "grade") == {11: 0, 13: 1}
+    assert by_item(days[1][1].to_pylist()[0], "depth") == {10: 0, 11: 0, 12: 0}
+
+
+def test_ranks_order_items_of_equal_relevance_in_logs_without_a_funnel() -> None:
+    encoding = encoding_of(relevant={"column": "score"}, stage=None, stages=[{"name": "shown"}])
+    days, _ = assemble(rows(score=[1.0, 1.0, 0.0, 0.0, 0.0]), encoding)
+    assert by_item(days[1][1].to_pylist()[0], "grade") == {10: 1, 11: 2, 12: 0}  # ranks 4, 1, 0
+    assert by_item(days[0][1].to_pylist()[0], "grade") == {11: 0, 13: 1}  # ranks 9, 2
+
+
 def test_relevant_items_beyond_the_sample_are_noted() -> None:
     stages = [{"name": "drop"}, {"name": "show", "sample": 1}]
     for seed in range(5):

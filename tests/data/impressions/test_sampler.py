@@ -128,6 +128,20 @@ def test_grades_count_the_worse_places(rows) -> None:  # type: ignore[no-untyped
         assert grades[i] == len(worse)
 
 
+@given(logged_rows())
+def test_grades_by_relevance_count_the_worse_places(rows) -> None:  # type: ignore[no-untyped-def]
+    requests, depth, rank, keys = rows
+    relevance = (keys % np.uint64(3)).astype(np.float32)
+    grades = full_stage_grades(requests, np.minimum(depth, 0), rank, relevance)
+
+    def goodness(i: int) -> tuple[int, float, float]:
+        return min(int(depth[i]), 0), float(relevance[i]), -float(rank[i]) if rank[i] >= 0 else -np.inf
+
+    for i in range(len(rank)):
+        worse = {goodness(j) for j in range(len(rank)) if requests[j] == requests[i] and goodness(j) < goodness(i)}
+        assert grades[i] == len(worse)
+
+
 def test_grades_by_hand() -> None:
     # two requests; in the first a deeper item beats every rank above it, and no rank is the worst of its depth
     grades = full_stage_grades(

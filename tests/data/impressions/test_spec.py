@@ -206,7 +206,7 @@ MISTAKES: list[tuple[str, object, str]] = [
         "features.item.video_id.vocabulary: unknown key 'minimum'",
     ),
     # what is missing
-    ("stages", ..., "stages is missing"),
+    ("stages", ..., "stages: missing; expected the stages that the column 'stage' names"),
     ("relevant", ..., "relevant is missing"),
     ("stages.0.name", ..., "stages.0.name is missing"),
     ("time.column", ..., "time.column is missing"),

@@ -22,6 +22,7 @@ from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.inspect import counters as count_module
 from rankfall.data.inspect import inspect
 from rankfall.data.inspect.checks import CHECKS
+from rankfall.data.inspect.list_checks import LIST_CHECKS
 from support.command_line import run
 from support.logs import DAYS, ITEMS, ROWS, item_columns, random_log, spec, write_log
 from support.paths import ROOT
@@ -120,6 +121,8 @@ def test_days(log: ImpressionLog, figures: Inspection) -> None:
             for depth, value in zip(row["depth"], row["relevance"], strict=True)
         )
         assert day.wrong_grades == sum(map(grades_contradict, rows))
+        assert day.one_grade == sum(len(row["grade"]) > 1 and len(set(row["grade"])) == 1 for row in rows)
+        assert day.outranked == sum(map(has_outranked_item, rows))
         for name, share in day.feedback.items():
             values = values_of(rows, f"feedback.{name}")
             assert share == pytest.approx(sum(value > 0 for value in values) / len(values))
@@ -128,6 +131,11 @@ def test_days(log: ImpressionLog, figures: Inspection) -> None:
             again += row["request"] in requests
             requests.append(row["request"])
         assert day.repeated_requests == again
+
+
+def has_outranked_item(row: dict[str, Any]) -> bool:
+    items = list(zip(row["relevance"], row["grade"], strict=True))
+    return any(a[0] > 0 and not b[0] > 0 and b[1] > a[1] for a in items for b in items)
 
 
 def grades_contradict(row: dict[str, Any]) -> bool:
@@ -464,6 +472,11 @@ def contradicting_grades(days: Days) -> None:
     grade[depth.index(0)] = max(grade)
 
 
+def degenerate_grades(days: Days) -> None:
+    columns = days[DAYS[1]]
+    columns["grade"][:3] = [[0] * len(one) for one in columns["grade"][:3]]
+
+
 def days_out_of_order(days: Days) -> None:
     days[DAYS[1]]["time"] = [time - 3_600_000 for time in days[DAYS[1]]["time"]]
 
@@ -555,6 +568,7 @@ MISTAKES: list[tuple[Callable[[Days], None], str, str]] = [
     (short_stages, "", rf"^stage 'dropped' has 0.1 items .* sample size of 4, which 98.0% .* \(on {DAYS[1]}\)"),
     (contradicting_relevance, "", rf"^items that contradict .* 'shown' .*: 1 \(on {DAYS[1]}\)"),
     (contradicting_grades, "", rf"^impressions with an item graded .*: 1 \(on {DAYS[1]}\)"),
+    (degenerate_grades, "", r"^impressions whose items all have the same grade: 3, 2.0% of all"),
     (days_out_of_order, "", f"^day {DAYS[1]} begins before an earlier day ends"),
     (unsorted_days, "", rf"^impressions with an earlier time than the one before: 1 \(on {DAYS[1]}\)"),
     (small_days, "", f"^day {DAYS[2]} has 10 impressions, the median day 50"),
@@ -578,6 +592,7 @@ MISTAKES: list[tuple[Callable[[Days], None], str, str]] = [
 # what follows from a mistake, because it is one: items that are relevant where the stage says they are not, ...
 CONSEQUENCES = {
     "wrong_depths": {"contradicting_grades"},
+    "degenerate_grades": {"contradicting_grades"},
     "no_relevant_items": {"contradicting_relevance"},
     "impressions_without_relevant": {"contradicting_relevance"},
     "everything_relevant": {"contradicting_relevance"},
@@ -602,9 +617,26 @@ def test_a_clean_log_has_no_warnings(tmp_path: Path, seed: int) -> None:
 
 def test_every_check_has_a_mistake_and_is_documented() -> None:
     names = {check.__name__ for check in CHECKS}
-    assert {check or mistake.__name__ for mistake, check, _ in MISTAKES} | {"unsorted_items"} == names
+    assert {check or mistake.__name__ for mistake, check, _ in MISTAKES} | {
+        "unsorted_items",
+        "grades_of_production",
+    } == names
+    names |= {check.__name__ for check in LIST_CHECKS}
     page = (ROOT / "docs" / "reference" / "log-checks.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == names
+
+
+def test_grades_of_production_are_found_where_relevance_is_feedback(tmp_path: Path) -> None:
+    def clicked(days: Days) -> None:
+        for columns, place in each(days):  # the best graded item was not clicked, another shown one was
+            grade = columns["grade"][place]
+            clicks = [float(value == max(grade) - 1) for value in grade]
+            columns["relevance"][place] = columns["feedback.click"][place] = clicks
+
+    log = random_log(tmp_path / "log", description=spec(relevant={"column": "click"}), change=clicked)
+    (found,) = inspect(log).warnings
+    assert found.check == "grades_of_production"
+    assert "in 150 impressions, 100.0% of all" in found.message
 
 
 def test_mistakes_in_the_table_of_items(tmp_path: Path) -> None:
@@ -841,9 +873,20 @@ def test_ranking_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert run("data", tmp_path / "ranking", "--verify") == 0
     assert re.search(r"train\s+│\s+3 │\s+6 │", capsys.readouterr().out)
     assert run("data", tmp_path / "ranking", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == data.manifest
+    assert json.loads(capsys.readouterr().out) == {**data.manifest, "warnings": []}
     assert run("data", tmp_path / "ranking", "--days", "train") == 2
     assert "is ranking data, which has no days" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_lists_from_which_nothing_can_be_learned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    labels = {1: (0, 1), 2: (0, 0), 3: (2, 2), 4: (2, 2, 2)}
+    source = tmp_path / "train.txt"
+    source.write_text("".join(f"{label} qid:{qid} 1:1\n" for qid, of in labels.items() for label in of))
+    prepare_letor({"train": [source]}, tmp_path / "ranking", Recipe())
+    assert run("data", tmp_path / "ranking") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "1 of 4 lists, 25.0%, have no relevant document" in out
+    assert "2 of 4 lists, 50.0%, have documents of one label only" in out
 
 
 def test_memory_does_not_grow_with_impressions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

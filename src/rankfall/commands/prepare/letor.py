@@ -197,8 +197,10 @@ def summary(manifest: dict[str, Any], out: Path) -> Table:
     columns = manifest["features"]["columns"]
     table = Table(title=f"{out}: {columns} features", title_justify="left")
     table.add_column("split")
-    for heading in ("lists", "rows", "documents per list"):
+    for heading in ("lists", "rows", "documents per list", "none relevant"):
         table.add_column(heading, justify="right")
+    table.caption = "none relevant: lists without a relevant document"
+    table.caption_justify = "left"
     table.add_column("labels")
     table.add_column("left out")
     for name, about in manifest["splits"].items():
@@ -208,6 +210,7 @@ def summary(manifest: dict[str, Any], out: Path) -> Table:
             f"{about['lists']:,}",
             f"{about['rows']:,}",
             f"{length['min']} to {length['max']}, median {length['median']:g}",
+            f"{about['lists_without_positive']:,}",
             "\n".join(f"{label}: {count:,}" for label, count in about["labels"].items()),
             "\n".join(_left_out(about, manifest["recipe"])) or "nothing",
         )

@@ -147,7 +147,8 @@ class _Builder:
             rank, position = (np.concatenate([places, np.full(count, -1)]) for places in (rank, position))
             self.counts.negatives = count
         order = np.lexsort((order_keys(self.seed, request_hash[self.number], hashes), self.number))
-        self.grade = full_stage_grades(self.number, depth, rank)[order]
+        graded = None if spec.has_funnel else self._relevance_of_chosen()
+        self.grade = full_stage_grades(self.number, depth, rank, graded)[order]
         self.row, self.number, self.item = self.row[order], self.number[order], self.item[order]
         self.chosen_depth, self.rank, self.position = depth[order], rank[order], position[order]
         self.edges = edges(np.bincount(self.number, minlength=len(self.requests)))
@@ -320,8 +321,11 @@ class _Builder:
             key = self.keys[int(differ[0])]
             raise ValueError(f"sequences.{name}: the features of request {key!r} have different numbers of events")
 
+    def _relevance_of_chosen(self) -> NDArray[np.float32]:
+        return self._of_chosen(self._relevance_of_rows())
+
     def _relevance(self) -> NDArray[np.float32]:
-        values = self._of_chosen(self._relevance_of_rows())
+        values = self._relevance_of_chosen()
         found = np.bincount(self.number, values > 0, minlength=len(self.requests))
         self.counts.without_relevant = int((found == 0).sum())
         return values

@@ -57,17 +57,26 @@ def full_stage_sample(requests: Integers, depth: Integers, keys: Hashes, sizes: 
     return kept
 
 
-def full_stage_grades(requests: Integers, depth: Integers, rank: Integers) -> Integers:
+def full_stage_grades(
+    requests: Integers, depth: Integers, rank: Integers, relevance: NDArray[np.float32] | None = None
+) -> Integers:
     """Return the grade of each item within its request, 0 for the worst: deeper is better, then the smaller rank.
 
     Items of the same depth and rank have the same grade; those without a rank (-1) have the lowest of their depth.
+
+    Args:
+        requests: The index of the request of each row.
+        depth: The depth of each row.
+        rank: The rank of each row, -1 for none.
+        relevance: For logs without a funnel, the relevance of each row, which then counts before the rank.
     """
     badness = np.where(rank < 0, np.iinfo(np.int64).max, rank)
-    order = np.lexsort((-badness, depth, requests))
+    value = np.zeros(len(rank), np.float32) if relevance is None else relevance
+    order = np.lexsort((-badness, value, depth, requests))
     first = np.zeros(len(order), np.bool_)
     first[_run_starts(requests[order])] = True
     step = np.zeros(len(order), np.int64)
-    step[_run_starts(requests[order], depth[order], badness[order])] = 1
+    step[_run_starts(requests[order], depth[order], value[order], badness[order])] = 1
     total = np.cumsum(step)
     base = np.maximum.accumulate(np.where(first, total, 0))
     grades = np.empty(len(order), np.int64)

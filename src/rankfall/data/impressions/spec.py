@@ -306,7 +306,11 @@ class Spec(Section):
     rank: str | None = Field(
         default=None, description="A column with the rank in that stage, the smallest is the best."
     )
-    stages: list[LoggedStage] = Field(min_length=1)
+    stages: list[LoggedStage] = Field(
+        default=[LoggedStage(name="logged")],
+        min_length=1,
+        description="The stages in the order of the funnel; by default one, which contains every item.",
+    )
     relevant: Annotated[Relevant, BeforeValidator(_stage_name)]
     feedback: list[str] = Field(default=[])
     position: str | None = Field(
@@ -326,6 +330,8 @@ class Spec(Section):
         if self.time is None and self.day is None:
             raise ValueError("time: missing; without it the column `day` must name the days of the log")
         flags = [stage.flag for stage in self.stages if stage.flag is not None]
+        if self.stage is not None and "stages" not in self.model_fields_set:
+            raise ValueError(f"stages: missing; expected the stages that the column {self.stage!r} names")
         if self.stage is None and len(flags) < len(names) and len(names) > 1:
             raise ValueError("stage: missing; without this column every stage needs a flag")
         if self.stage is not None and flags:
@@ -355,6 +361,11 @@ class Spec(Section):
     def stage_names(self) -> list[str]:
         """The names of the stages, in the order of the funnel."""
         return [stage.name for stage in self.stages]
+
+    @property
+    def has_funnel(self) -> bool:
+        """Whether items reached different stages. Without a funnel, grades come from the relevance."""
+        return len(self.stages) > 1
 
     @property
     def zone(self) -> str:

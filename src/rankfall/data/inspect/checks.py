@@ -159,6 +159,30 @@ def contradicting_grades(figures: Inspection) -> Iterator[str]:
         yield f"impressions with an item graded no better than one that was dropped earlier: {count:,} ({where})"
 
 
+def degenerate_grades(figures: Inspection) -> Iterator[str]:
+    """Impressions whose items all have the same grade, from which objectives that compare grades learn nothing."""
+    count = sum(day.one_grade for day in figures.days)
+    if count > NOTICEABLE * figures.impressions:
+        share = _percent(count, figures.impressions)
+        yield (
+            f"impressions whose items all have the same grade: {count:,}, {share} of all; objectives that compare "
+            "grades learn nothing from them. Prepare the log with its stages or ranks, or train with "
+            "data.labels=relevance"
+        )
+
+
+def grades_of_production(figures: Inspection) -> Iterator[str]:
+    """Grades that follow the order of production although relevance is feedback."""
+    count = sum(day.outranked for day in figures.days)
+    if figures.relevant_column is not None and count > NOTICEABLE * figures.impressions:
+        share = _percent(count, figures.impressions)
+        yield (
+            f"relevance is the column {figures.relevant_column!r}, but grades follow the stages and ranks of the log: "
+            f"in {count:,} impressions, {share} of all, an irrelevant item has a better grade than a relevant one. "
+            "Objectives that train on grades imitate production; data.labels=relevance trains on relevance"
+        )
+
+
 # --- days -------------------------------------------------------------------------------------------------------
 
 
@@ -328,6 +352,8 @@ CHECKS: list[Check] = [
     short_stages,
     contradicting_relevance,
     contradicting_grades,
+    degenerate_grades,
+    grades_of_production,
     days_out_of_order,
     unsorted_days,
     small_days,

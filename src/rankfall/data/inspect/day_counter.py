@@ -145,7 +145,10 @@ class DayCounter:
         if (stage := self._spec.relevant.stage) is not None:
             deep = depth >= self._spec.stage_names.index(stage)
             self._number["contradictions"] += int(np.count_nonzero(deep != block.relevant))
-        self._number["wrong_grades"] += _impressions_with_wrong_grades(block.owner, depth, block.values("grade"))
+        grade = block.values("grade")
+        self._number["wrong_grades"] += _impressions_with_wrong_grades(block.owner, depth, grade)
+        self._number["one_grade"] += _impressions_with_one_grade(block, grade)
+        self._number["outranked"] += _impressions_with_outranked_items(block, grade)
 
     def figures(self, name: str, repeated_requests: int) -> DayFigures:
         """Return the figures of everything added."""
@@ -172,6 +175,8 @@ class DayCounter:
             wrong_depths=number["wrong_depths"],
             contradictions=number["contradictions"],
             wrong_grades=number["wrong_grades"],
+            one_grade=number["one_grade"],
+            outranked=number["outranked"],
         )
 
     def _stages(self) -> list[StageFigures]:
@@ -182,6 +187,23 @@ class DayCounter:
             StageFigures(names[i], i + NEGATIVES, samples[i], *(int(of[i]) for of in figures))
             for i in range(len(names))
         ]
+
+
+def _impressions_with_one_grade(block: ImpressionBlock, grade: NDArray[np.int32]) -> int:
+    """Return the number of impressions with several items that all have the same grade."""
+    several = block.item_counts > 1
+    differs = np.zeros(len(grade), np.bool_)
+    differs[1:] = (grade[1:] != grade[:-1]) & (block.owner[1:] == block.owner[:-1])
+    return int(np.count_nonzero(several & (block.per_impression(differs) == 0)))
+
+
+def _impressions_with_outranked_items(block: ImpressionBlock, grade: NDArray[np.int32]) -> int:
+    """Return the number of impressions in which an irrelevant item has a better grade than a relevant one."""
+    best = np.full(len(block), np.iinfo(np.int32).min)
+    worst = np.full(len(block), np.iinfo(np.int32).max)
+    np.maximum.at(best, block.owner[~block.relevant], grade[~block.relevant])
+    np.minimum.at(worst, block.owner[block.relevant], grade[block.relevant])
+    return int(np.count_nonzero(best > worst))
 
 
 def _impressions_with_wrong_grades(owner: NDArray[np.int64], depth: NDArray[np.int8], grade: NDArray[np.int32]) -> int:

@@ -56,6 +56,7 @@ def _inspection(whole: LogCounter, days: list[Day], figures: list[DayFigures]) -
         days=figures,
         stages=[reduce(_add, stages) for stages in zip(*(day.stages for day in figures), strict=True)],
         relevant_stage=log.spec.relevant.stage,
+        relevant_column=log.spec.relevant.column,
         ids=[one.figures(counts[one.column]) for one in counting if isinstance(one, IdCounter)],
         numbers=[one.figures(counts[one.column]) for one in counting if isinstance(one, NumberCounter)],
         sequences=[sequence.figures() for sequence in whole.sequences.values()],

@@ -75,6 +75,8 @@ class DayFigures:
     wrong_depths: int  # items whose depth is not the index of a stage
     contradictions: int  # items whose relevance contradicts their depth, if relevance is defined by a stage
     wrong_grades: int  # items graded no better than one of a shallower stage
+    one_grade: int  # impressions with several items that all have the same grade
+    outranked: int  # impressions in which an irrelevant item has a better grade than a relevant one
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ class Inspection:
     days: list[DayFigures]
     stages: list[StageFigures]  # of all days
     relevant_stage: str | None  # the stage that defines relevance, if one does
+    relevant_column: str | None  # the column that defines relevance, if one does
     ids: list[IdFigures]
     numbers: list[NumberFigures]
     sequences: list[SequenceFigures]

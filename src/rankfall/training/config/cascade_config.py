@@ -72,11 +72,11 @@ class LogConfig(Section):
         description="Pool of the random items of `length`, as for negatives_from. Lists that are filled up from the "
         "batch depend on training.batch.",
     )
-    labels: Literal["full", "published", "rank"] = Field(
+    labels: Literal["full", "published", "rank", "relevance"] = Field(
         default="full",
         description="Grades that objectives are trained with: the full-stage grades of the log, those of LCRON's "
-        "table 1, which order only the items of the relevant stage, or the order by logged rank alone. Metrics do not "
-        "depend on this option.",
+        "table 1, which order only the items of the relevant stage, the order by logged rank alone, or that by "
+        "relevance alone. Metrics do not depend on this option.",
     )
 
     def days(self, role: Role) -> list[str]:

@@ -11,7 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankfall.data import ImpressionLoader
-from rankfall.data.impressions.loader.label_schemes import first_ordered_depth, published_grades, rank_grades
+from rankfall.data.impressions.loader.label_schemes import (
+    first_ordered_depth,
+    published_grades,
+    rank_grades,
+    relevance_grades,
+)
 from rankfall.data.impressions.sampler import full_stage_grades
 from rankfall.data.impressions.spec import validate_spec
 from rankfall.simulation.simulate import Simulation, simulate_log
@@ -51,6 +56,13 @@ def test_three_stages_by_hand() -> None:
 
 def test_stages_behind_the_relevant_one_stay_ordered() -> None:
     assert of_list([0, 1, 2, 3, 4], [0, 0, 1, 1, 2], ordered_from=1) == [0, 0, 1, 2, 3]
+
+
+def test_relevance_alone_by_hand() -> None:
+    relevance = np.array([[0.0, 2.5, 1.0, -0.0, 2.5], [3.0, 3.0, 1.0, 9.0, 0.0], [0.0] * 5], np.float32)
+    mask = np.array([[True] * 5, [True, True, True, True, False], [True] * 5])
+    # the second list has no irrelevant item: its lowest grade is still above that of irrelevant items
+    assert relevance_grades(relevance, mask).tolist() == [[0, 2, 1, 0, 2], [2, 2, 1, 3, 0], [0] * 5]
 
 
 def test_padding_and_added_items_have_the_lowest_grade() -> None:

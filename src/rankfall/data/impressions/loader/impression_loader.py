@@ -19,7 +19,13 @@ import torch
 from rankfall._suggestions import did_you_mean
 from rankfall.data.impressions.loader.batch import Impressions
 from rankfall.data.impressions.loader.item_first_seen import ItemFirstSeen
-from rankfall.data.impressions.loader.label_schemes import Labels, first_ordered_depth, published_grades, rank_grades
+from rankfall.data.impressions.loader.label_schemes import (
+    Labels,
+    first_ordered_depth,
+    published_grades,
+    rank_grades,
+    relevance_grades,
+)
 from rankfall.data.impressions.loader.negatives import KnownItems, TargetLists, append, close_up, draw, pool_of_batch
 from rankfall.data.impressions.loader.order import RandomStream, block_shuffled, generator, in_file_order
 from rankfall.data.impressions.loader.prefetch import Prefetcher
@@ -72,7 +78,8 @@ class ImpressionLoader:
         first_days: The first days of items, which negatives need; loaders that share it read each day once.
         labels: ``"full"`` gives every item the full-stage grade of the log. ``"published"`` is the scheme of LCRON's
             table 1: only the items of the relevant stage are ordered among themselves, and every other stage has one
-            grade. ``"rank"`` orders all items by their logged rank, whatever their stage.
+            grade. ``"rank"`` orders all items by their logged rank, whatever their stage. ``"relevance"`` orders them
+            by their relevance alone, and irrelevant items share the grade 0.
         rank: The index of this process among `world` processes. It receives its share of every batch; together the
             shares are the batch of a single process, including negatives. All processes have the same number of
             batches; if a batch has fewer impressions than there are ranks, some shares are empty.
@@ -124,7 +131,7 @@ class ImpressionLoader:
             raise ValueError(f"negatives_from: found {negatives_from!r}{hint}; allowed are 'items' and 'batch'")
         if labels not in get_args(Labels):
             hint = did_you_mean(labels, get_args(Labels))
-            raise ValueError(f"labels: found {labels!r}{hint}; allowed are 'full', 'published' and 'rank'")
+            raise ValueError(f"labels: found {labels!r}{hint}; allowed are {', '.join(get_args(Labels))}")
         if negatives and length is not None:
             raise ValueError("length: extends lists as negatives does, give one of them")
         self.log = log if isinstance(log, ImpressionLog) else ImpressionLog.load(log)
@@ -328,6 +335,8 @@ class ImpressionLoader:
             arrays = arrays | {"grade": published_grades(graded, depth, mask, ordered_from=self._ordered_from)}
         elif self.labels == "rank":
             arrays = arrays | {"grade": rank_grades(arrays["rank"], arrays["mask"])}
+        elif self.labels == "relevance":
+            arrays = arrays | {"grade": relevance_grades(arrays["relevance"], arrays["mask"])}
         return self._tensors(day, arrays | {"rows": rows[mine]})
 
     def _tensors(self, day: str, arrays: Arrays) -> Impressions:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rankfall.data.impressions.spec import Spec
 
-Labels = Literal["full", "published", "rank"]
+Labels = Literal["full", "published", "rank", "relevance"]
 
 _PADDING = np.iinfo(np.int32).max
 
@@ -66,6 +66,23 @@ def rank_grades(rank: NDArray[np.integer[Any]], mask: NDArray[np.bool_]) -> NDAr
     """
     lowest = np.iinfo(np.int32).min
     return _places(np.where(mask, np.where(rank < 0, lowest, -rank), _PADDING), mask)
+
+
+def relevance_grades(relevance: NDArray[np.floating[Any]], mask: NDArray[np.bool_]) -> NDArray[np.integer[Any]]:
+    """Return grades by the relevance alone: items of equal relevance share a grade, irrelevant items have 0.
+
+    Use it for logs whose relevance is feedback of users: full-stage grades follow the order of production, so that an
+    objective trained with them imitates production.
+
+    Args:
+        relevance: Relevance ``(B, N)``, at least 0.
+        mask: True for real items ``(B, N)``.
+    """
+    # numbers from 0 on have the same order as their bits
+    keys = np.ascontiguousarray(relevance + np.float32(0), np.float32).view(np.int32)  # -0.0 becomes 0.0
+    has_zero = (mask & (keys == 0)).any(axis=1, keepdims=True)
+    places = _places(np.where(mask, keys, _PADDING), mask)
+    return np.where(mask & (keys > 0) & ~has_zero, places + 1, places)
 
 
 def _places(values: NDArray[np.integer[Any]], mask: NDArray[np.bool_]) -> NDArray[np.integer[Any]]:
