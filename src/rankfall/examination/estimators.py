@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 if TYPE_CHECKING:
     from typing import Any
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 _NEWTON_STEPS = 50
 _CONVERGED = 1e-9
 _PENALTY = 1.0  # of the squared coefficients, as a normal prior of variance 1 would give
+FIRST_STEPS, FURTHER_STEPS = 500, 30  # of L-BFGS, for the first weights and for those of bootstrap samples
 _MOST = 1 - 1e-9  # the largest probability of a click, so that its logarithm stays finite
 
 
@@ -135,52 +135,75 @@ class RegressionEM:
     """
 
     def __init__(self, shows: Shows) -> None:
-        ids, numbers, size = [], [], 1  # coefficient 0 is the intercept
+        self._ids, numbers, size = [], [], 1  # coefficient 0 is the intercept
         for values in shows.values.values():
             if np.issubdtype(values.dtype, np.integer):
                 found, number = np.unique(values, return_inverse=True)
-                ids.append(number + size)
+                self._ids.append(number + size)
                 size += len(found)
             else:
                 numbers.append(values.reshape(len(values), -1))
-        self._ids = torch.from_numpy(np.stack([np.zeros(len(shows), np.int64), *ids], axis=1))
         self._numbers = _standardised(numbers, len(shows))
-        self._position, self._click = torch.from_numpy(shows.position), torch.from_numpy(shows.click)
-        self._examination = torch.full((shows.positions,), 2.0, dtype=torch.float64)  # log-odds
-        self._of_ids = torch.zeros(size, 1, dtype=torch.float64)
-        self._of_numbers = torch.zeros(self._numbers.shape[1], dtype=torch.float64)
-        self._fitted = False
+        self._position, self._click = shows.position, shows.click
+        self._sizes = (shows.positions, size, self._numbers.shape[1])
+        self._start = torch.zeros(sum(self._sizes), dtype=torch.float64)
+        self._start[: shows.positions] = 2.0  # log-odds of examination
+        self._steps = FIRST_STEPS
 
     def __call__(self, weight: Floats) -> Floats:
         """Return the curve for these weights; calls after the first one begin at its solution and take fewer steps."""
-        start = (self._examination, self._of_ids, self._of_numbers)
-        parameters = [values.clone().requires_grad_() for values in start]
+        solution = self._start.clone().requires_grad_()
         optimizer = torch.optim.LBFGS(
-            parameters, max_iter=30 if self._fitted else 500, tolerance_change=1e-10, line_search_fn="strong_wolfe"
+            [solution],
+            max_iter=self._steps,
+            tolerance_grad=1e-7,
+            tolerance_change=1e-9,
+            history_size=20,
+            line_search_fn="strong_wolfe",
         )
-        weights = torch.from_numpy(weight)
 
         def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = self._loss(weights, *parameters)
-            loss.backward()
-            return loss
+            loss, gradient = self.loss(solution.detach().numpy(), weight)
+            solution.grad = torch.from_numpy(gradient)
+            return torch.tensor(loss, dtype=torch.float64)
 
-        optimizer.step(closure)
-        examination, of_ids, of_numbers = (values.detach() for values in parameters)
-        if not self._fitted:
-            self._examination, self._of_ids, self._of_numbers, self._fitted = examination, of_ids, of_numbers, True
-        return _relative(examination.sigmoid().numpy())
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+        if self._steps == FIRST_STEPS:
+            self._start, self._steps = solution.detach(), FURTHER_STEPS
+        return _relative(_sigmoid(solution.detach().numpy()[: self._sizes[0]]))
 
-    def _loss(
-        self, weight: torch.Tensor, examination: torch.Tensor, of_ids: torch.Tensor, of_numbers: torch.Tensor
-    ) -> torch.Tensor:
-        odds = functional.embedding_bag(self._ids, of_ids, mode="sum").squeeze(1) + self._numbers @ of_numbers
-        log_click = functional.logsigmoid(examination)[self._position] + functional.logsigmoid(odds)
-        log_none = torch.log1p(-log_click.exp().clamp(max=_MOST))
-        likelihood = (weight * torch.where(self._click, log_click, log_none)).sum()
-        prior = of_ids[1:].square().sum() + of_numbers.square().sum()
-        return (_PENALTY / 2 * prior - likelihood) / len(self._click)
+    def loss(self, parameters: Floats, weight: Floats) -> tuple[float, Floats]:
+        """Return the mean negative log-likelihood with the prior, and its gradient.
+
+        The gradient is written out, because those of embeddings are many times slower on the CPU.
+
+        Args:
+            parameters: Log-odds of examination, coefficients of ids after the intercept, coefficients of numbers.
+            weight: Weights of the shown items.
+        """
+        examination, of_ids, of_numbers = np.split(parameters, np.cumsum(self._sizes)[:-1])
+        odds = of_ids[0] + self._numbers @ of_numbers
+        for ids in self._ids:
+            odds += of_ids[ids]
+        seen, liked = _sigmoid(examination)[self._position], _sigmoid(odds)
+        click = np.minimum(seen * liked, _MOST)
+        likelihood = weight @ np.where(self._click, np.log(np.maximum(click, 1 - _MOST)), np.log1p(-click))
+        # the derivative of the log-likelihood by the logarithm of the probability of a click
+        by_log = weight * np.where(self._click, 1.0, -click / (1 - click))
+        by_examination = np.bincount(self._position, by_log * (1 - seen), minlength=self._sizes[0])
+        by_odds = by_log * (1 - liked)
+        by_ids = np.zeros(self._sizes[1])
+        by_ids[0] = by_odds.sum()
+        for ids in self._ids:
+            by_ids += np.bincount(ids, by_odds, minlength=self._sizes[1])
+        prior = np.concatenate([np.zeros(len(examination) + 1), of_ids[1:], of_numbers])
+        gradient = _PENALTY * prior - np.concatenate([by_examination, by_ids, by_odds @ self._numbers])
+        return (_PENALTY / 2 * float(prior @ prior) - float(likelihood)) / len(odds), gradient / len(odds)
+
+
+def _sigmoid(values: Floats) -> Floats:
+    sigmoid: Floats = 0.5 * (1 + np.tanh(values / 2))
+    return sigmoid
 
 
 def _relative(curve: Floats) -> Floats:
@@ -209,7 +232,8 @@ def _unconnected(shows: Floats) -> list[int]:
     return [int(position) for position in np.flatnonzero(~reached)]
 
 
-def _standardised(numbers: list[NDArray[Any]], rows: int) -> torch.Tensor:
+def _standardised(numbers: list[NDArray[Any]], rows: int) -> Floats:
     columns = np.concatenate([np.empty((rows, 0)), *numbers], axis=1).astype(np.float64)
     deviation = columns.std(axis=0)
-    return torch.from_numpy((columns - columns.mean(axis=0)) / np.where(deviation > 0, deviation, 1))
+    standardised: Floats = (columns - columns.mean(axis=0)) / np.where(deviation > 0, deviation, 1)
+    return standardised
