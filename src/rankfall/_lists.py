@@ -234,6 +234,12 @@ def has_positive(labels: Tensor, mask: Tensor) -> Tensor:
     return ((labels > 0) & mask).any(-1)
 
 
+def has_order(labels: Tensor, mask: Tensor) -> Tensor:
+    """Return which lists have two real items with different labels."""
+    highest = labels.masked_fill(~mask, -torch.inf).amax(-1)
+    return highest > labels.masked_fill(~mask, torch.inf).amin(-1)
+
+
 def has_recall_signal(truth: Tensor, mask: Tensor, k: int) -> Tensor:
     """Return which lists have a relevant item and more than k items, so that the recall at k depends on the scores."""
     return has_positive(truth, mask) & (mask.sum(-1) > k)
@@ -331,6 +337,27 @@ def top_labels(labels: Tensor, k: int, mask: Tensor, *, positive_only: bool = Tr
     share = safe_divide(places.to(labels.dtype), tied.sum(-1, keepdim=True).to(labels.dtype))
     # A list of scores with fewer than k items, one of them -inf, has more places left than ties.
     return above.to(labels.dtype) + tied * share.clamp(max=1.0)
+
+
+def relevant_order(relevance: Tensor, grades: Tensor, mask: Tensor) -> Tensor:
+    """Return numbers that order the relevant items of each list by relevance, then by grade; 0 for all other items.
+
+    Items with equal relevance and equal grades have equal numbers.
+    """
+    relevance = relevance.masked_fill(~mask, 0.0)
+    relevant = relevance > 0
+    by_grade = (grades - grades.amin(-1, keepdim=True) + 1) * relevant
+    sizes_differ = relevant & (relevance != relevance.max())
+    if _can_read_values(relevance) and not bool(sizes_differ.any()):
+        return by_grade  # in most logs all relevant items are equally relevant
+    below = _count_below(relevance, relevant).double() * (by_grade.amax(-1, keepdim=True) + 1)
+    return (_count_below(below + by_grade, relevant) + 1).to(grades.dtype) * relevant
+
+
+def _count_below(values: Tensor, mask: Tensor) -> Tensor:
+    """Return how many of a list's values are lower than each of them, among those where `mask` is True."""
+    ascending = values.masked_fill(~mask, torch.inf).sort(-1).values
+    return torch.searchsorted(ascending, values.contiguous())
 
 
 # --- custom operators -------------------------------------------------------------------------------------------

@@ -74,24 +74,29 @@ STOPPED = {
 POINTWISE = {"BCE", "RankFlow"}  # here negatives have targets too
 
 
-def impressions(seed: int = 0, lists: int = 5, n: int = 7, stages: int = 2) -> dict[str, Any]:
-    """Random impressions of different lengths, real items first."""
+def impressions(
+    seed: int = 0, lists: int = 5, n: int = 7, stages: int = 2, *, weighted: bool = False
+) -> dict[str, Any]:
+    """Random impressions of different lengths, real items first, with or without item weights."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(4, n + 1, (lists, 1), generator=generator)
     mask = torch.arange(n) < lengths
     grades = torch.rand(lists, n, generator=generator).masked_fill(~mask, -1).argsort(-1).argsort(-1).double()
     grades = (grades - (~mask).sum(-1, keepdim=True)).clamp(min=0)
-    return {
+    batch = {
         "scores": [torch.randn(lists, n, generator=generator, dtype=torch.float64) for _ in range(stages)],
         "labels": grades,
         "relevance": ((grades >= 3) & mask).double(),
         "depth": (grades // 2).long(),
         "mask": mask,
     }
+    weight = torch.rand(lists, n, generator=generator, dtype=torch.float64) * 3
+    return batch | ({"weight": weight} if weighted else {})
 
 
 def call(objective: Objective, batch: dict[str, Any]) -> Tensor:
-    value: Tensor = objective(batch["scores"], batch["labels"], **{k: batch[k] for k in ("relevance", "depth", "mask")})
+    given = {name: value for name, value in batch.items() if name not in ("scores", "labels")}
+    value: Tensor = objective(batch["scores"], batch["labels"], **given)
     return value
 
 
@@ -114,10 +119,11 @@ def test_parts_add_up(name: str, stages: int) -> None:
 
 
 @pytest.mark.witness("mask equivalence")
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("name", NAMES)
-def test_padding_anywhere_changes_nothing(name: str) -> None:
+def test_padding_anywhere_changes_nothing(name: str, weighted: bool) -> None:
     objective = objectives()[name].double()
-    batch = impressions()
+    batch = impressions(weighted=weighted)
     alone = [
         call(objective, rearranged(batch, lambda x, i=i: x[i][batch["mask"][i]]))  # type: ignore[misc]
         for i in range(5)
@@ -137,10 +143,11 @@ def test_padding_anywhere_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.witness("gradcheck")
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in STOPPED])
-def test_gradients_are_those_of_the_value(name: str) -> None:
+def test_gradients_are_those_of_the_value(name: str, weighted: bool) -> None:
     objective = objectives()[name].double()
-    batch = impressions(lists=2, n=6)
+    batch = impressions(lists=2, n=6, weighted=weighted)
     # the second stage of RankFlow is a teacher without gradient
     free = batch["scores"][:1] if name == "RankFlow" else batch["scores"]
     scores = [stage.requires_grad_() for stage in free]
@@ -196,6 +203,157 @@ def test_training_finds_the_funnel(name: str) -> None:
     result = rf.metrics.funnel([stage.detach() for stage in scores], relevance, quotas=[6, 4])
     # the second stage of BCE was not trained on items of depth 0, so it may keep some
     assert result.joint_recall.mean() > (0.9 if name != "BCE" else 0.85)
+
+
+# --- item weights -----------------------------------------------------------------------------------------------
+
+
+def value_and_gradients(objective: Objective, batch: dict[str, Any]) -> tuple[Tensor, list[Tensor]]:
+    scores = [stage.clone().requires_grad_() for stage in batch["scores"]]
+    value = call(objective, {**batch, "scores": scores})
+    gradients = torch.autograd.grad(value, scores, allow_unused=True)
+    return value.detach(), [torch.zeros(1) if one is None else one for one in gradients]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_of_one_change_nothing(name: str) -> None:
+    batch = impressions()
+    plain, gradients = value_and_gradients(objectives()[name].double(), batch)
+    weighted, others = value_and_gradients(objectives()[name].double(), {**batch, "weight": torch.ones(5, 7)})
+    assert plain.equal(weighted)
+    assert all(one.equal(other) for one, other in zip(gradients, others, strict=True))
+
+
+@pytest.mark.witness("derivation")
+@pytest.mark.parametrize("name", NAMES)
+def test_terms_are_linear_in_the_weights(name: str) -> None:
+    """The value is the sum over the items of the weight times the item's own term, which other weights do not change.
+
+    Trained weights of the objectives are 1 here, so that their logarithms, which have no item, are 0.
+    """
+    batch, objective = impressions(lists=2, n=5, weighted=True), objectives()[name].double()
+    own = torch.zeros(2, 5, dtype=torch.float64)
+    for place in ((i, j) for i in range(2) for j in range(5)):
+        alone = torch.zeros(2, 5, dtype=torch.float64)
+        alone[place] = 1.0
+        own[place] = call(objective, {**batch, "weight": alone}).detach()
+    torch.testing.assert_close(call(objective, batch).detach(), (own * batch["weight"]).sum())
+    assert not own[~batch["mask"]].any()
+
+
+@pytest.mark.witness("brute force", "BCE")
+@pytest.mark.witness("brute force", "ICC")
+@pytest.mark.witness("brute force", "RankFlow")
+@pytest.mark.witness("brute force", "LCRON")
+def test_weighted_objectives_by_hand() -> None:
+    """Four items, two stages, one relevant item, weights 3, 0, 2 and 0.5."""
+    first, second, weight = [0.3, -0.7, 1.1, 0.9], [0.2, 0.9, -0.4, 0.5], [3.0, 0.0, 2.0, 0.5]
+    truth, alpha = [1, 0, 0, 0], 0.3
+
+    def found(objective: Objective) -> float:
+        tensors = [torch.tensor(numbers, dtype=torch.float64) for numbers in (first, second, truth, weight)]
+        return objective.double()(tensors[:2], tensors[2], weight=tensors[3]).item()
+
+    def bce(scores: list[float], among: list[int]) -> float:
+        costs = [-math.log(sigmoid(scores[j] if truth[j] else -scores[j])) for j in range(4)]
+        return sum(weight[j] * costs[j] for j in among) / len(among)
+
+    assert found(BCE(relevant=1, min_depth=-1)) == pytest.approx(bce(first, [0, 1, 2, 3]) + bce(second, [0, 1, 2, 3]))
+
+    kept = [0, 2, 3]  # the second stage ranks item 3 first, whose weight is that of the ranking term
+    squared = sum(weight[j] * (first[j] - second[j]) ** 2 for j in kept) / 3
+    ranked = -weight[3] * math.log(sigmoid(first[3] - (first[0] + first[2]) / 2))
+    expected = bce(first, [0, 1, 2, 3]) + bce(second, kept) + (1 - alpha) * squared + alpha * ranked
+    assert found(RankFlow(relevant=1, quotas=[3, 1], alpha=alpha)) == pytest.approx(expected)
+
+    cut = sorted(first, reverse=True)[1]
+    fused = [(1 - sigmoid(a - cut)) * a + sigmoid(a - cut) * b for a, b in zip(first, second, strict=True)]
+    pairs = sum(weight[0] * math.log(1 + math.exp(fused[j] - fused[0])) for j in (1, 2, 3)) / 3
+    assert found(ICC(relevant=1, quotas=[2, 1], loss="ranknet")) == pytest.approx(pairs)
+
+    def cross_entropy(p: list[float]) -> float:
+        return -sum(weight[j] * math.log(p[j] if truth[j] else 1 - p[j]) for j in range(4)) / 4
+
+    p, q = dftopk(first, 1), dftopk(second, 1)
+    survival = cross_entropy([a * b for a, b in zip(p, q, strict=True)])
+    expected = survival + (cross_entropy(p) + cross_entropy(q)) / 2
+    assert found(LCRON(relevant=1, topk=rf.ops.topk("dftopk"))) == pytest.approx(expected)
+
+
+def test_weighted_objectives_of_one_loss_are_that_loss() -> None:
+    """The losses are checked against loops of their own."""
+    batch = impressions(weighted=True)
+    scores, grades = batch["scores"], batch["labels"]
+    given = {"mask": batch["mask"], "weight": batch["weight"]}
+    loss = rf.losses
+    cases: list[tuple[Objective, Callable[[Tensor, int], Tensor]]] = [
+        (FSRankNet(), lambda s, t: loss.ranknet_loss(s, grades, **given)),
+        (FSLambdaLoss(gain="exp2", k=2), lambda s, t: loss.lambda_loss(s, grades, k=2, **given)),
+        (SortCE(tau=3.0), lambda s, t: loss.sort_cross_entropy_loss(s, grades, tau=3.0, **given)),
+        (PerStage(loss=loss.SoftmaxLoss()), lambda s, t: loss.softmax_loss(s, grades, **given)),
+        (
+            ARF(relevant=2, quotas=[4, 3], tau=3.0).double(),
+            lambda s, t: (
+                loss.relax_loss(s, grades, m=[4, 3][t], k=2, tau=3.0, **given)
+                + loss.sort_cross_entropy_loss(s, grades, tau=3.0, **given) / 2
+            ),
+        ),
+        (
+            ARFv2(relevant=2, tau=3.0).double(),
+            lambda s, t: (
+                loss.topk_bce_loss(s, grades, k=2, topk=rf.ops.topk("neural_sort", tau=3.0), **given)
+                + loss.sort_cross_entropy_loss(s, grades, tau=3.0, **given) / 2
+            ),
+        ),
+    ]
+    for objective, of_stage in cases:
+        expected = sum(of_stage(stage, t) for t, stage in enumerate(scores))
+        torch.testing.assert_close(objective(scores, grades, **given).detach(), expected)
+
+
+def test_logits_of_grades_take_weights() -> None:
+    logits = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))
+    grades, weight = torch.tensor([[0.0, 1, 2, 3]] * 3), torch.rand(3, 4)
+    found = PerStage(loss=rf.losses.GradeSoftmaxLoss(), stages=1)([logits], grades, weight=weight)
+    torch.testing.assert_close(found, rf.losses.grade_softmax_loss(logits, grades, weight=weight))
+
+
+def test_wrong_weights_are_refused() -> None:
+    class OwnLoss(torch.nn.Module):
+        def forward(self, scores: Tensor, labels: Tensor, *, mask: Tensor) -> Tensor:
+            return (scores * labels * mask).sum()
+
+    scores, grades = [torch.zeros(2, 3)] * 2, torch.tensor([[2.0, 1, 0]] * 2)
+    with pytest.raises(ValueError, match="weight: OwnLoss takes no item weights; leave weight out"):
+        PerStage(loss=OwnLoss())(scores, grades, weight=torch.ones(2, 3))
+    assert PerStage(loss=OwnLoss())(scores, grades) == 0
+    with pytest.raises(ValueError, match=r"weight must have the shape of scores, \(2, 3\), got \(2,\)"):
+        FSRankNet()(scores, grades, weight=torch.ones(2))
+    with pytest.raises(ValueError, match="weight must not hold NaN or inf"):
+        FSRankNet()(scores, grades, weight=torch.full((2, 3), math.nan))
+
+
+# --- the ground truth -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("levels", [1, 2, 5])
+def test_the_ground_truth_is_ordered_by_relevance_then_by_grade(levels: int) -> None:
+    generator = torch.Generator().manual_seed(levels)
+    relevance = torch.randint(0, levels + 1, (40, 9), generator=generator) * 0.7
+    grades = torch.randint(0, 4, (40, 9), generator=generator).float()
+    mask = torch.rand(40, 9, generator=generator) < 0.8
+    batch = FSRankNet(stages=1)._check([torch.zeros(40, 9)], grades, relevance, None, mask)
+    for k in (1, 3, 20):
+        for i, found in enumerate(batch.truth(k).tolist()):
+            relevant = [j for j in range(9) if mask[i, j] and relevance[i, j] > 0]
+            keys = {j: (relevance[i, j].item(), grades[i, j].item()) for j in relevant}
+            for j in range(9):
+                if j not in keys:
+                    assert found[j] == 0
+                    continue
+                better = sum(other > keys[j] for other in keys.values())
+                equal = sum(other == keys[j] for other in keys.values())  # equal items share the places that are left
+                assert found[j] == pytest.approx(min(1.0, max(0.0, (k - better) / equal)))
 
 
 # --- LCRON ------------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ Conventions that all losses share:
 - `mask` marks the real items of padded lists. Padding may be anywhere and may hold any value. Masked items get gradient
   0 and do not affect the result.
 - `weight` of shape ``(..., n)`` multiplies the terms of the items; a pair has the weight of the item with the better
-  label. The counts by which terms are divided do not change. `weight` of shape ``(...)`` multiplies the values of the
-  lists and makes the mean a weighted mean.
+  label. The counts and ideal values by which terms are divided do not change, so twice the weights give twice the loss
+  and its gradient. `weight` of shape ``(...)`` multiplies the values of the lists and makes the mean a weighted mean.
 - `reduction` is ``"mean"`` over the lists, ``"sum"``, or ``"none"`` for one value per list, of shape ``(...)``.
 - Ranks inside a loss come from a stable descending sort of the detached scores.
 - A list without a positive label has loss 0 and gradient 0, except in the pointwise losses (:func:`mse_loss`,

@@ -42,9 +42,9 @@ def approx_ndcg_loss(
     .. math:: 1 - \frac{1}{\text{ideal DCG}} \sum_i \frac{G_i}{D(\hat r_i)}, \quad
               \hat r_i = 1 + \sum_{j \ne i} \sigma\Big(\frac{s_j - s_i}{\tau}\Big)
 
-    LLK, eq. 8 sums over all j, which would add the constant 1/2 to each rank; here the item itself is left out. Item
-    weights multiply the gains, including those of the ideal order. Use it to optimise NDCG directly, without a soft
-    sort.
+    LLK, eq. 8 sums over all j, which would add the constant 1/2 to each rank; here the item itself is left out. With
+    item weights, the loss is the difference of the ideal DCG and the DCG of weighted gains, divided by the ideal DCG
+    without weights. Use it to optimise NDCG directly, without a soft sort.
 
     Args:
         scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
@@ -72,11 +72,14 @@ def approx_ndcg_loss(
     check_positive("tau", tau)
     check_positive("beta", beta)
     of_items = item_weight(weight, scores, mask)
-    gain = gains(labels, mask) if of_items is None else gains(labels, mask) * of_items
+    gain = gains(labels, mask)
+    weighted = gain if of_items is None else gain * of_items
     noisy = add_gumbel(scores, gumbel_samples, beta, generator) if gumbel_samples else scores[None]
     discount = torch.log2(1 + _smooth_ranks(noisy / tau, mask)).reciprocal()
-    ndcg = safe_divide((gain * discount).sum(-1), ideal_dcg(gain))
-    per_list = (1 - ndcg).mean(0).masked_fill(~has_positive(gain, mask), 0.0)
+    ideal = ideal_dcg(gain)
+    best = 1.0 if of_items is None else safe_divide(ideal_dcg(weighted), ideal)
+    reached = safe_divide((weighted * discount).sum(-1), ideal)
+    per_list = (best - reached).mean(0).masked_fill(~has_positive(gain, mask), 0.0)
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 

@@ -51,7 +51,8 @@ def pirank_ndcg_loss(
 
     .. math:: 1 - \frac{1}{\text{ideal DCG@}k} \sum_{i \le k} \frac{[\hat P G]_i}{D(i)}
 
-    Item weights multiply the gains, including those of the ideal order. Use it to optimise NDCG@k through a soft sort.
+    With item weights, the loss is the difference of the ideal DCG and the DCG of weighted gains, divided by the ideal
+    DCG without weights. Use it to optimise NDCG@k through a soft sort.
 
     Args:
         scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
@@ -78,10 +79,13 @@ def pirank_ndcg_loss(
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     of_items = item_weight(weight, scores, mask)
-    gain = gains(labels, mask) if of_items is None else gains(labels, mask) * of_items
-    by_rank = _softly_sorted(gain, scores, sort, k=k, tau=tau, mask=mask, straight_through=straight_through)
+    gain = gains(labels, mask)
+    weighted = gain if of_items is None else gain * of_items
+    by_rank = _softly_sorted(weighted, scores, sort, k=k, tau=tau, mask=mask, straight_through=straight_through)
     dcg = (by_rank * discounts(by_rank.shape[-1], by_rank)).sum(-1)
-    per_list = (1 - safe_divide(dcg, ideal_dcg(gain, k=k))).masked_fill(~has_positive(gain, mask), 0.0)
+    ideal = ideal_dcg(gain, k=k)
+    best = 1.0 if of_items is None else safe_divide(ideal_dcg(weighted, k=k), ideal)
+    per_list = (best - safe_divide(dcg, ideal)).masked_fill(~has_positive(gain, mask), 0.0)
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
@@ -102,9 +106,8 @@ def pirank_arp_loss(
 
     .. math:: \frac{\sum_{i \le k} i \, [\hat P y]_i}{\sum_j y_j}
 
-    Item weights multiply the labels, including those of the denominator. As published, relevance beyond rank k adds
-    nothing, so with a small k the loss can decrease when relevant items are lost: use it with all ranks, or beside
-    another loss.
+    Item weights multiply the labels in the numerator. As published, relevance beyond rank k adds nothing, so with a
+    small k the loss can decrease when relevant items are lost: use it with all ranks, or beside another loss.
 
     The printed equation sums the first k labels in the denominator, in the order in which the items are given. The
     default sums all labels, so that the value does not depend on that order; for the default k both are equal.
@@ -140,9 +143,9 @@ def pirank_arp_loss(
     relevance = labels if of_items is None else labels * of_items
     by_rank = _softly_sorted(relevance, scores, sort, k=k, tau=tau, mask=mask, straight_through=straight_through)
     position = torch.arange(1, by_rank.shape[-1] + 1, device=by_rank.device)
-    counted = relevance
+    counted = labels
     if published:
-        counted = relevance.masked_fill(mask.cumsum(-1) > by_rank.shape[-1], 0.0)
+        counted = labels.masked_fill(mask.cumsum(-1) > by_rank.shape[-1], 0.0)
     per_list = safe_divide((by_rank * position).sum(-1), counted.sum(-1))
     return reduce_lists(per_list.masked_fill(~has_positive(labels, mask), 0.0), weight=weight, reduction=reduction)
 

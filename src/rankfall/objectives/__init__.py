@@ -9,10 +9,14 @@ All objectives are called with the same arguments:
 
 - `scores`: one tensor ``(..., n)`` per stage.
 - `labels`: full-stage grades ``(..., n)``.
-- `relevance`: above 0 for relevant items; the `relevant` best grades among them are the ground truth. By default, items
-  with a grade above 0 are relevant.
+- `relevance`: above 0 for relevant items. The ground truth consists of the `relevant` most relevant items; of equally
+  relevant ones, those with the best grades. By default, all items with a grade above 0 are equally relevant.
 - `depth`: the deepest logged stage of each item, for objectives that let a stage see only the items that reached it.
 - `mask`: True for real items.
+- `weight`: weights ``(..., n)`` of the items. A weight multiplies every term of its item: a pair has the weight of the
+  item with the better grade, a row of a soft sort that of the item which belongs there. The counts by which terms are
+  divided do not change, so twice the weights give twice the gradient. Terms without an item, such as the logarithms of
+  trained weights, have no weight.
 
 Examples:
     >>> import torch, rankfall as rf

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import check_count, check_lists, check_shape, top_labels
+from rankfall._lists import (
+    check_count,
+    check_lists,
+    check_shape,
+    has_order,
+    has_positive,
+    item_weight,
+    relevant_order,
+    top_labels,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,9 +32,10 @@ class Impression:
     Attributes:
         scores: One tensor per stage.
         grades: Full-stage grades. Higher is better.
-        relevance: Positive grades of the relevant items, 0 for all others.
+        relevance: Numbers above 0 that order the relevant items by relevance, then by grade; 0 for all others.
         depth: The deepest logged stage of each item, or None if it is unknown.
         mask: True for real items.
+        weight: Weights of the items, 0 where masked, or None if every item has the weight 1.
     """
 
     scores: list[Tensor]
@@ -33,6 +43,7 @@ class Impression:
     relevance: Tensor
     depth: Tensor | None
     mask: Tensor
+    weight: Tensor | None = None
 
     def truth(self, k: int) -> Tensor:
         """Return the membership of each item in the ground truth: the k best of the relevant items."""
@@ -46,7 +57,8 @@ class Impression:
 class Objective(nn.Module):
     """Base class of objectives: functions of the scores of all stages.
 
-    Subclasses implement :meth:`terms`. The value is the sum of the terms.
+    Subclasses implement :meth:`terms`. The value is the sum of the terms. Those that also implement :meth:`informs` are
+    refused for data from which they cannot learn.
 
     Args:
         stages: Number of stages, at least 1.
@@ -54,9 +66,11 @@ class Objective(nn.Module):
     Attributes:
         kept: Numbers of items whose selection the objective learns. Only lists with more items carry information about
             it.
+        turns: Number of steps in which every stage is trained at least once.
     """
 
     kept: Sequence[int] = ()
+    turns: int = 1
 
     def __init__(self, stages: int) -> None:
         super().__init__()
@@ -70,19 +84,24 @@ class Objective(nn.Module):
         relevance: Tensor | None = None,
         depth: Tensor | None = None,
         mask: Bool[Tensor, "*batch n"] | None = None,
+        weight: Float[Tensor, "*batch n"] | None = None,
     ) -> Tensor:
         """Return the value of a batch of impressions, the mean over its lists.
 
         Args:
             scores: One floating tensor ``(..., n)`` per stage.
             labels: Tensor ``(..., n)`` of full-stage grades. Higher is better.
-            relevance: Tensor ``(..., n)``, above 0 for relevant items. Default: items with a grade above 0 are
-                relevant.
+            relevance: Tensor ``(..., n)``, above 0 for relevant items. The ground truth consists of the most relevant
+                ones, of equally relevant ones those with the best grades. Default: items with a grade above 0 are
+                relevant, all equally.
             depth: Tensor ``(..., n)`` of the deepest stage that each item reached in the log. Default: unknown, every
                 stage sees all items.
             mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+            weight: Tensor ``(..., n)`` of item weights. They multiply the terms of the items, and do not change the
+                counts by which terms are divided. Default: every item has the weight 1.
         """
-        return torch.stack(list(self.parts(scores, labels, relevance=relevance, depth=depth, mask=mask).values())).sum()
+        parts = self.parts(scores, labels, relevance=relevance, depth=depth, mask=mask, weight=weight)
+        return torch.stack(list(parts.values())).sum()
 
     def parts(
         self,
@@ -92,23 +111,55 @@ class Objective(nn.Module):
         relevance: Tensor | None = None,
         depth: Tensor | None = None,
         mask: Bool[Tensor, "*batch n"] | None = None,
+        weight: Float[Tensor, "*batch n"] | None = None,
     ) -> dict[str, Tensor]:
         """Return the terms of the value by name.
 
         Args:
             scores: One floating tensor ``(..., n)`` per stage.
             labels: Tensor ``(..., n)`` of full-stage grades. Higher is better.
-            relevance: Tensor ``(..., n)``, above 0 for relevant items. Default: items with a grade above 0 are
-                relevant.
+            relevance: Tensor ``(..., n)``, above 0 for relevant items. The ground truth consists of the most relevant
+                ones, of equally relevant ones those with the best grades. Default: items with a grade above 0 are
+                relevant, all equally.
             depth: Tensor ``(..., n)`` of the deepest stage that each item reached in the log. Default: unknown, every
                 stage sees all items.
             mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+            weight: Tensor ``(..., n)`` of item weights. They multiply the terms of the items, and do not change the
+                counts by which terms are divided. Default: every item has the weight 1.
         """
-        return self.terms(self._check(scores, labels, relevance, depth, mask))
+        return self.terms(self._check(scores, labels, relevance, depth, mask, weight))
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
         """Return the terms of checked input by name. Subclasses implement this method."""
         raise NotImplementedError
+
+    def informative(
+        self,
+        labels: Float[Tensor, "*batch n"],
+        *,
+        relevance: Tensor | None = None,
+        depth: Tensor | None = None,
+        mask: Bool[Tensor, "*batch n"] | None = None,
+    ) -> dict[str, Bool[Tensor, "*batch"]]:
+        """Return which lists have labels from which an order of items can be learned.
+
+        Args:
+            labels: Tensor ``(..., n)`` of full-stage grades. Higher is better.
+            relevance: Tensor ``(..., n)``, above 0 for relevant items. Default: items with a grade above 0 are
+                relevant.
+            depth: Tensor ``(..., n)`` of the deepest stage that each item reached in the log. Default: unknown.
+            mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+
+        Returns:
+            One boolean tensor ``(...)`` for each kind of labels that the objective learns from: ``"grades"``,
+            ``"relevance"``, or ``"stage1"`` and so on if the stages learn from the relevance of different items.
+        """
+        scores = [torch.zeros_like(labels, dtype=torch.float32)] * self.stages
+        return self.informs(self._check(scores, labels, relevance, depth, mask))
+
+    def informs(self, batch: Impression) -> dict[str, Tensor]:
+        """Return the result of :meth:`informative` for checked input. By default nothing is known."""
+        return {}
 
     def _check(
         self,
@@ -117,6 +168,7 @@ class Objective(nn.Module):
         relevance: Tensor | None,
         depth: Tensor | None,
         mask: Tensor | None,
+        weight: Tensor | None = None,
     ) -> Impression:
         if not isinstance(scores, list | tuple):
             raise TypeError(f"scores must be a list of tensors, one per stage, got {type(scores).__name__}")
@@ -128,10 +180,18 @@ class Objective(nn.Module):
             best = grades
         else:
             check_shape("relevance", relevance, scores[0].shape)
-            best = ((grades - grades.amin(-1, keepdim=True) + 1) * (relevance > 0)).masked_fill(~real, 0.0)
+            best = relevant_order(relevance, grades, real)
         if depth is not None:
             check_shape("depth", depth, scores[0].shape)
-        return Impression([stage for stage, _, _ in checked], grades, best, depth, real)
+        if weight is not None:
+            check_shape("weight", weight, scores[0].shape)  # one weight per list would be ambiguous in a sum of terms
+            weight = item_weight(weight, grades, real)
+        return Impression([stage for stage, _, _ in checked], grades, best, depth, real, weight)
+
+
+def grades_order(batch: Impression) -> Tensor:
+    """Return which lists have different grades, one of them positive: all others have loss 0."""
+    return has_order(batch.grades, batch.mask) & has_positive(batch.grades, batch.mask)
 
 
 def per_stage(name: str, value: int | Sequence[int], stages: int) -> list[int]:

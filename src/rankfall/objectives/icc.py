@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from rankfall._lists import check_choice, check_count, check_positive, is_published, rank_order
+from rankfall._lists import check_choice, check_count, check_positive, has_order, is_published, rank_order
 from rankfall.losses import lambdarank_loss, ranknet_loss
 from rankfall.objectives._stages import Impression, Objective, check_quotas
 
@@ -21,11 +21,12 @@ class ICC(Objective):
     .. math:: \sum_{t < T} \Big(\prod_{u < t} I_u\Big) (1 - I_t)\, s^t + \Big(\prod_{u < T} I_u\Big) s^T, \quad
               I_t = \sigma\Big(\frac{s^t - s^t_{[q_t]}}{temperature}\Big)
 
-    The q-th largest score carries gradient. The labels of the ranking loss are the membership in the ground truth. Use
-    it as a baseline that trains all stages jointly through one fused score.
+    The q-th largest score carries gradient. The labels of the ranking loss are the membership in the ground truth. A
+    pair has the weight of its relevant item. Use it as a baseline that trains all stages jointly through one fused
+    score.
 
     Args:
-        relevant: Number of relevant items per impression, at least 1: those with the best grades.
+        relevant: Size of the ground truth, at least 1: the most relevant items, of these those with the best grades.
         quotas: Number of items that each stage keeps; must not grow from stage to stage. The length is the number of
             stages.
         temperature: Positive temperature of the soft cutoffs. The smaller it is, the harder they are.
@@ -72,7 +73,11 @@ class ICC(Objective):
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
         rank = lambdarank_loss if self.loss == "lambdarank" else ranknet_loss
-        return {f"fused/{self.loss}": rank(self.fuse(batch), batch.truth(self.relevant), mask=batch.mask)}
+        truth = batch.truth(self.relevant)
+        return {f"fused/{self.loss}": rank(self.fuse(batch), truth, mask=batch.mask, weight=batch.weight)}
+
+    def informs(self, batch: Impression) -> dict[str, Tensor]:
+        return {"relevance": has_order(batch.truth(self.relevant), batch.mask)}
 
 
 def _kth(scores: Tensor, k: int, mask: Tensor) -> Tensor:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import check_choice, check_count, is_published
+from rankfall._lists import check_choice, check_count, has_order, is_published
 from rankfall.losses import bce_loss, lambda_loss, ranknet_loss
-from rankfall.objectives._stages import Impression, Objective, per_stage
+from rankfall.objectives._stages import Impression, Objective, grades_order, per_stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,11 +27,11 @@ class BCE(Objective):
 
     .. math:: \sum_t BCE(\sigma(s^t), a) \text{ over the items with } depth \ge min\_depth_t
 
-    where :math:`a` is the membership in the ground truth. Use it as the usual baseline of industrial cascades: every
-    stage is trained separately, on the items that reached it.
+    where :math:`a` is the membership in the ground truth. An item weight multiplies the cross entropy of the item. Use
+    it as the usual baseline of industrial cascades: every stage is trained separately, on the items that reached it.
 
     Args:
-        relevant: Number of relevant items per impression, at least 1: those with the best grades.
+        relevant: Size of the ground truth, at least 1: the most relevant items, of these those with the best grades.
         stages: Number of stages, at least 1.
         min_depth: Smallest logged depth (a stage's number, or its name in configurations) of the items that a stage
             sees; one value for all stages or one per stage. With 0 or less, all stages see all samples. Default: -1
@@ -55,16 +56,20 @@ class BCE(Objective):
     def terms(self, batch: Impression) -> dict[str, Tensor]:
         truth = batch.truth(self.relevant)
         return {
-            f"stage{t}/bce": bce_loss(scores, truth, mask=batch.seen(least), threshold=None)
+            f"stage{t}/bce": bce_loss(scores, truth, mask=batch.seen(least), weight=batch.weight, threshold=None)
             for t, (scores, least) in enumerate(zip(batch.scores, self.min_depth, strict=True), 1)
         }
+
+    def informs(self, batch: Impression) -> dict[str, Tensor]:
+        truth = batch.truth(self.relevant)
+        return {f"stage{t}": has_order(truth, batch.seen(least)) for t, least in enumerate(self.min_depth, 1)}
 
 
 class FSRankNet(Objective):
     """RankNet of each stage on all samples of the funnel, by full-stage grades (Zheng et al. 2024).
 
-    Every stage is trained with :func:`~rankfall.losses.ranknet_loss` on the same labels. Use it as a baseline that
-    needs no number of relevant items and no quotas.
+    Every stage is trained with :func:`~rankfall.losses.ranknet_loss` on the same labels. A pair has the weight of the
+    item with the better grade. Use it as a baseline that needs no number of relevant items and no quotas.
 
     Args:
         stages: Number of stages, at least 1.
@@ -75,16 +80,19 @@ class FSRankNet(Objective):
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
         return {
-            f"stage{t}/ranknet": ranknet_loss(scores, batch.grades, mask=batch.mask)
+            f"stage{t}/ranknet": ranknet_loss(scores, batch.grades, mask=batch.mask, weight=batch.weight)
             for t, scores in enumerate(batch.scores, 1)
         }
+
+    def informs(self, batch: Impression) -> dict[str, Tensor]:
+        return {"grades": grades_order(batch)}
 
 
 class FSLambdaLoss(Objective):
     """LambdaLoss@K of each stage on all samples of the funnel, by full-stage grades (Zheng et al. 2024).
 
-    Every stage is trained with :func:`~rankfall.losses.lambda_loss` on the same labels. Use it as a strong baseline
-    that weights the top ranks.
+    Every stage is trained with :func:`~rankfall.losses.lambda_loss` on the same labels. A pair has the weight of the
+    item with the better grade. Use it as a strong baseline that weights the top ranks.
 
     Args:
         k: Cutoff K of NDCG@K, at least 1. Default: the whole list.
@@ -123,17 +131,21 @@ class FSLambdaLoss(Objective):
         labels = torch.log2(1 + batch.grades) if self.gain == "linear" else batch.grades
         return {
             f"stage{t}/lambda": lambda_loss(
-                scores, labels, mask=batch.mask, k=self.k, mix=self.mix, version=self.version
+                scores, labels, mask=batch.mask, weight=batch.weight, k=self.k, mix=self.mix, version=self.version
             )
             for t, scores in enumerate(batch.scores, 1)
         }
+
+    def informs(self, batch: Impression) -> dict[str, Tensor]:
+        return {"grades": grades_order(batch)}
 
 
 class PerStage(Objective):
     """Any loss of each stage's scores, with the full-stage grades as labels (rankfall).
 
     Use it to train a cascade with a loss of :mod:`rankfall.losses` that has no objective of its own. With
-    ``grade_softmax_loss`` the stages put out one logit per grade, ``(..., n, grades)`` instead of scores.
+    ``grade_softmax_loss`` the stages put out one logit per grade, ``(..., n, grades)`` instead of scores. Item weights
+    act as the loss defines them.
 
     Args:
         loss: A module of :mod:`rankfall.losses`; in configurations, the name of a loss or a mapping of its name and
@@ -177,6 +189,7 @@ class PerStage(Objective):
         relevance: Tensor | None = None,
         depth: Tensor | None = None,
         mask: Bool[Tensor, "*batch n"] | None = None,
+        weight: Float[Tensor, "*batch n"] | None = None,
     ) -> dict[str, Tensor]:
         """Return the loss of each stage by name; see :meth:`Objective.parts`.
 
@@ -184,22 +197,38 @@ class PerStage(Objective):
             scores: One floating tensor ``(..., n)`` per stage, or logits ``(..., n, grades)`` for a loss that takes
                 them.
             labels: Tensor ``(..., n)`` of full-stage grades. Higher is better.
-            relevance: Tensor ``(..., n)``, above 0 for relevant items. Default: items with a grade above 0 are
-                relevant.
+            relevance: Tensor ``(..., n)``, above 0 for relevant items. The ground truth consists of the most relevant
+                ones, of equally relevant ones those with the best grades. Default: items with a grade above 0 are
+                relevant, all equally.
             depth: Tensor ``(..., n)`` of the deepest stage that each item reached in the log. Not used.
             mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
+            weight: Tensor ``(..., n)`` of item weights, passed to the loss. Default: every item has the weight 1.
         """
         if isinstance(scores, list | tuple) and all(_are_logits(stage, labels) for stage in scores):
-            batch = self._check([stage[..., 0] for stage in scores], labels, relevance, depth, mask)
+            batch = self._check([stage[..., 0] for stage in scores], labels, relevance, depth, mask, weight)
             return self.terms(replace(batch, scores=list(scores)))
-        return super().parts(scores, labels, relevance=relevance, depth=depth, mask=mask)
+        return super().parts(scores, labels, relevance=relevance, depth=depth, mask=mask, weight=weight)
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
         labels = batch.grades if self.relevant is None else batch.truth(self.relevant)
+        given = {"mask": batch.mask}
+        if batch.weight is not None:
+            _check_takes_weight(self.losses[0])
+            given["weight"] = batch.weight
         return {
-            f"stage{t}/loss": loss(scores, labels, mask=batch.mask)
+            f"stage{t}/loss": loss(scores, labels, **given)
             for t, (loss, scores) in enumerate(zip(self.losses, batch.scores, strict=True), 1)
         }
+
+    def informs(self, batch: Impression) -> dict[str, Tensor]:
+        if self.relevant is None:
+            return {"grades": grades_order(batch)}
+        return {"relevance": has_order(batch.truth(self.relevant), batch.mask)}
+
+
+def _check_takes_weight(loss: nn.Module) -> None:
+    if "weight" not in inspect.signature(loss.forward).parameters:
+        raise ValueError(f"weight: {type(loss).__name__} takes no item weights; leave weight out, or use another loss")
 
 
 def _are_logits(scores: Tensor, labels: Tensor) -> bool:

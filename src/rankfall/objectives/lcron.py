@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import check_choice, check_count, has_recall_signal, is_published, list_mean, mean_over_lists
+from rankfall._lists import (
+    check_choice,
+    check_count,
+    has_order,
+    has_recall_signal,
+    is_published,
+    list_mean,
+    mean_over_lists,
+)
 from rankfall.objectives._stages import Impression, Objective, check_quotas, count_stages
 from rankfall.ops import log_inclusion
 from rankfall.ops import topk as make_topk
@@ -26,13 +34,13 @@ class LCRON(Objective):
               L_{e2e} = BCE\Big(\prod_t p^t, a\Big), \quad L_t = BCE(p^t_{(K)}, a)
 
     :math:`p^t` is the soft top-:math:`q_t` inclusion of stage t, :math:`p^t_{(K)}` the inclusion at K = `relevant`, and
-    :math:`a` the membership in the ground truth. Both cross entropies are means over the items of a list. Products are
-    computed in log space, so that an item that is nearly certain to be dropped still has a gradient. Trained weights
-    are parameters: pass them to the optimizer together with those of the models. Use it to train all stages jointly for
-    the recall of the whole cascade.
+    :math:`a` the membership in the ground truth. Both cross entropies are means over the items of a list; an item
+    weight multiplies the two cross entropies of the item. Products are computed in log space, so that an item that is
+    nearly certain to be dropped still has a gradient. Trained weights are parameters: pass them to the optimizer
+    together with those of the models. Use it to train all stages jointly for the recall of the whole cascade.
 
     Args:
-        relevant: Number of relevant items per impression, at least 1: those with the best grades.
+        relevant: Size of the ground truth, at least 1: the most relevant items, of these those with the best grades.
         topk: A soft top-k from :func:`rankfall.ops.topk`; in configurations, the name of any operator or a mapping of
             its name and options. Default: ``topk("neural_sort", tau=50)``.
         quotas: Number of items that the stages keep in training: one number, or one per stage. Default: `relevant`
@@ -102,7 +110,7 @@ class LCRON(Objective):
                 for scores, quota in zip(batch.scores, self.quotas, strict=True)
             ]
             counts = has_recall_signal(truth, batch.mask, min(self.quotas))
-            e2e = self._cross_entropy(truth, *self._survival(at_quota), batch.mask, counts)
+            e2e = self._cross_entropy(batch, truth, *self._survival(at_quota), counts)
             terms["e2e"] = self._weighted(e2e, self.e2e_weight, -1, counts)
         if self.single_weight == 0:
             return terms
@@ -112,13 +120,20 @@ class LCRON(Objective):
                 inclusion = at_quota[t]
             else:
                 inclusion = log_inclusion(self.topk, scores, self.relevant, mask=batch.mask)
-            single = self._cross_entropy(truth, *inclusion, batch.mask, counts)
+            single = self._cross_entropy(batch, truth, *inclusion, counts)
             terms[f"stage{t + 1}/single"] = self._weighted(single, self.single_weight, t, counts)
         return terms
 
-    def _cross_entropy(self, truth: Tensor, log_p: Tensor, log_not_p: Tensor, mask: Tensor, counts: Tensor) -> Tensor:
+    def informs(self, batch: Impression) -> dict[str, Tensor]:
+        truth = batch.truth(self.relevant)
+        return {"relevance": has_order(truth, batch.mask) & has_recall_signal(truth, batch.mask, min(self.kept))}
+
+    def _cross_entropy(
+        self, batch: Impression, truth: Tensor, log_p: Tensor, log_not_p: Tensor, counts: Tensor
+    ) -> Tensor:
         """Return the mean over lists of the mean or sum over items; lists where `counts` is False have loss 0."""
-        costs = -(truth * log_p + (1 - truth) * log_not_p)
+        costs, mask = -(truth * log_p + (1 - truth) * log_not_p), batch.mask
+        costs = costs if batch.weight is None else costs * batch.weight
         per_list = list_mean(costs, mask) if self.scale == "mean" else costs.masked_fill(~mask, 0.0).sum(-1)
         return mean_over_lists(per_list.masked_fill(~counts, 0.0))
 

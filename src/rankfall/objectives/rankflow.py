@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankfall._lists import check_choice, check_count, list_mean, mean_over_lists, rank_order
+from rankfall._lists import check_choice, check_count, has_order, list_mean, mean_over_lists, rank_order
 from rankfall.losses import bce_loss
 from rankfall.objectives._stages import Impression, Objective, check_quotas
 
@@ -26,10 +26,12 @@ class RankFlow(Objective):
     .. math:: (1 - \alpha) \overline{(s^t - s^{t+1})^2} - \alpha \log \sigma(\bar s^t_{best} - \bar s^t_{rest})
 
     where the scores of the next stage carry no gradient, and :math:`\bar s^t` are the mean scores of the next stage's
-    best `relevant` items and of the rest. Use it as a baseline in which stages teach each other.
+    best `relevant` items and of the rest. An item weight multiplies the cross entropy and the squared error of the
+    item; the last term has the mean weight of the next stage's best items. Use it as a baseline in which stages teach
+    each other.
 
     Args:
-        relevant: Number of relevant items per impression, at least 1: those with the best grades.
+        relevant: Size of the ground truth, at least 1: the most relevant items, of these those with the best grades.
         quotas: Number of items that each stage keeps; must not grow from stage to stage. The length is the number of
             stages.
         alpha: Share of the ranking term in the distillation, from 0 to 1.
@@ -58,17 +60,21 @@ class RankFlow(Objective):
         self.schedule = check_choice("schedule", schedule, ("joint", "alternate"))
         if schedule == "alternate":
             self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+            self.turns = self.stages
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
         truth = batch.truth(self.relevant)
         kept = batch.mask
         terms = {}
         for t, scores in enumerate(batch.scores, 1):
-            terms[f"stage{t}/bce"] = bce_loss(scores, truth, mask=kept, threshold=None)
+            terms[f"stage{t}/bce"] = bce_loss(scores, truth, mask=kept, weight=batch.weight, threshold=None)
             if t < self.stages:
                 kept = _best(scores, self.quotas[t - 1], kept)
-                terms[f"stage{t}/distilled"] = self._distil(scores, batch.scores[t].detach(), kept)
+                terms[f"stage{t}/distilled"] = self._distil(scores, batch.scores[t].detach(), kept, batch.weight)
         return terms if self.schedule == "joint" else self._alternate(terms)
+
+    def informs(self, batch: Impression) -> dict[str, Tensor]:
+        return {"relevance": has_order(batch.truth(self.relevant), batch.mask)}
 
     def _alternate(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
         """Keep the gradient of one stage's terms. Weights without a gradient are left alone by the optimizer."""
@@ -79,12 +85,14 @@ class RankFlow(Objective):
             self.calls += 1
         return {name: term if name.startswith(f"stage{turn}/") else term.detach() for name, term in terms.items()}
 
-    def _distil(self, scores: Tensor, teacher: Tensor, kept: Tensor) -> Tensor:
-        squared = list_mean((scores - teacher).square(), kept)
+    def _distil(self, scores: Tensor, teacher: Tensor, kept: Tensor, weight: Tensor | None) -> Tensor:
+        errors = (scores - teacher).square()
+        squared = list_mean(errors if weight is None else errors * weight, kept)
         best = _best(teacher, self.relevant, kept)
         rest = kept & ~best
         ahead = list_mean(scores, best) - list_mean(scores, rest)
         ranked = -F.logsigmoid(ahead).masked_fill(~rest.any(-1), 0.0)  # no loss if there is no other item
+        ranked = ranked if weight is None else ranked * list_mean(weight, best)
         return mean_over_lists((1 - self.alpha) * squared + self.alpha * ranked)
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import check_choice, check_count, has_positive, is_published, mean_over_lists
+from rankfall._lists import check_choice, check_count, has_order, has_positive, is_published, mean_over_lists
 from rankfall.losses import relax_loss, sort_cross_entropy_loss, topk_bce_loss
 from rankfall.losses.modules import adaptive_scales
-from rankfall.objectives._stages import Impression, Objective, check_quotas, count_stages
+from rankfall.objectives._stages import Impression, Objective, check_quotas, count_stages, grades_order
 from rankfall.ops import neural_sort
 from rankfall.ops import topk as make_topk
 
@@ -40,12 +40,16 @@ class _Ordered(Objective):
         check_choice("ties", self.ties, ("average", "position"))
         self.variant = variant
 
+    def informs(self, batch: Impression) -> dict[str, Tensor]:
+        return {"grades": grades_order(batch)}
+
     def order(self, batch: Impression, stage: int, scale: Literal["mean", "sum"] = "mean") -> Tensor:
         """Return the loss of the order of one stage."""
         return sort_cross_entropy_loss(
             batch.scores[stage],
             batch.grades,
             mask=batch.mask,
+            weight=batch.weight,
             tau=self.tau,
             sort=self.sort,
             label_tau=self.label_tau,
@@ -57,8 +61,8 @@ class _Ordered(Objective):
 class SortCE(_Ordered):
     """Cross entropy of each stage's soft permutation with the permutation of the full-stage grades (LCR, table 7).
 
-    Every stage is trained with :func:`~rankfall.losses.sort_cross_entropy_loss`. Use it to train each stage on the
-    whole order of the items.
+    Every stage is trained with :func:`~rankfall.losses.sort_cross_entropy_loss`. An item weight multiplies the cross
+    entropy of the item's place. Use it to train each stage on the whole order of the items.
 
     Args:
         tau: Positive temperature of `sort`: a number or a scalar tensor. Default: the default of `sort`.
@@ -91,6 +95,8 @@ class SortCE(_Ordered):
 class _Adaptive(_Ordered):
     """A loss of the recall plus a loss of the whole order, balanced by one trained weight per stage (ARF, eq. 13)."""
 
+    relevant: int
+
     def __init__(
         self,
         stages: int,
@@ -105,6 +111,9 @@ class _Adaptive(_Ordered):
         self.scale = scale
         self.of_recall, self.of_order = adaptive_scales(scale)
         self.alpha = nn.Parameter(torch.ones(stages))
+
+    def informs(self, batch: Impression) -> dict[str, Tensor]:
+        return super().informs(batch) | {"relevance": has_order(batch.truth(self.relevant), batch.mask)}
 
     def recall(self, batch: Impression, stage: int) -> Tensor:
         """Return the loss of the recall of one stage."""
@@ -127,10 +136,11 @@ class ARF(_Adaptive):
     .. math:: L_{Relax} + \frac{1}{2 \alpha^2} L_{Global} + \log |\alpha|
 
     The weights :math:`\alpha`, one per stage, are parameters: pass them to the optimizer together with those of the
-    models. Use it to train each stage for the recall at its quota.
+    models. An item weight multiplies the item's term in both losses. Use it to train each stage for the recall at its
+    quota.
 
     Args:
-        relevant: Number of relevant items per impression, at least 1: those with the best grades.
+        relevant: Size of the ground truth, at least 1: the most relevant items, of these those with the best grades.
         quotas: Number of items that each stage keeps; must not grow from stage to stage. The length is the number of
             stages.
         tau: Positive temperature of `sort`: a number or a scalar tensor. Default: the default of `sort`.
@@ -171,6 +181,7 @@ class ARF(_Adaptive):
             batch.scores[stage],
             batch.relevance,
             mask=batch.mask,
+            weight=batch.weight,
             m=self.quotas[stage],
             k=self.relevant,
             tau=self.tau,
@@ -184,11 +195,11 @@ class ARFv2(_Adaptive):
 
     .. math:: L_{single} + \frac{1}{2 \alpha^2} L_{Global} + \log |\alpha|
 
-    The weights :math:`\alpha`, one per stage, are parameters, as in :class:`ARF`. Use it as a baseline for
-    :class:`LCRON` that trains each stage separately.
+    The weights :math:`\alpha`, one per stage, are parameters, as in :class:`ARF`. An item weight multiplies the item's
+    term in both losses. Use it as a baseline for :class:`LCRON` that trains each stage separately.
 
     Args:
-        relevant: Number of relevant items per impression, at least 1: those with the best grades.
+        relevant: Size of the ground truth, at least 1: the most relevant items, of these those with the best grades.
         topk: A soft top-k from :func:`rankfall.ops.topk`; in configurations, the name of any operator or a mapping of
             its name and options. Default: NeuralSort at `tau`.
         tau: Positive temperature of `sort`, and of the default of `topk`: a number or a scalar tensor. Default: the
@@ -239,6 +250,7 @@ class ARFv2(_Adaptive):
             batch.scores[stage],
             batch.relevance,
             mask=batch.mask,
+            weight=batch.weight,
             k=self.relevant,
             m=self.kept[stage],
             topk=self.topk,

@@ -342,5 +342,7 @@ def _run_name(config: RunConfig, data_checksum: str) -> str:
     for section, key, default in _LATER:
         if content.get(section, {}).get(key) == default:
             del content[section][key]
+    if content.get("weight") is None:
+        content.pop("weight", None)
     text = json.dumps([content, data_checksum], sort_keys=True)
     return f"{method_of(config).title}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

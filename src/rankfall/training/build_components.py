@@ -60,8 +60,8 @@ class _LossFunction(nn.Module):
         super().__init__()
         self.function = function
 
-    def forward(self, scores: Tensor, labels: Tensor, *, mask: Tensor) -> Tensor:
-        return self.function(scores, labels, mask=mask)
+    def forward(self, scores: Tensor, labels: Tensor, *, mask: Tensor, weight: Tensor | None = None) -> Tensor:
+        return self.function(scores, labels, mask=mask, **({} if weight is None else {"weight": weight}))
 
 
 def check_loss(loss: nn.Module, config: LossConfig) -> None:

@@ -1,4 +1,4 @@
-"""Hints for training runs whose loss, scores or gradients became NaN or infinite."""
+"""Hints for training runs whose loss, scores or gradients became NaN or infinite, or whose gradients are 0."""
 
 from __future__ import annotations
 
@@ -24,8 +24,18 @@ def divergence_hints(optimizer: OptimizerConfig, section: str, options: Mapping[
     return [
         f"a smaller optimizer.lr than {optimizer.lr:g}",
         "optimizer.clip=1" if clip is None else f"a smaller optimizer.clip than {clip:g}",
-        *(f"a larger {key} than {value:g}" for key, value in _temperatures(section, options)),
+        *temperature_hints(section, options),
     ]
+
+
+def temperature_hints(section: str, options: Mapping[str, Any]) -> list[str]:
+    """Return larger temperatures to try.
+
+    Args:
+        section: ``"loss"`` or ``"objective"``.
+        options: Options of the loss or objective.
+    """
+    return [f"a larger {key} than {value:g}" for key, value in _temperatures(section, options)]
 
 
 def _temperatures(place: str, options: Mapping[str, Any]) -> list[tuple[str, float]]:

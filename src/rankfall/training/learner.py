@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
@@ -86,6 +87,8 @@ class Position:
         best: Best validation metric, or NaN.
         best_weights: Checksum of the best weights.
         lines: Content of ``metrics.jsonl``.
+        gradients: Last epoch in which each part of the model had a gradient other than 0; 0 for none yet.
+        constant: Terms of the loss that had one value in all batches of this epoch.
     """
 
     step: int = 0
@@ -100,6 +103,8 @@ class Position:
     best: float = math.nan
     best_weights: str = ""
     lines: list[dict[str, Any]] = field(default_factory=list)
+    gradients: dict[str, int] = field(default_factory=dict)
+    constant: dict[str, float] = field(default_factory=dict)
 
     @property
     def parts(self) -> dict[str, float]:
@@ -111,10 +116,29 @@ class Position:
         """Lists or impressions per second in this epoch."""
         return self.seen / self.epoch_seconds
 
+    def add(self, result: StepResult, parts: Iterable[str]) -> None:
+        """Add the result of a batch.
+
+        Args:
+            result: The result.
+            parts: Names of all parts of the model.
+        """
+        means = {name: total / max(1, result.count) for name, total in result.sums.items()}
+        if self.batch == 0:
+            self.gradients = dict.fromkeys(parts, 0) | self.gradients
+            self.constant = means
+        # a checkpoint of an earlier release may begin inside an epoch without either
+        self.constant = {name: value for name, value in self.constant.items() if means.get(name) == value}
+        self.gradients |= dict.fromkeys(result.moved, self.epoch)
+        for name, value in result.sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        self.step, self.batch, self.seen = self.step + 1, self.batch + 1, self.seen + result.count
+
     def next_epoch(self) -> None:
         """Go to the beginning of the next epoch."""
         self.epoch += 1
         self.batch, self.seen, self.sums, self.epoch_seconds = 0, 0, {}, 0.0
+        self.constant = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +148,12 @@ class StepResult:
     Attributes:
         count: Lists or impressions in the batch.
         sums: Sums of the terms of the loss over these.
+        moved: Parts of the model with a gradient other than 0, of those that had none in this epoch before.
     """
 
     count: int
     sums: dict[str, float]
+    moved: list[str] = field(default_factory=list)
 
 
 class Learner(ABC, Generic[BatchT]):
@@ -145,6 +171,7 @@ class Learner(ABC, Generic[BatchT]):
         loader: Training batches.
         temperatures: Temperatures that follow a schedule.
         batches: Number of batches of the whole run, over which temperatures change.
+        turns: Number of batches in which every part of the model is trained at least once.
     """
 
     group: Group = ALONE
@@ -156,6 +183,7 @@ class Learner(ABC, Generic[BatchT]):
     loader: Loader[BatchT]
     temperatures: list[Temperature]
     batches: int
+    turns: int = 1
 
     @abstractmethod
     def terms(self, batch: BatchT, position: Position) -> tuple[dict[str, Tensor], str]:
@@ -188,8 +216,48 @@ class Learner(ABC, Generic[BatchT]):
         if not clip_gradients(self.trained, self.clip).isfinite():
             with self.group.together():
                 raise self.diverged("the gradient", batch, position)
+        # Gradients are the same in all processes. A part that has moved is not looked at again in this epoch.
+        moved = [
+            name
+            for name, weights in self.trained_parts.items()
+            if position.gradients.get(name) != position.epoch and _has_gradient(weights)
+        ]
         self.optimizer.step()
-        return StepResult(int(count), dict(zip(terms, sums, strict=True)))
+        return StepResult(int(count), dict(zip(terms, sums, strict=True)), moved)
+
+    @cached_property
+    def trained_parts(self) -> dict[str, list[nn.Parameter]]:
+        """The trained weights of each part of the model. A part without a gradient is not trained."""
+        return {"the model": self.trained}
+
+    def depends_on(self, term: str, part: str) -> bool:
+        """Return whether a term of the loss may train a part of the model."""
+        return True
+
+    @abstractmethod
+    def untrained(self, what: str, position: Position) -> TrainingError:
+        """Return the error for parts or terms that an epoch did not train."""
+
+    def find_untrained(self, position: Position, *, new: bool) -> str:
+        """Return what an epoch did not train: parts without a gradient, terms that were constant; or an empty string.
+
+        Args:
+            position: The end of the epoch.
+            new: Whether its lists were trained for the first time. Afterwards a term of exactly 0 is a perfect fit.
+        """
+        silent = [
+            part
+            for part, epoch in position.gradients.items()
+            if epoch < position.epoch
+            and position.batch >= self.turns
+            and (new or any(total for term, total in position.sums.items() if self.depends_on(term, part)))
+        ]
+        if silent:
+            return f"the gradient of all weights of {' and of '.join(silent)} was exactly 0"
+        constant = [
+            f"{name} was {value:g}" for name, value in position.constant.items() if value == 0 or position.batch > 1
+        ]
+        return " and ".join(constant) if new else ""
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -233,6 +301,12 @@ class Learner(ABC, Generic[BatchT]):
         self.optimizer.load_state_dict(state["optimizer"])
         self.loader.load_state_dict(state["loader"])
         torch.set_rng_state(state["random"])
+
+
+def _has_gradient(parameters: Iterable[Tensor]) -> bool:
+    """Return whether any gradient is other than 0. The last parameters are the likeliest, and end the search."""
+    gradients = (parameter.grad for parameter in reversed(list(parameters)) if parameter.grad is not None)
+    return any(bool((one._values() if one.is_sparse else one).any()) for one in gradients)
 
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import warnings
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Generic
@@ -79,6 +80,7 @@ class Loop(Generic[BatchT]):
 
     Attributes:
         open_ended: Whether more epochs may follow later, so that the last checkpoints are kept.
+        on_notice: Called with warnings.
     """
 
     open_ended = False
@@ -98,6 +100,7 @@ class Loop(Generic[BatchT]):
         self.settings = config.training
         self.epochs = self.settings.epochs
         self.progress, self.on_epoch, self.stop = progress, on_epoch, stop
+        self.on_notice: OnNotice = warnings.warn
         if not self.group.first:
             self.progress = self.on_epoch = lambda value: None
         self.checkpoints = Checkpoints(out / CHECKPOINTS, self.settings.keep)
@@ -158,6 +161,14 @@ class Loop(Generic[BatchT]):
             if stopped:
                 self.group.totals([0])  # no process leaves before the checkpoint is written
                 raise Stopped(self._stopped())
+        self._check_trained()
+
+    def _check_trained(self) -> None:
+        """Refuse to continue after an epoch that trained nothing, or a part of the model not at all."""
+        what = self.learner.find_untrained(self.position, new=self.position.epoch == 1)
+        if what:
+            with self.group.together():
+                raise self.learner.untrained(what, self.position)
 
     def _train_batch(self, batch: BatchT) -> None:
         """Train on one batch."""
@@ -165,9 +176,7 @@ class Loop(Generic[BatchT]):
         self.group.seed_noise(self.settings.seed, place.step)
         with self.group.watching():
             result = self.learner.step(batch, place)
-        for name, value in result.sums.items():
-            place.sums[name] = place.sums.get(name, 0.0) + value
-        place.step, place.batch, place.seen = place.step + 1, place.batch + 1, place.seen + result.count
+        place.add(result, self.learner.trained_parts)
         self._snapshot_before_batch()
 
     def _validate(self) -> None:
@@ -404,6 +413,7 @@ def train_in(loop: Loop[BatchT], files: Mapping[str, str], *, resume: bool, on_n
     out, group = loop.out, loop.group
     if not group.first:
         on_notice = _ignore
+    loop.on_notice = on_notice
     loop.check_same_on_all_processes()
     with ExitStack() as held:
         with group.together():

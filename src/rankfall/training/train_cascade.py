@@ -6,7 +6,9 @@ import hashlib
 import json
 import math
 import warnings
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, get_args
 
 import torch
@@ -32,7 +34,9 @@ from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.sections import Role
 from rankfall.training.distributed.group import ALONE
-from rankfall.training.divergence_hints import divergence_hints
+from rankfall.training.divergence_hints import divergence_hints, temperature_hints
+from rankfall.training.item_weights import item_weights
+from rankfall.training.label_checks import check_training_labels
 from rankfall.training.learner import Learner, Loader
 from rankfall.training.loop import Loop, finished, train_in
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as
@@ -48,10 +52,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.data.impressions.loader import Impressions, ItemFirstSeen
-    from rankfall.data.impressions.spec import Features
     from rankfall.training.build_cascade import BuiltObjective
     from rankfall.training.config.cascade_config import LogConfig
     from rankfall.training.distributed.group import Group
+    from rankfall.training.item_weights import ItemWeights
     from rankfall.training.learner import Position
     from rankfall.training.loop import OnNotice, Progress
     from rankfall.training.run_directory import TrainResult
@@ -105,6 +109,8 @@ def train(
     result = finished(out, config, data, force=force, resume=resume, on_notice=on_notice, group=group)
     if result is not None:
         return result
+    with group.together():
+        check_training_labels(log, config, config.data.train, built[0], on_notice if group.first else lambda text: None)
     with seeded(config.training.seed, config.training.threads):
         with group.together():
             try:
@@ -134,11 +140,15 @@ class _Network(nn.Module):
         cascade: The cascade.
         objective: The objective.
         classifies: Whether the objective takes logits of the label grades instead of scores.
+        weights: Returns the weights of the items of a batch, or None if all are equal.
     """
 
-    def __init__(self, cascade: Cascade, objective: Objective, *, classifies: bool) -> None:
+    def __init__(
+        self, cascade: Cascade, objective: Objective, *, classifies: bool, weights: ItemWeights | None
+    ) -> None:
         super().__init__()
         self.cascade, self.objective, self.classifies = cascade, objective, classifies
+        self.weights = weights
 
     def forward(self, batch: Impressions) -> tuple[dict[str, Tensor], list[str]]:
         """Return the terms of the objective, and the names of stages with scores that are NaN or infinite."""
@@ -147,7 +157,14 @@ class _Network(nn.Module):
         if bad:  # objectives refuse such scores, but the names of the terms are needed
             scores = [torch.zeros_like(stage) for stage in scores]
         labels = batch.grade.float()
-        terms = self.objective.parts(scores, labels, relevance=batch.relevance, depth=batch.depth, mask=batch.mask)
+        terms = self.objective.parts(
+            scores,
+            labels,
+            relevance=batch.relevance,
+            depth=batch.depth,
+            mask=batch.mask,
+            weight=None if self.weights is None else self.weights(batch),
+        )
         return terms, bad
 
     def _logits(self, batch: Impressions) -> list[Tensor]:
@@ -160,16 +177,20 @@ class CascadeLearner(Learner["Impressions"]):
     optimizer: Optimizers
     loader: DayLoader
 
-    def __init__(self, config: CascadeConfig, out: Path, features: Features, built: BuiltObjective) -> None:
+    def __init__(self, config: CascadeConfig, out: Path, log: ImpressionLog, built: BuiltObjective) -> None:
         self.config = config
         self.out = out
         self.metric = config.training.metric
-        self.cascade = make_cascade(config, features)
+        self.cascade = make_cascade(config, log.features)
         self.objective, self.temperatures = built
+        self.turns = self.objective.turns
         self.modules = {"cascade": self.cascade, "objective": self.objective}
-        self.network = _Network(self.cascade, self.objective, classifies=config.objective.classifies).to(
-            self.group.device
-        )
+        self.network = _Network(
+            self.cascade,
+            self.objective,
+            classifies=config.objective.classifies,
+            weights=item_weights(config, log),
+        ).to(self.group.device)
         self.optimizer = Optimizers(config.optimizer, self.cascade, self.objective)
         self.clip = config.optimizer.clip
         if self.group.device.type == "cuda" and "sparse" in self.optimizer.parts:
@@ -201,6 +222,29 @@ class CascadeLearner(Learner["Impressions"]):
         """Return the number of weights of all stages."""
         return sum(parameter.numel() for parameter in self.cascade.parameters())
 
+    @cached_property
+    def trained_parts(self) -> dict[str, list[nn.Parameter]]:
+        """The weights of each stage that no other stage has, or all of them if it shares all."""
+        models = {name: list(model.parameters()) for name, model in self.cascade.models.items()}
+        uses = Counter(id(weight) for weights in models.values() for weight in weights)
+        own = {name: [weight for weight in weights if uses[id(weight)] == 1] for name, weights in models.items()}
+        return {name: weights or models[name] for name, weights in own.items()}
+
+    def depends_on(self, term: str, part: str) -> bool:
+        """Return whether a term trains a stage: its own terms have its number, others train all stages."""
+        return not term.startswith("stage") or term.startswith(f"stage{self.cascade.names.index(part) + 1}/")
+
+    def untrained(self, what: str, position: Position) -> TrainingError:
+        """Return the error for an epoch, with hints."""
+        objective = self.config.objective
+        larger = temperature_hints("objective", objective.options)
+        return TrainingError(
+            f"{objective.name}: {what} in all {position.batch} batches of epoch {position.epoch}, so it was not "
+            f"trained. Its labels may have no order ('rankfall data {self.config.data.path}' shows them), its quotas "
+            f"may keep every item of the training lists (data.negatives makes them longer), its weights may all be 0, "
+            f"or its selection may be too certain to change{f' (try {larger[0]})' if larger else ''}"
+        )
+
     def diverged(self, what: str, batch: Impressions, position: Position) -> TrainingError:
         """Return the error for a batch, with its requests and hints."""
         requests = ", ".join(map(str, self.loader.requests(batch)[:REQUESTS_SHOWN].to_pylist()))
@@ -220,7 +264,7 @@ class LogLearner(CascadeLearner):
         self, config: CascadeConfig, out: Path, log: ImpressionLog, group: Group, built: BuiltObjective | None = None
     ) -> None:
         self.group = group
-        super().__init__(config, out, log.features, built or build_objective(log, config))
+        super().__init__(config, out, log, built or build_objective(log, config))
         self.loader = make_loader(log, config, "train", group)
         check_kept(self.objective, self.loader)
         self.valid = make_loader(log, config, "valid")

@@ -27,7 +27,8 @@ from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.ranker_config import RankerConfig
 from rankfall.training.config.sections import Role
 from rankfall.training.distributed.group import ALONE
-from rankfall.training.divergence_hints import divergence_hints
+from rankfall.training.divergence_hints import divergence_hints, temperature_hints
+from rankfall.training.label_checks import check_lists
 from rankfall.training.learner import Learner
 from rankfall.training.loop import Loop, finished, train_in
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, TrainingError, read_config_as
@@ -99,6 +100,7 @@ def train(
         built = make_loss(config.loss)
         check_loss(built[0], config.loss)
         checksums = data.manifest["files"]
+        check_lists(lists["train"], config.loss.name)
     result = finished(out, config, checksums, force=force, resume=resume, on_notice=on_notice, group=group)
     if result is not None:
         return result
@@ -218,6 +220,15 @@ class RankerLearner(Learner["ListBatch"]):
     def parameters(self) -> int:
         """Return the number of weights of the model and of the loss."""
         return sum(parameter.numel() for parameter in self.trained)
+
+    def untrained(self, what: str, position: Position) -> TrainingError:
+        """Return the error for an epoch, with hints."""
+        larger = temperature_hints("loss", self.config.loss.options)
+        return TrainingError(
+            f"{self.config.loss.name}: {what} in all {position.batch} batches of epoch {position.epoch}, so it was not "
+            "trained. The options of the loss may leave no documents to compare (m or k of at least the length of the "
+            f"lists), or its order may be too certain to change{f' (try {larger[0]})' if larger else ''}"
+        )
 
     def diverged(self, what: str, batch: ListBatch, position: Position) -> TrainingError:
         """Return the error for a batch, with its queries and hints."""

@@ -35,6 +35,7 @@ from rankfall.training.config.component_checks import has_schedule
 from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.sections import Role
+from rankfall.training.label_checks import check_training_labels
 from rankfall.training.loop import Loop, train_in
 from rankfall.training.per_list_table import values_table
 from rankfall.training.run_directory import (
@@ -127,6 +128,7 @@ def train_days(
         check_begun(config, out, log)
     else:
         present = [day for day in days if day in log.days]
+        check_training_labels(log, config, present, built[0], on_notice)
         check_quotas(config, measuring_loader(log, config, present[1:] or present, first_days))
         check_kept(built[0], training_loader(log, config, present, first_days=first_days))
     with seeded(config.training.seed, config.training.threads):
@@ -261,7 +263,7 @@ class _DayLearner(CascadeLearner):
         first_days: ItemFirstSeen,
         built: BuiltObjective,
     ) -> None:
-        super().__init__(config, out, log.features, built)
+        super().__init__(config, out, log, built)
         self.log, self._first_days = log, first_days
         self.loader = _OneDay(log, config, days, first_days)
         self.batches = _batches(log, config, days) if has_schedule(config.objective.options) else 0
@@ -344,6 +346,16 @@ class _DayLoop(Loop["Impressions"]):
         """Stop between two measured batches; the day is measured again when the run continues."""
         if self.stop():
             raise Stopped(self._stopped())
+
+    def _check_trained(self) -> None:
+        """Warn of a day that trained nothing, or a stage not at all. It is an error if no day trained that stage."""
+        place = self.position
+        what = self.learner.find_untrained(place, new=True)
+        if not what:
+            return
+        if place.epoch == self.epochs and 0 in place.gradients.values():
+            raise self.learner.untrained(what, place)
+        self.on_notice(f"{self.learner.loader.day}: {self.learner.untrained(what, place)}")
 
     def _validate(self) -> None:
         """End a day: write a checkpoint. Its weights are measured on the next day."""

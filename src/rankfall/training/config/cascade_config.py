@@ -16,7 +16,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from rankfall import registry
 from rankfall._yaml_config import ConfigError, OptionError, Section, explain
@@ -164,6 +172,28 @@ def _is_stage_metric(name: str) -> str:
 StageMetric = Annotated[str, AfterValidator(_is_stage_metric)]
 
 
+class WeightConfig(Section):
+    """Weights of items in the objective: base + scale * value, at least 0 and at most clip."""
+
+    of: str = Field(description="relevance, a feedback column, or an item feature that is a single number.")
+    base: float = Field(default=1.0, ge=0, description="Weight of an item with the value 0.")
+    scale: float = Field(default=1.0, ge=0, description="Weight that a value of 1 adds.")
+    clip: float = Field(default=10.0, gt=0, description="Largest weight.")
+
+    @model_validator(mode="after")
+    def _is_not_constant(self) -> Self:
+        if self.scale == 0 or self.base >= self.clip:
+            raise ValueError(
+                f"found base {self.base:g}, scale {self.scale:g} and clip {self.clip:g}, so that all items have the "
+                "same weight; expected a scale above 0 and a base below clip"
+            )
+        return self
+
+
+def _weight_of(value: object) -> object:
+    return {"of": value} if isinstance(value, str) else value
+
+
 class CascadeOptimizerConfig(OptimizerConfig):
     """Optimizer and its options, with the default learning rate of the papers on cascades."""
 
@@ -196,6 +226,10 @@ class CascadeConfig(Section):
     stages: list[StageConfig] = Field(min_length=1)
     share: list[str] = Field(default=[], description="Embedding tables that all stages share.")
     objective: ObjectiveConfig
+    weight: Annotated[WeightConfig | None, BeforeValidator(_weight_of)] = Field(
+        default=None,
+        description="Weights of items in the objective: a name such as revenue, or of, base, scale and clip.",
+    )
     optimizer: CascadeOptimizerConfig = CascadeOptimizerConfig()
     training: CascadeTrainingConfig = CascadeTrainingConfig()
     stage_metrics: list[StageMetric] = Field(

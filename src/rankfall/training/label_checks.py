@@ -1,0 +1,249 @@
+"""Checks of the labels of training lists, before anything is trained: what has no order teaches no order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankfall._lists import has_order
+from rankfall._yaml_config import ConfigError
+from rankfall.data import ImpressionLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rankfall.data import ImpressionLog
+    from rankfall.data.impressions.loader import Impressions
+    from rankfall.data.lists.list_loader import Lists
+    from rankfall.objectives import Objective
+    from rankfall.training.config.cascade_config import CascadeConfig
+    from rankfall.training.loop import OnNotice
+
+SAMPLED_DAYS, SAMPLED_LISTS = 8, 2048  # days and lists that are looked at before training
+MOST_WITHOUT_ORDER = 0.99  # share of lists from which an objective learns nothing
+
+_OF_RELEVANCE = "bce, lcron, icc, rankflow"
+
+
+@dataclass(slots=True)
+class LabelSample:
+    """Counts of training lists, some of every one of several days.
+
+    Attributes:
+        lists: Number of lists.
+        informative: Number of lists from which the objective can learn an order, by kind of labels.
+        graded: Number of lists with two different grades.
+        relevant: Number of lists with a relevant item.
+        all_relevant: Number of lists in which every item is relevant.
+        grades: Smallest and largest grade.
+        sizes: Smallest and largest relevance of relevant items; both are 0 if there are none.
+    """
+
+    lists: int = 0
+    informative: dict[str, int] = field(default_factory=dict)
+    graded: int = 0
+    relevant: int = 0
+    all_relevant: int = 0
+    grades: tuple[int, int] = (0, 0)
+    sizes: tuple[float, float] = (0.0, 0.0)
+
+    def add(self, batch: Impressions, objective: Objective) -> None:
+        """Count the lists of a batch."""
+        labels = batch.grade.float()
+        found = objective.informative(labels, relevance=batch.relevance, depth=batch.depth, mask=batch.mask)
+        for kind, lists in found.items():
+            self.informative[kind] = self.informative.get(kind, 0) + int(lists.sum())
+        relevant = (batch.relevance > 0) & batch.mask
+        self.graded += int(has_order(labels, batch.mask).sum())
+        self.relevant += int(relevant.any(-1).sum())
+        self.all_relevant += int((relevant == batch.mask).all(-1).sum())
+        grades, sizes = batch.grade[batch.mask], batch.relevance[relevant]
+        if len(grades):
+            least, most = self.grades if self.lists else (int(grades[0]), int(grades[0]))
+            self.grades = min(least, int(grades.min())), max(most, int(grades.max()))
+        if len(sizes):
+            least_size, most_size = self.sizes if self.sizes[1] else (float(sizes[0]), float(sizes[0]))
+            self.sizes = min(least_size, float(sizes.min())), max(most_size, float(sizes.max()))
+        self.lists += len(batch)
+
+
+def sample_labels(log: ImpressionLog, config: CascadeConfig, days: Sequence[str], objective: Objective) -> LabelSample:
+    """Count some lists of training days, with the labels and negatives that the configuration trains on.
+
+    Args:
+        log: The log.
+        config: Configuration of the cascade.
+        days: Days, and ranges of days.
+        objective: The objective that learns from them.
+    """
+    sample = LabelSample()
+    try:
+        for batch in _batches(log, config, days):
+            sample.add(batch, objective)
+    except ValueError as error:  # what the loader refuses, the configuration must not ask for
+        raise ConfigError(str(error)) from None
+    return sample
+
+
+def _batches(log: ImpressionLog, config: CascadeConfig, days: Sequence[str]) -> Iterator[Impressions]:
+    """Iterate over the first lists of several days that are spread over all days."""
+    chosen = [day.name for day in log.choose(days) if len(day)]
+    places = np.unique(np.linspace(0, len(chosen) - 1, min(len(chosen), SAMPLED_DAYS)).astype(int)) if chosen else []
+    for place in places:
+        size = max(2, SAMPLED_LISTS // len(places))
+        loader = ImpressionLoader(
+            log,
+            chosen[place],
+            batch=size,
+            window=size,
+            shuffle=False,
+            negatives=config.data.negatives,
+            negatives_from="batch",  # only their labels matter, which are the same for all random items
+            labels=config.data.labels,
+            prefetch=0,
+        )
+        batches = iter(loader)
+        yield next(batches)
+
+
+def check_training_labels(
+    log: ImpressionLog, config: CascadeConfig, days: Sequence[str], objective: Objective, on_notice: OnNotice
+) -> None:
+    """Refuse training days whose labels have no order for the objective, and note sizes of relevance that it ignores.
+
+    Args:
+        log: The log to train on.
+        config: Configuration of the cascade.
+        days: Training days, and ranges of days.
+        objective: The objective.
+        on_notice: Called with warnings.
+
+    Raises:
+        ConfigError: If at least 99 % of the lists have no order, with what to change.
+    """
+    sample = sample_labels(log, config, days, objective)
+    check_labels(sample, log, config)
+    ignored = ignored_sizes(sample, log, config)
+    if ignored:
+        on_notice(ignored)
+
+
+def check_labels(sample: LabelSample, log: ImpressionLog, config: CascadeConfig) -> None:
+    """Refuse labels without an order in (nearly) all lists: the objective would train nothing, or nothing useful.
+
+    Args:
+        sample: Counts of training lists.
+        log: The log.
+        config: Configuration of the cascade.
+
+    Raises:
+        ConfigError: If at least 99 % of the lists have no order, with what to change.
+    """
+    problems = [
+        f"objective: {config.objective.name} learns from {_words(kind, config)}, but {_share(count, sample.lists)} "
+        f"training lists give no order to learn{_found(kind, sample)}; {_advice(kind, sample, log, config)}"
+        for kind, count in sample.informative.items()
+        if sample.lists and count <= (1 - MOST_WITHOUT_ORDER) * sample.lists
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _words(kind: str, config: CascadeConfig) -> str:
+    if kind == "grades":
+        return "grades" if config.data.labels == "full" else f"grades (data.labels: {config.data.labels})"
+    if kind == "relevance":
+        return "the relevance of items"
+    stage = config.stages[int(kind.removeprefix("stage")) - 1]
+    return f"the relevance of the items that {stage.name} sees in the log"
+
+
+def _share(ordered: int, lists: int) -> str:
+    return f"{1 - ordered / lists:.1%} of {lists:,}" if ordered else f"all {lists:,}"
+
+
+def _found(kind: str, sample: LabelSample) -> str:
+    least, most = sample.grades
+    if kind == "grades" and least == most:
+        return f" (all grades are {least})"
+    if kind != "grades" and not sample.relevant:
+        return " (no item is relevant)"
+    if kind != "grades" and sample.all_relevant == sample.lists:
+        return " (all items are relevant)"
+    return ""
+
+
+def _advice(kind: str, sample: LabelSample, log: ImpressionLog, config: CascadeConfig) -> str:
+    """Return what to change."""
+    some_relevant = sample.relevant > 0 and sample.all_relevant < sample.lists
+    if kind == "grades":
+        words = []
+        if config.data.labels != "full":
+            words.append("data.labels=full")
+        elif some_relevant:
+            words.append("data.labels=relevance")
+        if some_relevant:
+            words.append(f"an objective that learns from the relevance ({_OF_RELEVANCE})")
+        words.append(f"prepare the log again with its stages and ranks, or another `relevant` than {_relevant(log)}")
+        return "try " + ", or ".join(words)
+    if not sample.relevant or sample.relevant <= (1 - MOST_WITHOUT_ORDER) * sample.lists:
+        return (
+            f"`relevant` of the log is {_relevant(log)}: prepare the log again with another one, or without the "
+            "requests that have no relevant item"
+        )
+    if kind.startswith("stage"):
+        number = int(kind.removeprefix("stage")) - 1
+        return f"try stages.{number}.min_depth=-1, which trains {config.stages[number].name} on all items"
+    if not some_relevant:
+        return "try data.negatives=20, which adds items that are not relevant, or another `relevant` in the log"
+    return f"its lists may be too short for relevant={config.relevant}; try data.negatives=20 or a smaller `relevant`"
+
+
+def _relevant(log: ImpressionLog) -> str:
+    relevant = log.spec.relevant
+    return f"the stage {relevant.stage}" if relevant.stage is not None else f"the column {relevant.column}"
+
+
+def ignored_sizes(sample: LabelSample, log: ImpressionLog, config: CascadeConfig) -> str | None:
+    """Return a notice if relevant items have sizes that the objective ignores, else None.
+
+    Args:
+        sample: Counts of lists.
+        log: The log.
+        config: Configuration of the cascade.
+    """
+    least, most = sample.sizes
+    if least == most or config.weight is not None:
+        return None
+    if "grades" in sample.informative and len(log.spec.stages) == 1:
+        return None  # grades of a log without a funnel are ordered by the relevance
+    return (
+        f"relevance has sizes {least:g} to {most:g}, which this configuration ignores: it trains a relevant item of "
+        f"{most:g} as one of {least:g}. weight=relevance weights items by their relevance"
+    )
+
+
+def check_lists(lists: Lists, name: str) -> None:
+    """Refuse ranking lists of which (nearly) all have one label only: no loss can learn an order from them.
+
+    Args:
+        lists: The training lists.
+        name: Name of the loss.
+
+    Raises:
+        ConfigError: If at least 99 % of the lists have one label only.
+    """
+    starts = lists.starts[lists.lengths > 0]
+    if not len(starts):
+        return
+    differ = np.maximum.reduceat(lists.labels, starts) > np.minimum.reduceat(lists.labels, starts)
+    ordered, count = int(differ.sum()), len(starts)
+    if ordered > (1 - MOST_WITHOUT_ORDER) * count:
+        return
+    labels = f" (all labels are {lists.labels[0]:g})" if lists.labels.min() == lists.labels.max() else ""
+    raise ConfigError(
+        f"loss: {name} learns from labels, but {_share(ordered, count)} lists of data.train give no order to learn"
+        f"{labels}; try other splits, or prepare the data again from lists whose documents have different labels"
+    )
