@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -62,7 +63,9 @@ def estimate_examination(
             from relevance.
     """
     if method not in get_args(Method):
-        raise ValueError(f"method: found {method!r}{did_you_mean(method, get_args(Method))}; allowed are {get_args(Method)}")
+        raise ValueError(
+            f"method: found {method!r}{did_you_mean(method, get_args(Method))}; allowed are {get_args(Method)}"
+        )
     if positions < 1 or resamples < 2:
         raise ValueError(f"found {positions} positions and {resamples} resamples, expected at least 1 and 2")
     chosen = log.choose(days) if days else list(log.days.values())
@@ -134,19 +137,13 @@ def _without_useless_rank(shows: Shows, is_asked: bool, method: Method) -> tuple
         )
     if method == "pairs" and not is_asked and RANK in values:
         del values[ITEM]
-    return _with_values(shows, values), notes
-
-
-def _with_values(shows: Shows, values: dict[str, NDArray[np.generic]]) -> Shows:
-    from dataclasses import replace
-
-    return replace(shows, values=values)
+    return replace(shows, values=values), notes
 
 
 def _bootstrap(
     estimators: dict[str, Estimator], shows: Shows, resamples: int, seed: int, on_progress: OnProgress
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """Return the curves of all shown items, and those of samples: every cluster is drawn a Poisson(1) number of times."""
+    """Return the curves of all shown items, and those of samples, with a Poisson(1) weight for every cluster."""
     on_progress("estimating", 0, resamples + 1)
     fitted = {name: estimator(np.ones(len(shows))) for name, estimator in estimators.items()}
     random = np.random.default_rng(seed)

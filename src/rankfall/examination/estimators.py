@@ -68,8 +68,8 @@ class Pairs:
 
     .. math:: \sum_{g,k} c_{gk} \log \frac{n_{gk} \theta_k}{\sum_j n_{gj} \theta_j}
 
-    which is concave in :math:`\log \theta`. Groups that were shown at one position only drop out, and small groups cause
-    no bias. It is a form of intervention harvesting (Agarwal et al. 2019), whose groups are the items of a query.
+    which is concave in :math:`\log \theta`. Groups that were shown at one position drop out, and small groups cause no
+    bias. It is a form of intervention harvesting (Agarwal et al. 2019), whose groups are the items of a query.
 
     Raises:
         ValueError: If no groups connect all positions.
@@ -214,9 +214,9 @@ def _relative(curve: Floats) -> Floats:
 
 def _numbered(values: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
     """Number the different combinations of values."""
-    columns = [values.reshape(len(values), -1) for values in values.values()]
-    number = np.zeros(len(columns[0]), np.int64)
-    for column in (column[:, place] for column in columns for place in range(column.shape[1])):
+    table = np.concatenate([column.reshape(len(column), -1).astype(np.float64) for column in values.values()], axis=1)
+    number = np.zeros(len(table), np.int64)
+    for column in table.T:
         _, of_column = np.unique(column, return_inverse=True)
         _, number = np.unique(number * (int(of_column.max()) + 1) + of_column, return_inverse=True)
     return number

@@ -130,7 +130,9 @@ def _check_name(what: str, name: str, allowed: Sequence[str]) -> None:
 def _user_column(log: ImpressionLog) -> str | None:
     """Return the column that has the id of the user, if a feature of the log is made of it."""
     features = log.spec.features.user
-    return next((f"user.{name}" for name in features if column_of(log.spec, name, features[name]) == log.spec.user), None)
+    return next(
+        (f"user.{name}" for name in features if column_of(log.spec, name, features[name]) == log.spec.user), None
+    )
 
 
 def _shows_of(block: ImpressionBlock, feedback: str, given: list[str], user: str | None, before: int) -> Shows:

@@ -289,7 +289,7 @@ def _in_a_stage(rows: pl.DataFrame, flags: Sequence[str]) -> pl.Series:
 
 @dataclass(frozen=True)
 class _DayFile(RowFile):
-    """A file of a day, restricted to the rows of the cascade, with their ranks and shown positions in one column each."""
+    """A file of a day, restricted to the rows of the cascade, with columns of their ranks and shown positions."""
 
     stages: Literal[2, 3]
 
