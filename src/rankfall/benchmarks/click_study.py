@@ -2,13 +2,14 @@
 
 ``python -m rankfall.benchmarks.click_study DIR`` simulates a log whose relevant items are the clicked ones, estimates
 its examination curve, trains a ranking stage with and without inverse propensity weights, and measures it against
-clicks and against the true relevance. It writes ``curves.json`` and ``recall.json`` and prints both as tables.
+clicks and against the true relevance. It writes ``curves-PRESET.json`` and ``recall-PRESET.json``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,7 @@ def study(
                 values = _trained(run, log, {**OBJECTIVES, **SHOWN}[objective], files.get(weight), seed)
                 row = {"preset": preset, "seed": seed, "objective": objective, "weight": weight}
                 recalls.append(row | {name: _summary(value) for name, value in values.items()})
-                print(json.dumps(recalls[-1]), flush=True)
+                _write(json.dumps(recalls[-1]))
     return {"curves": curves, "recall": recalls}
 
 
@@ -137,7 +138,7 @@ def _trained(
         | ({} if curve is None else {"weight": {"examination": str(curve), "of": CLICK}})
     )
     if not (run / "result.json").exists():
-        train(config, run, force=True, on_notice=lambda text: print(f"{run.name}: {text}", flush=True))
+        train(config, run, force=True, on_notice=lambda text: _write(f"{run.name}: {text}"))
     _, cascade = load_run(run, checkpoint="last")
     loader = ImpressionLoader(log, [days[-1]], batch=512, shuffle=False)
     found: dict[str, list[Tensor]] = {}
@@ -155,6 +156,10 @@ def _trained(
         for name, value in values.items():
             found.setdefault(name, []).append(value)
     return {name: torch.cat(values) for name, values in found.items()}
+
+
+def _write(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def _defined(values: Tensor, labels: Tensor) -> Tensor:

@@ -82,6 +82,7 @@ def estimate_examination(
     shows, ranked_notes = _without_useless_rank(shows, given is not None, method)
     estimators = {"naive": Naive(shows), "estimate": ESTIMATORS[method](shows)}
     fitted, samples = _bootstrap(estimators, shows, resamples, seed, on_progress)
+    points = _points(shows, fitted, samples)
     return ExaminationCurve(
         log=str(log.path),
         feedback=feedback,
@@ -91,8 +92,8 @@ def estimate_examination(
         requests=len(np.unique(shows.request)),
         resampled=shows.resampled,
         resamples=resamples,
-        points=_points(shows, fitted, samples),
-        notes=[*notes, *ranked_notes],
+        points=points,
+        notes=[*notes, *ranked_notes, *_rising(points)],
     )
 
 
@@ -156,6 +157,18 @@ def _bootstrap(
             curves[name].append(estimator(weight))
     on_progress("estimating", resamples + 1, resamples + 1)
     return fitted, {name: np.stack(found) for name, found in curves.items()}
+
+
+def _rising(points: Sequence[ExaminationPoint]) -> list[str]:
+    """Note a curve that rises by more than its intervals: users seldom examine lower positions more often."""
+    for place, point in enumerate(points):
+        before = min(points[:place], key=lambda other: other.high, default=point)
+        if point.low > before.high:
+            return [
+                f"the curve rises from position {before.position} to {point.position}: items may have been moved for "
+                "reasons that clicks depend on, so do not trust it below there"
+            ]
+    return []
 
 
 def _points(shows: Shows, fitted: dict[str, Floats], samples: dict[str, Floats]) -> list[ExaminationPoint]:
