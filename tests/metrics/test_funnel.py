@@ -105,6 +105,8 @@ def test_what_is_lost_and_what_is_kept_add_up(ties: Any) -> None:
     scores, relevant, mask = lists(5, 40, 15, ties=True)
     result = funnel(scores, relevant, quotas=QUOTAS, mask=mask, ties=ties)
     total = result.joint_recall + result.lost.sum(-1)
+    torch.testing.assert_close(result.survived, result.defined.float().unsqueeze(-1) - result.lost.cumsum(-1))
+    assert torch.equal(result.survived[..., -1], result.joint_recall)
     torch.testing.assert_close(total, result.defined.float())
     torch.testing.assert_close(result.stage_recall[..., 0] + result.lost[..., 0], result.defined.float())
     sizes = mask.sum(-1)
@@ -177,6 +179,7 @@ def test_shapes_and_types(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert shapes == {
         "survivors": (*shape, 3, 7),
         "joint_recall": shape,
+        "survived": (*shape, 3),
         "stage_recall": (*shape, 3),
         "stage_ndcg": (*shape, 3),
         "lost": (*shape, 3),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,6 +25,7 @@ from rankfall.objectives import (
     RankFlow,
     SortCE,
 )
+from rankfall.training.cascade_metrics import ground_truth
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -354,6 +356,8 @@ def test_the_ground_truth_is_ordered_by_relevance_then_by_grade(levels: int) -> 
                 better = sum(other > keys[j] for other in keys.values())
                 equal = sum(other == keys[j] for other in keys.values())  # equal items share the places that are left
                 assert found[j] == pytest.approx(min(1.0, max(0.0, (k - better) / equal)))
+        measured = SimpleNamespace(relevance=relevance.masked_fill(~mask, 0), grade=grades.int(), mask=mask)
+        torch.testing.assert_close(batch.truth(k), ground_truth(measured, k))  # type: ignore[arg-type]
 
 
 # --- LCRON ------------------------------------------------------------------------------------------------------

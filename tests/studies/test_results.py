@@ -48,7 +48,15 @@ def test_a_saved_result_is_loaded_unchanged(make: Callable[[], Result], tmp_path
 def test_nan_is_null_and_an_unset_field_is_left_out() -> None:
     summary = EvaluationSummary({"ndcg": math.nan}, {"ndcg": 0.25}, 0, {"ndcg": 0})
     content = summary.to_json()
-    assert content == {"metrics": {"ndcg": None}, "chance": {"ndcg": 0.25}, "impressions": 0, "undefined": {"ndcg": 0}}
+    assert content == {
+        "metrics": {"ndcg": None},
+        "chance": {"ndcg": 0.25},
+        "impressions": 0,
+        "undefined": {"ndcg": 0},
+        "intervals": {},
+        "resampled": "requests",
+        "warnings": [],
+    }
     assert math.isnan(EvaluationSummary.from_json(content).metrics["ndcg"])
 
 

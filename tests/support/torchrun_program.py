@@ -46,6 +46,7 @@ def main(directory: Path) -> None:
         for path in sorted(directory.glob("train-*.json")):
             content = json.loads(path.read_text())
             train(content, directory / "together" / path.stem.removeprefix("train-"), group=group)
+        found["untrained"] = group.gather(untrained(directory, group))
         found["statistics"] = group.gather(statistics(directory, group))
         found["noise"] = group.gather(noise(group))
         found["threads"] = group.gather(threads(group))
@@ -100,6 +101,20 @@ def doubled(batch: Impressions) -> Impressions:
 def gradient(parameter: nn.Parameter) -> Tensor:
     assert parameter.grad is not None
     return parameter.grad.to_dense()
+
+
+# --- nothing to learn -----------------------------------------------------------------------------------------------
+
+
+def untrained(directory: Path, group: Group) -> str:
+    """Return the error of training with a loss that has no gradient, as it keeps more items than lists have."""
+    content = cascade_content(directory / "log")
+    content["objective"] = {"name": "per_stage", "loss": {"name": "lambda_recall_loss", "m": 50, "k": 2}}
+    try:
+        train(content, directory / "untrained", group=group)
+    except ValueError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 # --- batch norm -----------------------------------------------------------------------------------------------------

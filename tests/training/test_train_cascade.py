@@ -34,6 +34,7 @@ from rankfall.training.cascade_metrics import (
     published_gains,
 )
 from rankfall.training.config.cascade_config import CascadeConfig, validate_cascade
+from rankfall.training.config.cascade_metric_names import with_one_name
 from rankfall.training.config.overrides import set_option
 from rankfall.training.learner import clip_gradients
 from rankfall.training.run_directory import TrainingError
@@ -153,7 +154,13 @@ def test_further_metrics_are_evaluated_and_validated(log: Path, tmp_path: Path) 
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert {"retrieval/ndcg_linear@3", "ranking/ndcg_linear@3"} < set(json.loads(line)["validation"])
     summary = evaluate_run(tmp_path / "run").summary()
-    assert list(summary.metrics) == config.metrics
+    one_name = with_one_name(summary.metrics)
+    assert [name for name in one_name if not name.endswith("/survived")] == config.metrics
+    assert set(summary.metrics) - set(one_name) == {
+        f"{stage}/alone/{metric}"
+        for stage in ("retrieval", "ranking")
+        for metric in ("recall", "ndcg", "ndcg_linear@3")
+    }
     assert higher_is_better("a/ndcg_linear@3")
     assert not higher_is_better("a/arp")
 
@@ -333,8 +340,9 @@ def test_train_and_evaluate_commands(log: Path, tmp_path: Path, capsys: pytest.C
     assert run_command("evaluate", run, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["impressions"] == 60
-    names = {"joint_recall", *(f"{s}/{m}" for s in ("retrieval", "ranking") for m in ("recall", "ndcg", "lost"))}
-    assert set(found["metrics"]) == set(found["chance"]) == names
+    of_stages = ("recall", "ndcg", "lost", "survived", "alone/recall", "alone/ndcg")
+    names = {"joint_recall", *(f"{s}/{m}" for s in ("retrieval", "ranking") for m in of_stages)}
+    assert set(found["metrics"]) == set(found["chance"]) == set(found["intervals"]) == names
     assert found["chance"]["joint_recall"] == pytest.approx(2 / 11)
     lost = [found["metrics"][f"{stage}/lost"] for stage in ("retrieval", "ranking")]
     assert found["metrics"]["joint_recall"] + sum(lost) == pytest.approx(1)
@@ -557,7 +565,8 @@ def test_runs_with_full_labels_keep_their_names(funnel_log: Path, tmp_path: Path
             "data": {"path", "labels", "length_from"},  # the last two did not exist when names were fixed
             "stage_metrics": True,
             "weight": True,  # neither did this key
-            "training": {"checkpoint_every", "keep", "track", "mlflow"},
+            "feedback": True,
+            "training": {"checkpoint_every", "keep", "track", "mlflow", "validate_every"},  # nor did the last one
         },
     )
     text = json.dumps([content, plan.data_checksum], sort_keys=True)

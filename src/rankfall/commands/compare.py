@@ -96,6 +96,8 @@ def compare(
         print_json(result.to_json())
     elif result.methods:
         print_result(terminal_table(result))
+    for text in result.warnings:
+        print_message(f"warning: {text}")
     print_message(f"wrote {out}/comparison.json, .csv, .md, .yaml, values.parquet and report.html")
     exit_for_failures(result.failed)
 

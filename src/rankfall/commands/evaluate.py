@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankfall.commands.options import AsJson, MovedData, Run
+from rankfall.commands.options import AsJson, MovedData, Run, out_option
 from rankfall.commands.terminal import examples, print_json, print_message, print_note, print_result, progress
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 EXAMPLES = examples(
     "rankfall evaluate runs/first",
     "rankfall evaluate runs/first --split valid",
+    "rankfall evaluate runs/first data.length=all",
+    "rankfall evaluate runs/first stages.0.quota=50 relevant=5 --out runs/first-50",
     "rankfall evaluate runs/first --json",
 )
 
 
 def evaluate(
     run: Run,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="Values that replace those of the run in this evaluation, for example data.length=all.",
+            show_default=False,
+        ),
+    ] = None,
     split: Annotated[
         str,
         typer.Option(help="Evaluate train, valid or test of the run's configuration, or a split of its data."),
     ] = "test",
     data: MovedData = None,
+    out: Annotated[Path | None, out_option(show_default="the directory of the run")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the best weights of a run, and print all metrics beside their chance levels.
@@ -30,28 +45,45 @@ def evaluate(
     Means are over the lists on which a metric is defined: those with a relevant document. Writes evaluation.json,
     values.parquet with the values of every list, and report.html to the directory of the run. Splits other than test
     have their own files, evaluation-SPLIT.json and values-SPLIT.parquet; the report shows the test split.
+
+    KEY=VALUE changes what is measured: of a cascade data.length (all: every item that the log has by the end of the
+    day, as in a service), quotas such as stages.0.quota, relevant, days, another log (data.path), stage_metrics. The
+    files of the run stay as they are; --out names a directory for such a result.
     """
     from rankfall.reporting.evaluation_table import terminal_evaluation
     from rankfall.reporting.files import write_report
-    from rankfall.studies.evaluate import evaluate_run, evaluation_files
+    from rankfall.studies.evaluate import evaluate_run, evaluation_files, result_directory
     from rankfall.training.run_directory import CONFIG, RESULT
 
     if (run / CONFIG).exists() and not (run / RESULT).exists():
         print_message(f"note: the training run {run} did not finish; its best weights so far are evaluated")
+    changes, moved = overrides or [], None if data is None else str(data)
     with progress() as bar:
         task = bar.add_task("evaluating", total=None)
         evaluation = evaluate_run(
             run,
             split,
-            data=None if data is None else str(data),
+            data=moved,
+            overrides=changes,
+            out=out,
             on_impressions=lambda count, of: bar.update(task, advance=count, total=of),
             on_notice=lambda text: print_note(bar, text),
         )
-    written = write_report(run)
+    directory = result_directory(run, data=moved, overrides=changes, out=out)
+    page = write_report(run) if directory == run else None
     summary = evaluation.summary()
     if as_json:
         print_json(summary.to_json())
         return
-    print_result(terminal_evaluation(summary, title=f"{run}, {split}"))
-    files = [written] if split == "test" else evaluation_files(run, split)
+    print_result(terminal_evaluation(summary, title=_title(run, split, changes)))
+    for text in summary.warnings:
+        print_message(f"warning: {text}")
+    if directory is None:
+        print_message(f"{run} was not changed; --out DIR writes this result")
+        return
+    files = [page] if page and split == "test" else evaluation_files(directory, split)
     print_message(f"wrote {' and '.join(map(str, files))}")
+
+
+def _title(run: Path, split: str, overrides: Sequence[str]) -> str:
+    return ", ".join([str(run), split, *overrides])

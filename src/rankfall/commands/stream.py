@@ -92,6 +92,8 @@ def stream(
         print_json(result.to_json())
     else:
         print_result(terminal_stream(result))
+    for text in result.warnings:
+        print_message(f"warning: {text}")
     drawn = _draw(result, out)
     print_message(f"wrote {', '.join(['stream.json', 'stream.md', 'report.html', *drawn])} to {out}")
     exit_for_failures([*result.failed, *result.refused])

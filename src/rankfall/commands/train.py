@@ -131,13 +131,17 @@ def _train_by_ray(settings: TrainConfig, out: Path, **options: Any) -> TrainResu
 
 
 def _show(result: TrainResult, settings: TrainConfig, out: Path, *, as_json: bool) -> None:
-    metric = settings.training.metric
+    from rankfall.training.methods import method_of
+
+    metric, warning = settings.training.metric, method_of(settings).list_warning()
     if as_json:
         from dataclasses import asdict
 
-        print_json({**asdict(result), "metric": metric, "run": str(out)})
+        print_json({**asdict(result), "metric": metric, "run": str(out), "warnings": [warning] if warning else []})
     else:
         print_result(_table(result, metric, out))
+    if warning:
+        print_message(f"warning: {warning}")
 
 
 @contextmanager

@@ -33,6 +33,7 @@ class FunnelResult:
     Attributes:
         survivors: Boolean tensor ``(..., stages, n)``, the items that are left after each stage.
         joint_recall: ``(...)``, share of the relevant items that survive all stages.
+        survived: ``(..., stages)``, share of the relevant items that is left after each stage.
         stage_recall: ``(..., stages)``, recall of each stage alone, on the whole list and at its quota.
         stage_ndcg: ``(..., stages)``, NDCG of each stage alone on the whole list, with the membership as gain and no
             cutoff.
@@ -43,6 +44,7 @@ class FunnelResult:
 
     survivors: Bool[Tensor, "*batch stages n"]
     joint_recall: Float[Tensor, "*batch"]
+    survived: Float[Tensor, "*batch stages"]
     stage_recall: Float[Tensor, "*batch stages"]
     stage_ndcg: Float[Tensor, "*batch stages"]
     lost: Float[Tensor, "*batch stages"]
@@ -107,6 +109,7 @@ def funnel(
     return FunnelResult(
         survivors=torch.stack(alive[1:], -2),
         joint_recall=safe_divide(kept[..., -1:], total).squeeze(-1).to(scores.dtype),
+        survived=safe_divide(kept[..., 1:], total).to(scores.dtype),
         stage_recall=safe_divide((truth * torch.stack(alone, -2)).sum(-1), total).to(scores.dtype),
         stage_ndcg=quality,
         lost=safe_divide(kept[..., :-1] - kept[..., 1:], total).to(scores.dtype),

@@ -34,9 +34,10 @@ from rankfall._files import locked, write_file
 from rankfall.studies.baselines import method_of
 from rankfall.studies.comparison_plan import ComparisonConfig, Plan, Run, make_plan
 from rankfall.studies.comparison_summary import Outcome, Summary, higher_is_better, summarise
-from rankfall.studies.evaluate import write_evaluation
-from rankfall.studies.results import ComparisonResult, MethodResult, MethodRun, RunFailure
+from rankfall.studies.evaluate import evaluation_files, write_evaluation
+from rankfall.studies.results import ComparisonResult, MethodResult, MethodRun, RunFailure, SplitEvaluation
 from rankfall.studies.workers import Failure, run_tasks
+from rankfall.training.config.cascade_metric_names import JOINT_VALUE
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.per_list_table import CHANCE
 from rankfall.training.run_directory import RESULT, read_json
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall._engine import Engine
+
+WHERE_MEASURED = (JOINT_VALUE,)  # metrics that only some logs have
 
 COMPARISON, COMPARISON_CONFIG, VALUES, ERROR = "comparison.json", "comparison.yaml", "values.parquet", "error.txt"
 
@@ -228,11 +231,20 @@ def _write_result(plan: Plan, runs: Sequence[Run], failures: list[RunFailure]) -
         for method, of_method in by_method.items()
         if len(of_method) == expected and all(is_done(Step(run, "test")) for run in of_method)
     }
-    tables = {method: pa.concat_tables(map(_values, of_method)) for method, of_method in tested.items()}
+    everywhere = [
+        set(pq.read_schema(run.directory / VALUES).names) for of_method in tested.values() for run in of_method
+    ]
+    metrics = [
+        *plan.metrics,
+        *(name for name in WHERE_MEASURED if everywhere and all(name in one for one in everywhere)),
+    ]
+    tables = {
+        method: pa.concat_tables(_values(run, metrics) for run in of_method) for method, of_method in tested.items()
+    }
     against = plan.config.against if plan.config.against in tables else None  # it may have failed
-    summary = summarise(_outcome(plan, tables), against=against) if tables else Summary([], [])
+    summary = summarise(_outcome(plan, tables, metrics), against=against) if tables else Summary([], [])
     result = ComparisonResult(
-        metrics=plan.metrics,
+        metrics=metrics,
         seeds=plan.config.seeds,
         folds=plan.folds,
         unit="impressions" if plan.config.stages else "queries",
@@ -243,6 +255,9 @@ def _write_result(plan: Plan, runs: Sequence[Run], failures: list[RunFailure]) -
         against=against,
         verdicts=summary.verdicts,
         pairs=summary.pairs,
+        warnings=list(
+            dict.fromkeys(text for of_method in tested.values() for run in of_method for text in _warned(run))
+        ),
     )
     result.save(plan.out / COMPARISON)
     write_file(plan.out / COMPARISON_CONFIG, dump_absolute(plan.config))
@@ -254,9 +269,14 @@ def _write_result(plan: Plan, runs: Sequence[Run], failures: list[RunFailure]) -
     return result
 
 
-def _values(run: Run) -> pa.Table:
+def _warned(run: Run) -> list[str]:
+    """Return the warnings of the evaluation of a run; the file of an earlier version has none."""
+    return SplitEvaluation.load(evaluation_files(run.directory)[0]).warnings
+
+
+def _values(run: Run, metrics: Sequence[str]) -> pa.Table:
     """Return the values of a tested run, one row per query."""
-    columns = ["qid", *run.config.metrics, *(CHANCE + name for name in run.config.metrics)]
+    columns = ["qid", *metrics, *(CHANCE + name for name in metrics)]
     table = pq.read_table(run.directory / VALUES, columns=columns)
     labels = {"method": run.method, "fold": run.fold, "seed": run.seed}
     for position, (name, value) in enumerate(labels.items()):
@@ -272,7 +292,7 @@ def _with_runs(method: MethodResult, plan: Plan, runs: Sequence[Run]) -> MethodR
     )
 
 
-def _outcome(plan: Plan, tables: Mapping[str, pa.Table]) -> Outcome:
+def _outcome(plan: Plan, tables: Mapping[str, pa.Table], metrics: Sequence[str]) -> Outcome:
     seeds = len(plan.config.seeds)
 
     def values(table: pa.Table, name: str) -> torch.Tensor:
@@ -281,8 +301,8 @@ def _outcome(plan: Plan, tables: Mapping[str, pa.Table]) -> Outcome:
     first = next(iter(tables.values()))
     lists = Counter(first.column("fold").to_pylist())
     return Outcome(
-        values={method: {name: values(table, name) for name in plan.metrics} for method, table in tables.items()},
-        chance={name: values(first, CHANCE + name)[0] for name in plan.metrics},
-        higher_is_better={name: higher_is_better(name) for name in plan.metrics},
+        values={method: {name: values(table, name) for name in metrics} for method, table in tables.items()},
+        chance={name: values(first, CHANCE + name)[0] for name in metrics},
+        higher_is_better={name: higher_is_better(name) for name in metrics},
         folds=[lists[fold] // seeds for fold in plan.folds],
     )

@@ -58,6 +58,7 @@ class ComparisonConfig(Section):
     share: list[str] = Field(default=[], description="Cascades only: embeddings that stages share.")
     objective: dict[str, Any] = Field(default={}, description="Cascades only.")
     stage_metrics: list[str] = Field(default=[], description="Cascades only: further metrics of each stage.")
+    feedback: dict[str, str] = Field(default={}, description="Cascades only: feedback whose survival is measured.")
     optimizer: dict[str, Any] = Field(default={})
     training: dict[str, Any] = Field(default={})
     metrics: list[str] = Field(default=[], description="Metrics to evaluate, the same for all methods.")
@@ -125,7 +126,7 @@ class _Kind:
 _RANKERS = _Kind(
     "ranker",
     ("data", "model", "loss", "optimizer", "training"),
-    ("relevant", "share", "objective", "stage_metrics"),
+    ("relevant", "share", "objective", "stage_metrics", "feedback"),
     TrainingConfig,
     metrics=lambda config: list(dict.fromkeys(config.metrics)) or DEFAULT_METRICS,
     validate=lambda content, metrics, where: validate(content | {"metrics": metrics}, where=where),
@@ -136,9 +137,14 @@ _CASCADES = _Kind(
     ("data", "relevant", "stages", "share", "objective", "optimizer", "training"),
     ("model", "loss", "metrics"),
     CascadeTrainingConfig,
-    metrics=lambda config: measures([stage.get("name", "") for stage in config.stages], config.stage_metrics),
+    metrics=lambda config: measures(
+        [stage.get("name", "") for stage in config.stages],
+        config.stage_metrics,
+        config.feedback,
+        complete=config.data.get("length") != "all",
+    ),
     validate=lambda content, metrics, where: validate_cascade(content, where=where),
-    common=("stage_metrics",),
+    common=("stage_metrics", "feedback"),
 )
 
 
@@ -325,7 +331,12 @@ def _is_settled(config: ComparisonConfig, method: str) -> bool:
 
 
 # Options that did not exist when names were fixed, with their defaults, which leave the name of a run as it was.
-_LATER = (("data", "labels", "full"), ("data", "length_from", "items"), ("model", "init", "default"))
+_LATER = (
+    ("data", "labels", "full"),
+    ("data", "length_from", "items"),
+    ("model", "init", "default"),
+    ("training", "validate_every", 1),
+)
 
 
 def _run_name(config: RunConfig, data_checksum: str) -> str:
@@ -335,6 +346,7 @@ def _run_name(config: RunConfig, data_checksum: str) -> str:
         exclude={
             "metrics": True,
             "stage_metrics": True,
+            "feedback": True,
             "data": {"path"},
             "training": {"checkpoint_every", "keep", "track", "mlflow"},
         },

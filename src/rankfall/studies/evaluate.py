@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -9,17 +10,23 @@ import pyarrow.parquet as pq
 
 from rankfall._files import write_file
 from rankfall.studies.results import SplitEvaluation
+from rankfall.studies.stage_scores import collect_scores
+from rankfall.training.config.cascade_config import CascadeConfig
+from rankfall.training.config.evaluation_overrides import with_evaluation_overrides
 from rankfall.training.evaluation import Evaluation, evaluate
-from rankfall.training.methods import method_of
+from rankfall.training.methods import CascadeMethod, method_of
 from rankfall.training.per_list_table import values_table
-from rankfall.training.run_directory import read_config
+from rankfall.training.run_directory import CONFIG, DATA, read_config, read_config_as, read_json
 from rankfall.training.scoring import measure, score
+from rankfall.training.train_cascade import scorer_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["Evaluation", "evaluate", "evaluate_run", "measure", "score"]
+    from rankfall.studies.stage_scores import StageScores
+
+__all__ = ["Evaluation", "evaluate", "evaluate_run", "measure", "score", "scores_of_run"]
 
 
 def evaluate_run(
@@ -27,22 +34,106 @@ def evaluate_run(
     split: str = "test",
     *,
     data: str | None = None,
+    overrides: Sequence[str] = (),
+    out: Path | None = None,
     on_impressions: Callable[[int, int], None] = lambda count, of: None,
     on_notice: Callable[[str], None] = lambda text: None,
 ) -> Evaluation:
-    """Evaluate the best checkpoint of a run and write the result into its directory.
+    """Evaluate the best checkpoint of a run and write the result to :func:`result_directory`.
 
     Args:
         run_dir: Run directory.
         split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a split or day.
         data: Directory of the prepared data, if they were moved.
+        overrides: ``key=value`` strings that change what is measured, such as ``"data.length=all"``.
+        out: Directory of the result. Default: the run directory, if the run is measured as its configuration says.
         on_impressions: Called, for a cascade, with the number of impressions measured since the last call, and of all.
         on_notice: Called with each note of the evaluation before measuring.
     """
-    method = method_of(read_config(run_dir))
+    method = method_of(with_evaluation_overrides(read_config(run_dir), overrides))
     evaluation = method.evaluate(run_dir, split, data=data, on_impressions=on_impressions, on_notice=on_notice)
-    write_evaluation(run_dir, evaluation, split)
+    directory = result_directory(run_dir, data=data, overrides=overrides, out=out)
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_evaluation(directory, evaluation, split, overrides=overrides)
     return evaluation
+
+
+def result_directory(
+    run_dir: Path, *, data: str | None = None, overrides: Sequence[str] = (), out: Path | None = None
+) -> Path | None:
+    """Return the directory that an evaluation is written to.
+
+    The files of a run directory are those of the run's own configuration and data. Every other evaluation is written to
+    `out` alone, or not at all.
+
+    Args:
+        run_dir: Run directory.
+        data: Directory of the prepared data, if it is not that of the configuration.
+        overrides: Overrides of the configuration.
+        out: Directory that the caller names.
+
+    Raises:
+        ValueError: If `out` holds a run, whose own evaluation would be replaced.
+    """
+    if out is not None:
+        if (out / CONFIG).exists():
+            raise ValueError(f"out: {out} holds a run, whose own evaluation would be replaced; name another directory")
+        return out
+    return run_dir if not overrides and (data is None or _is_same_data(run_dir, data)) else None
+
+
+def _is_same_data(run_dir: Path, data: str) -> bool:
+    """Return whether a directory holds the data that a run was trained on, perhaps at another place."""
+    if not (run_dir / DATA).is_file():  # of an earlier version, or a baseline
+        return True
+    config = with_evaluation_overrides(read_config(run_dir), [f"data.path={json.dumps(data)}"])
+    method = method_of(config)
+    try:
+        found = method.checksums(method.open_data())
+    except ValueError:
+        return False
+    return found == read_json(run_dir / DATA)
+
+
+def scores_of_run(
+    run_dir: Path,
+    split: str = "test",
+    *,
+    data: str | None = None,
+    overrides: Sequence[str] = (),
+    reach: int | None = None,
+    on_impressions: Callable[[int, int], None] = lambda count, of: None,
+    on_notice: Callable[[str], None] = lambda text: None,
+) -> tuple[CascadeConfig, StageScores]:
+    """Score the lists of a split by all stages of a run's best checkpoint. Nothing is written.
+
+    Args:
+        run_dir: Run directory of a cascade.
+        split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a day.
+        data: Directory of the log, if it was moved.
+        overrides: ``key=value`` strings that change what is measured, such as ``"data.length=all"``.
+        reach: With ``data.length: all``, the number of best items of the first stage that the lists keep. Default: its
+            quota. Lists of a fixed length always hold all their items.
+        on_impressions: Called with the number of impressions scored since the last call, and of all.
+        on_notice: Called with each note about the log.
+
+    Returns:
+        The configuration of the measurement, and the scores.
+    """
+    config = with_evaluation_overrides(read_config_as(CascadeConfig, run_dir), overrides)
+    assert isinstance(config, CascadeConfig)
+    opened = CascadeMethod(config).open_split(run_dir, split, data=data, on_notice=on_notice)
+    total = opened.impressions
+    with opened.refusing_new_ids():
+        scores = collect_scores(
+            scorer_for(opened.cascade, opened.loader, opened.config, reach=reach),
+            opened.loader,
+            stages=opened.cascade.names,
+            relevant=config.relevant,
+            on_batch=lambda count: on_impressions(count, total),
+        )
+    return opened.config, scores
 
 
 def evaluation_files(run_dir: Path, split: str = "test") -> tuple[Path, Path]:
@@ -51,11 +142,13 @@ def evaluation_files(run_dir: Path, split: str = "test") -> tuple[Path, Path]:
     return run_dir / f"evaluation{suffix}.json", run_dir / f"values{suffix}.parquet"
 
 
-def write_evaluation(run_dir: Path, evaluation: Evaluation, split: str = "test") -> None:
+def write_evaluation(
+    directory: Path, evaluation: Evaluation, split: str = "test", *, overrides: Sequence[str] = ()
+) -> None:
     """Write the means and the values of every list to :func:`evaluation_files`."""
-    summary, values = evaluation_files(run_dir, split)
+    summary, values = evaluation_files(directory, split)
     table = values_table(pa.array(evaluation.qids, pa.string()), evaluation.values, evaluation.chance)
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     write_file(values, sink.getvalue().to_pybytes())
-    SplitEvaluation(**vars(evaluation.summary()), split=split).save(summary)
+    SplitEvaluation(**vars(evaluation.summary()), split=split, overrides=list(overrides) or None).save(summary)

@@ -21,15 +21,21 @@ True
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import BeforeValidator
 
 from rankfall._results import Number, Result, ResultError
+from rankfall.training.config.cascade_metric_names import with_both_names, with_one_name
 from rankfall.training.evaluation import EvaluationSummary
+from rankfall.training.stage_figures import Estimate, ListFigures, StageFigures
 
 __all__ = [
     "ComparisonResult",
     "DayResult",
+    "Estimate",
     "EvaluationSummary",
+    "ListFigures",
     "MethodResult",
     "MethodRun",
     "MethodTable",
@@ -41,6 +47,7 @@ __all__ = [
     "SearchResult",
     "Settings",
     "SplitEvaluation",
+    "StageFigures",
     "StreamResult",
     "StreamRunSummary",
     "TestFigures",
@@ -159,7 +166,12 @@ class MethodResult(Result):
     """One method: its metrics and, in a comparison, its settings and runs."""
 
     name: str
-    metrics: dict[str, MetricSummary]
+    metrics: Annotated[
+        dict[str, MetricSummary],
+        BeforeValidator(lambda found: with_one_name(found) if isinstance(found, dict) else found),
+    ]
+    """By metric. JSON has figures of a stage alone under two names, see :mod:`cascade_metric_names
+    <rankfall.training.config.cascade_metric_names>`."""
     settings: dict[str, Settings] | None = None
     """Settings chosen on validation data, by fold."""
     runs: list[MethodRun] | None = None
@@ -240,6 +252,18 @@ class ComparisonResult(Result):
     verdicts: list[Verdict] = field(default_factory=list)
     pairs: list[PairTest] = field(default_factory=list)
     """Tests of all pairs of methods; none with a single seed."""
+    warnings: list[str] = field(default_factory=list)
+    """What a reader of the figures has to know."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form, with both names of metrics that have two."""
+        return _with_both_names(super().to_json())
+
+
+def _with_both_names(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON form of a comparison, stream or day with both names of metrics that have two."""
+    methods = [method | {"metrics": with_both_names(method["metrics"])} for method in content["methods"]]
+    return content | {"methods": methods}
 
 
 @dataclass(frozen=True)
@@ -287,6 +311,13 @@ class StreamResult(Result):
     refused: list[RunFailure] = field(default_factory=list)
     """Steps after a day, such as exporting a bundle, that failed."""
     verdicts: list[Verdict] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """What a reader of the figures has to know."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form, with both names of metrics that have two."""
+        content = super().to_json()
+        return _with_both_names(content | {"days": [_with_both_names(day) for day in content["days"]]})
 
 
 @dataclass(frozen=True)
@@ -322,6 +353,8 @@ class SplitEvaluation(EvaluationSummary):
     """An evaluation of one split, as a run directory stores it (``evaluation.json``)."""
 
     split: str = "test"
+    overrides: list[str] | None = None
+    """What was measured differently from the configuration of the run; such results are never in a run directory."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form, the split first."""

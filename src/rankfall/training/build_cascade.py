@@ -51,12 +51,13 @@ def make_cascade(config: CascadeConfig, features: Features) -> Cascade:
 
 def check_quotas(config: CascadeConfig, loader: ImpressionLoader) -> None:
     """Refuse a stage whose quota is not smaller than the longest list of the loader: it would drop no item."""
+    longest = loader.longest_ranked
     for stage in config.stages:
-        if stage.quota >= loader.width:
+        if stage.quota >= longest:
             raise ConfigError(
                 f"stages: {stage.name} has the quota {stage.quota}, but the longest list of "
-                f"{', '.join(loader.days)} has {loader.width} items, so it would drop nothing; expected less than "
-                f"{loader.width}, or longer lists (data.length)"
+                f"{', '.join(loader.days)} has {longest} items, so it would drop nothing; expected less than "
+                f"{longest}, or longer lists (data.length)"
             )
 
 

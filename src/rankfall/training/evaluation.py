@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
 from rankfall._results import Number, Result
 from rankfall.metrics.named import parse
+from rankfall.training.config.cascade_metric_names import JOINT_VALUE, with_both_names
 from rankfall.training.scoring import measure
+from rankfall.training.stage_figures import ListFigures, StageFigures, estimates, stage_figures
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
     from rankfall.data.lists.list_loader import Lists
+    from rankfall.training.cascade_metrics import MeasuredFunnel
+    from rankfall.training.measured_lists import MeasuredLists
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,20 @@ class EvaluationSummary(Result):
     """Number of lists on which a metric is undefined."""
     kept_whole: dict[str, int] | None = None
     """Cascades only: by stage, the number of impressions with no more items than the stage keeps."""
+    intervals: dict[str, list[Number]] = field(default_factory=dict)
+    """Lower and upper end of the 95 % bootstrap interval of each mean."""
+    resampled: Literal["requests", "users"] = "requests"
+    """What the bootstrap draws: requests, or users with all their requests where the log knows users."""
+    funnel: list[StageFigures] | None = None
+    """Cascades only: what each stage kept and lost."""
+    lists: ListFigures | None = None
+    """Cascades only: length of the measured lists."""
+    production: list[StageFigures] | None = None
+    """The same as `funnel` for the production system that wrote the log, where the log has its ranks."""
+    production_note: str | None = None
+    """How to read `production`."""
+    warnings: list[str] = field(default_factory=list)
+    """What a reader of the figures has to know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +61,101 @@ class Evaluation:
         values: One value per list for each metric. NaN where the metric is undefined.
         chance: The same for a random scorer.
         notes: Warnings about the data that were measured.
+        measured: Cascades only: what each stage did with each impression.
+        lists: Cascades only: the lengths of the lists, and production's funnel on them.
     """
 
     qids: list[str]
     values: dict[str, Tensor]
     chance: dict[str, Tensor]
     notes: list[str] = field(default_factory=list)
+    measured: MeasuredFunnel | None = None
+    lists: MeasuredLists | None = None
+    _summaries: list[EvaluationSummary] = field(default_factory=list, repr=False, compare=False)
+
+    @classmethod
+    def of_cascade(
+        cls, qids: list[str], measured: MeasuredFunnel, notes: Sequence[str] = (), lists: MeasuredLists | None = None
+    ) -> Evaluation:
+        """Return the evaluation of a cascade from what it did with each impression."""
+        return cls(qids, measured.values, measured.chance, list(notes), measured, lists)
 
     def summary(self) -> EvaluationSummary:
-        """Return means over the lists on which a metric is defined."""
-        # a random scorer keeps every item of such an impression
-        whole = {
-            name.removesuffix("/recall"): int((values == 1).sum())
-            for name, values in self.chance.items()
-            if name.endswith("/recall")
-        }
+        """Return means over the lists on which a metric is defined, with 95 % bootstrap intervals."""
+        if not self._summaries:
+            self._summaries.append(self._summary())
+        return self._summaries[0]
+
+    def _summary(self) -> EvaluationSummary:
+        if self.measured is None:
+            return EvaluationSummary(**_means(self.values, self.chance), impressions=len(self.qids))
+        measured, lists = self.measured, self.lists
+        figures = _means(*_with_survived(measured), measured.weights, measured.users)
         return EvaluationSummary(
-            metrics={name: _mean(values) for name, values in self.values.items()},
-            chance={name: _mean(values) for name, values in self.chance.items()},
+            **{name: with_both_names(_with_last_stage(of, measured.stages[-1])) for name, of in figures.items()},
             impressions=len(self.qids),
-            undefined={name: int(values.isnan().sum()) for name, values in self.values.items()},
-            kept_whole=whole or None,
+            kept_whole=_kept_whole(measured),
+            resampled="requests" if measured.users is None else "users",
+            funnel=funnel_of(measured),
+            lists=lists.figures() if lists else None,
+            production=lists.production(measured.users) if lists else None,
+            production_note=lists.production_note() if lists else None,
+            warnings=lists.warnings() if lists else [],
         )
+
+
+def _means(
+    values: Mapping[str, Tensor],
+    chance: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor] | None = None,
+    units: Tensor | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Return the figures of each metric, by the name of their field in the summary."""
+    found = estimates(values, weights or {}, units)
+    return {
+        "metrics": {name: one.value for name, one in found.items()},
+        "chance": {name: _mean(one) for name, one in chance.items()},
+        "undefined": {name: int(one.isnan().sum()) for name, one in values.items()},
+        "intervals": {name: [one.low, one.high] for name, one in found.items()},
+    }
+
+
+def funnel_of(measured: MeasuredFunnel) -> list[StageFigures]:
+    """Return the figures of all stages of a cascade."""
+    alone = {name: measured.values[f"{name}/recall"] for name in measured.stages if f"{name}/recall" in measured.values}
+    return stage_figures(
+        measured.stages, measured.quotas, measured.left, measured.ranked, alone=alone, units=measured.users
+    )
+
+
+def _with_survived(measured: MeasuredFunnel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the values of a cascade and of a random one, with what is left of the ground truth after each stage."""
+    left = dict(zip(measured.stages, measured.left.unbind(-1), strict=True))
+    values, chance = {}, {}
+    remaining = torch.ones_like(measured.left[:, 0])
+    for name, value in measured.values.items():
+        values[name], chance[name] = value, measured.chance[name]
+        stage, _, last = name.rpartition("/")
+        if last == "lost":
+            remaining = remaining - measured.chance[name]
+            values[f"{stage}/survived"], chance[f"{stage}/survived"] = left[stage], remaining
+    return values, chance
+
+
+def _with_last_stage(figures: dict[str, T], last: str) -> dict[str, T]:
+    """Return figures with what is left after the last stage, which is that of the whole cascade, for JSON."""
+    of_last = {
+        f"{last}/{'value' if name == JOINT_VALUE else name.removeprefix('joint/')}": figure
+        for name, figure in figures.items()
+        if name == JOINT_VALUE or name.startswith("joint/")
+    }
+    return {**figures, **of_last}
+
+
+def _kept_whole(measured: MeasuredFunnel) -> dict[str, int]:
+    """Return by stage the number of impressions, of those that count, with no more items than the stage keeps."""
+    ranked = measured.ranked[~measured.left[:, 0].isnan()]
+    return {stage: int((ranked <= quota).sum()) for stage, quota in zip(measured.stages, measured.quotas, strict=True)}
 
 
 def evaluate(scores: Tensor, lists: Lists, metrics: Sequence[str]) -> Evaluation:

@@ -6,16 +6,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from rankfall._lists import has_order
 from rankfall._yaml_config import ConfigError
 from rankfall.data import ImpressionLoader
+from rankfall.training.build_cascade import make_objective, try_depths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rankfall.data import ImpressionLog
     from rankfall.data.impressions.loader import Impressions
+    from rankfall.data.impressions.spec import Spec
     from rankfall.data.lists.list_loader import Lists
     from rankfall.objectives import Objective
     from rankfall.training.config.cascade_config import CascadeConfig
@@ -59,14 +62,26 @@ class LabelSample:
         self.graded += int(has_order(labels, batch.mask).sum())
         self.relevant += int(relevant.any(-1).sum())
         self.all_relevant += int((relevant == batch.mask).all(-1).sum())
-        grades, sizes = batch.grade[batch.mask], batch.relevance[relevant]
+        grades = batch.grade[batch.mask]
         if len(grades):
             least, most = self.grades if self.lists else (int(grades[0]), int(grades[0]))
             self.grades = min(least, int(grades.min())), max(most, int(grades.max()))
-        if len(sizes):
-            least_size, most_size = self.sizes if self.sizes[1] else (float(sizes[0]), float(sizes[0]))
-            self.sizes = min(least_size, float(sizes.min())), max(most_size, float(sizes.max()))
+        self.sizes = with_sizes(self.sizes, batch)
         self.lists += len(batch)
+
+
+def with_sizes(sizes: tuple[float, float], batch: Impressions) -> tuple[float, float]:
+    """Return the smallest and largest relevance of relevant items so far, with those of another batch.
+
+    Args:
+        sizes: The smallest and largest relevance before; both are 0 if there was no relevant item.
+        batch: The batch.
+    """
+    found = batch.relevance[(batch.relevance > 0) & batch.mask]
+    if not len(found):
+        return sizes
+    least, most = float(found.min()), float(found.max())
+    return (min(least, sizes[0]), max(most, sizes[1])) if sizes[1] else (least, most)
 
 
 def sample_labels(log: ImpressionLog, config: CascadeConfig, days: Sequence[str], objective: Objective) -> LabelSample:
@@ -125,7 +140,7 @@ def check_training_labels(
     """
     sample = sample_labels(log, config, days, objective)
     check_labels(sample, log, config)
-    ignored = ignored_sizes(sample, log, config)
+    ignored = ignored_sizes(sample.sizes, log.spec, config)
     if ignored:
         on_notice(ignored)
 
@@ -206,19 +221,21 @@ def _relevant(log: ImpressionLog) -> str:
     return f"the stage {relevant.stage}" if relevant.stage is not None else f"the column {relevant.column}"
 
 
-def ignored_sizes(sample: LabelSample, log: ImpressionLog, config: CascadeConfig) -> str | None:
+def ignored_sizes(sizes: tuple[float, float], spec: Spec, config: CascadeConfig) -> str | None:
     """Return a notice if relevant items have sizes that the objective ignores, else None.
 
     Args:
-        sample: Counts of lists.
-        log: The log.
+        sizes: Smallest and largest relevance of relevant items.
+        spec: Description of the log.
         config: Configuration of the cascade.
     """
-    least, most = sample.sizes
+    least, most = sizes
     if least == most or config.weight is not None:
         return None
-    if "grades" in sample.informative and len(log.spec.stages) == 1:
-        return None  # grades of a log without a funnel are ordered by the relevance
+    labels = config.data.labels
+    grades_of_relevance = labels == "relevance" or (labels == "full" and len(spec.stages) == 1)
+    if grades_of_relevance and "grades" in make_objective(try_depths(config))[0].informative(torch.zeros(1, 2)):
+        return None  # its grades are ordered by the relevance
     return (
         f"relevance has sizes {least:g} to {most:g}, which this configuration ignores: it trains a relevant item of "
         f"{most:g} as one of {least:g}. weight=relevance weights items by their relevance"

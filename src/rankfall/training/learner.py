@@ -172,9 +172,11 @@ class Learner(ABC, Generic[BatchT]):
         temperatures: Temperatures that follow a schedule.
         batches: Number of batches of the whole run, over which temperatures change.
         turns: Number of batches in which every part of the model is trained at least once.
+        validate_every: Number of epochs between validations.
     """
 
     group: Group = ALONE
+    validate_every: int = 1
     metric: str
     modules: dict[str, nn.Module]
     network: nn.Module

@@ -67,7 +67,7 @@ LOCK_TIMEOUT = 30.0  # seconds for a lost process to release the lock of the dir
 
 
 class Loop(Generic[BatchT]):
-    """Epochs of batches, with a validation after each, and checkpoints.
+    """Epochs of batches, with validations between them, and checkpoints.
 
     Args:
         learner: What is trained.
@@ -138,8 +138,9 @@ class Loop(Generic[BatchT]):
         return result
 
     def _is_over(self) -> bool:
-        done, patience = self.position.epoch - 1, self.settings.patience
-        return done == self.epochs or (patience is not None and done - self.position.best_epoch >= patience)
+        done, patience, every = self.position.epoch - 1, self.settings.patience, self.learner.validate_every
+        since_best = done // every - self.position.best_epoch // every  # validations
+        return done == self.epochs or (patience is not None and since_best >= patience)
 
     def _train(self) -> None:
         """Train on the remaining batches of the epoch."""
@@ -180,12 +181,16 @@ class Loop(Generic[BatchT]):
         self._snapshot_before_batch()
 
     def _validate(self) -> None:
-        """Validate after an epoch, and keep its weights."""
+        """Validate after an epoch if that is due, and keep its weights."""
         learner, place = self.learner, self.position
-        place.validation = learner.validate()
-        self._lap()
-        value = place.validation[learner.metric]
-        self._end_epoch(value, is_best=math.isnan(place.best) or learner.is_better(value, place.best))
+        if place.epoch % learner.validate_every and place.epoch != self.epochs:
+            place.validation = {}
+            self._end_epoch(math.nan, is_best=False)
+        else:
+            place.validation = learner.validate()
+            self._lap()
+            value = place.validation[learner.metric]
+            self._end_epoch(value, is_best=math.isnan(place.best) or learner.is_better(value, place.best))
         if self.open_ended or not self._is_over():  # otherwise the result is written next, and needs no checkpoint
             self.save()
 

@@ -42,6 +42,7 @@ RESUME_MUTABLE_KEYS = (
     "data.path",
     "metrics",
     "stage_metrics",
+    "feedback",
     "training.keep",
     "training.checkpoint_every",
     "training.track",

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Protocol, get_args
 import torch
 from torch import nn
 
+from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError
 from rankfall.cascade import Cascade
 from rankfall.data import ImpressionLoader, ImpressionLog
 from rankfall.data.impressions.compatibility import encoding_signature
 from rankfall.models.scorer import GradeScorer
 from rankfall.objectives import BCE, Objective
+from rankfall.training.all_items import AllItemsScorer
 from rankfall.training.build_cascade import (
     Optimizers,
     check_kept,
@@ -29,7 +31,7 @@ from rankfall.training.build_cascade import (
     make_objective,
     with_depths,
 )
-from rankfall.training.cascade_metrics import measure_funnel
+from rankfall.training.cascade_metrics import JOINT_VALUE, MeasuredFunnel, measure_lists
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.sections import Role
@@ -277,6 +279,7 @@ class LogLearner(CascadeLearner):
         check_kept(self.objective, self.loader)
         self.valid = make_loader(log, config, "valid")
         self.batches = config.training.epochs * len(self.loader)
+        self.validate_every = config.training.validate_every
 
     def validate(self) -> dict[str, float]:
         """Return the means of all metrics over the validation impressions."""
@@ -351,6 +354,7 @@ def measuring_loader(
     Its grades are always the full-stage grades of the log, so that runs with different `data.labels` are comparable.
     """
     settings = config.training
+    check_feedback(config, log)
     return ImpressionLoader(
         log,
         days,
@@ -363,25 +367,67 @@ def measuring_loader(
     )
 
 
+def check_feedback(config: CascadeConfig, log: ImpressionLog) -> None:
+    """Refuse feedback that a log does not have."""
+    known = log.spec.feedback
+    unknown = [name for name in config.feedback if name not in known]
+    if unknown:
+        found = ", ".join(f"{name!r}{did_you_mean(name, known)}" for name in unknown)
+        raise ConfigError(f"feedback: found {found}; the feedback of {log.path} is {', '.join(known) or 'empty'}")
+
+
 def measure(
     cascade: Cascade,
     loader: ImpressionLoader,
     config: CascadeConfig,
     *,
     on_batch: Callable[[int], None] = lambda count: None,
+    on_scored: Callable[[Impressions, ScoredBatch], None] = lambda loaded, scored: None,
     group: Group = ALONE,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the metrics of each impression in evaluation mode, and those of a random cascade."""
+    measured = measure_all(cascade, loader, config, on_batch=on_batch, on_scored=on_scored, group=group)
+    return measured.values, measured.chance
+
+
+def measure_all(
+    cascade: Cascade,
+    loader: ImpressionLoader,
+    config: CascadeConfig,
+    *,
+    on_batch: Callable[[int], None] = lambda count: None,
+    on_scored: Callable[[Impressions, ScoredBatch], None] = lambda loaded, scored: None,
+    group: Group = ALONE,
+) -> MeasuredFunnel:
+    """Return the metrics of each impression in evaluation mode, with what their intervals and figures need.
+
+    Args:
+        cascade: The cascade.
+        loader: Batches of impressions.
+        config: Configuration with the quotas and metrics.
+        on_batch: Called with the size of each batch.
+        on_scored: Called with each batch that this process scores, as it was loaded and as it was scored.
+        group: Processes that share the batches.
+    """
     was_training = cascade.training
     cascade.eval()
+    score = scorer_for(cascade, loader, config, group)
+
+    def scored(loaded: Impressions) -> ScoredBatch:
+        found = score(loaded)
+        on_scored(loaded, found)
+        return found
+
     try:
-        return measure_funnel(
-            scorer_of(cascade, group),
+        return measure_lists(
+            scored,
             loader,
             names=cascade.names,
             quotas=[stage.quota for stage in config.stages],
             relevant=config.relevant,
             further=config.stage_metrics,
+            feedback=config.feedback,
+            value=config.training.metric == JOINT_VALUE,
             on_batch=on_batch,
             group=group,
         )
@@ -397,6 +443,24 @@ def scorer_of(cascade: Cascade, group: Group = ALONE) -> ScoreBatch:
         return ScoredBatch.of_lists(batch, [stage.cpu() for stage in cascade(batch.to(group.device))])
 
     return score
+
+
+def scorer_for(
+    cascade: Cascade, loader: ImpressionLoader, config: CascadeConfig, group: Group = ALONE, *, reach: int | None = None
+) -> ScoreBatch:
+    """Return a function that scores the batches of a loader: their own lists, or all items with ``data.length: all``.
+
+    Args:
+        cascade: The cascade, in evaluation mode.
+        loader: The loader of the batches.
+        config: Configuration with the quotas that are measured.
+        group: Gives the device of the weights.
+        reach: With ``data.length: all``, the number of best items of the first stage in the lists; at least its quota.
+    """
+    if loader.length != "all":
+        return scorer_of(cascade, group)
+    quota = config.stages[0].quota
+    return AllItemsScorer(cascade, loader, reach=max(quota, reach or quota), device=group.device)
 
 
 def means_of(values: Mapping[str, Tensor]) -> dict[str, float]:

@@ -185,6 +185,13 @@ def test_what_one_refuses_all_refuse(found: dict[str, Any]) -> None:
     ]
 
 
+def test_all_processes_find_that_nothing_is_trained(found: dict[str, Any]) -> None:
+    what = "the gradient of all weights of retrieval and of ranking was exactly 0 in all 4 batches of epoch 1"
+    first, second = found["untrained"]
+    assert first.startswith(f"TrainingError: per_stage: {what}")
+    assert second.startswith(f"PeerError: process 0 of 2: per_stage: {what}")
+
+
 def test_shares_of_a_batch_of_lists(place: Path) -> None:
     data = RankingData.load(place / "planted" / "data")
     lists = Lists([data["S1"]])

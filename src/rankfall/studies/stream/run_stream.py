@@ -16,7 +16,7 @@ Every method with a seed is a run (`day_learner`). All runs use the same days in
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,9 +28,10 @@ from rankfall.studies.results import ResultError, RunFailure, StreamResult, Stre
 from rankfall.studies.stream.day_learner import check_begun, train_days
 from rankfall.studies.stream.day_ledger import LEDGER, DayLedger
 from rankfall.studies.stream.stream_config import RUNS, make_runs, scheduled
-from rankfall.studies.stream.stream_summary import measured_methods, summarise_day, summarise_days
+from rankfall.studies.stream.stream_summary import measured_methods, measured_metrics, summarise_day, summarise_days
 from rankfall.studies.workers import Failure, run_tasks
 from rankfall.training.config.overrides import dump_absolute
+from rankfall.training.measured_lists import short_lists
 from rankfall.training.run_directory import (
     REPORT,
     EnvironmentFailure,
@@ -39,6 +40,7 @@ from rankfall.training.run_directory import (
     read_lines,
     read_result,
 )
+from rankfall.training.train_cascade import measuring_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -155,6 +157,7 @@ class _Stream:
         self.failed: dict[Path, RunFailure] = {}
         self.refused: dict[Path, list[RunFailure]] = {}  # errors of `on_day` after the last days of a run
         self._first_days = ItemFirstSeen()
+        self._log: ImpressionLog | None = None
 
     def open(self, *, resume: bool, force: bool) -> ImpressionLog:
         """Check the directory and the log, and return the log."""
@@ -185,7 +188,7 @@ class _Stream:
 
     def advance(self, log: ImpressionLog) -> None:
         """Train every run up to the last day."""
-        days, todo = self.ledger.days, []
+        self._log, days, todo = log, self.ledger.days, []
         for run in self.runs:
             on_day = self.on_day if run.seed == self.config.seeds[0] else None
             if run.directory in self.failed:
@@ -235,20 +238,22 @@ class _Stream:
         directories = {name: [run.directory for run in self.runs if run.method == name] for name in names}
         config, runs = self.runs[0].config, [self._summary(run) for run in self.runs]
         days, known = list(self.ledger.days), self._known_days()
-        entries = []
+        entries: list[DayResult] = []
+        metrics = measured_metrics(days[1:], directories, config.metrics)
         for day in days[1:]:
             methods = measured_methods(day, directories)
             before = known.get(day)
             # the values of a day never change, so its summary is reused; earlier versions wrote no verdicts
-            if before is not None and before.verdicts and [method.name for method in before.methods] == methods:
+            reusable = before is not None and before.verdicts and set(metrics) <= set(before.methods[0].metrics)
+            if before is not None and reusable and [method.name for method in before.methods] == methods:
                 entries.append(before)
             elif methods:
-                entries.append(summarise_day(day, directories, config.metrics))
-        unit, summary = summarise_days(entries, directories, config.metrics)
+                entries.append(summarise_day(day, directories, metrics))
+        unit, summary = summarise_days(entries, directories, metrics)
         complete = {method.name for method in summary.methods}
         return StreamResult(
             metric=config.training.metric,
-            metrics=config.metrics,
+            metrics=metrics,
             seeds=self.config.seeds,
             learned=days[: max(max(run.days for run in runs), 1 + len(entries))],
             unit=unit,
@@ -260,7 +265,18 @@ class _Stream:
             failed=list(self.failed.values()),
             refused=[failure for failures in self.refused.values() for failure in failures],
             verdicts=summary.verdicts,
+            warnings=self._warnings([entry.day for entry in entries]),
         )
+
+    def _warnings(self, measured: Sequence[str]) -> list[str]:
+        """Return a warning if the lists of the last measured day are much shorter than the catalogue."""
+        log = self._log
+        if log is None or not measured or measured[-1] not in log.days:
+            return []
+        log = replace(log, days={day: log.days[day] for day in self.ledger.days if day in log.days})
+        loader = measuring_loader(log, self.runs[0].config, measured[-1:], self._first_days)
+        warning = short_lists(loader)
+        return [warning] if warning else []
 
     def _known_days(self) -> dict[str, DayResult]:
         """Return the summaries of days in an earlier result with the same seeds."""

@@ -41,7 +41,7 @@ RUNS = "runs"
 ALL = ".."  # range of all days
 _USES = ("train", "valid", "test")
 _SECTIONS = ("relevant", "stages", "share", "objective", "optimizer", "training")  # sections that a method may change
-_COMMON = ("stage_metrics",)  # sections that are the same for all methods
+_COMMON = ("stage_metrics", "feedback")  # sections that are the same for all methods
 _OF_DATA = ("labels",)  # keys of `data` that a method may change
 
 
@@ -56,6 +56,7 @@ class StreamConfig(Section):
     optimizer: dict[str, Any] = Field(default={})
     training: dict[str, Any] = Field(default={})
     stage_metrics: list[str] = Field(default=[], description="Further metrics of each stage.")
+    feedback: dict[str, str] = Field(default={}, description="Feedback whose survival is measured.")
     methods: Methods = Field(
         default={}, description="Changes of each method, by its name in tables; by default there is one method."
     )
@@ -139,6 +140,8 @@ def _resolve(config: StreamConfig, method: str, changes: dict[str, Any], seed: i
     resolved = validate_cascade({"data": data, **content}, where=where)
     if resolved.training.epochs != 1 or resolved.training.patience is not None:
         raise ConfigError(f"{where}: training.epochs and training.patience: a stream trains on each day once")
+    if resolved.training.validate_every != 1:
+        raise ConfigError(f"{where}: training.validate_every: a stream measures every day before it trains on it")
     method_of(resolved).check_components(where)
     return resolved
 

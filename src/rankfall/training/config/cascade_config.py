@@ -27,12 +27,17 @@ from pydantic import (
 )
 
 from rankfall import registry
-from rankfall._yaml_config import ConfigError, OptionError, Section, explain
+from rankfall._suggestions import did_you_mean
+from rankfall._yaml_config import ConfigError, OptionError, Section, explain, shown
 from rankfall.training.config.cascade_metric_names import (
     JOINT,
+    JOINT_VALUE,
     PUBLISHED_NDCG,
+    RESERVED,
+    VALUE_NDCG,
     higher_is_better,
     list_metric,
+    measured_name,
     measures,
 )
 from rankfall.training.config.component_checks import check_model, check_objective
@@ -60,6 +65,17 @@ else:  # the names of the registry; a type checker accepts only names that are w
     ObjectiveName = Literal[registry.names("objective")]
 
 
+def _check_list_length(value: object) -> object:
+    if value == "all" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError(
+        f"found {shown(value)}{did_you_mean(value, ['all'])}, expected a whole number of at least 1, or all"
+    )
+
+
+Length = Annotated[Count | Literal["all"], BeforeValidator(_check_list_length)]
+
+
 class LogConfig(Section):
     """Impression log: its directory, and the days for training, validation and testing."""
 
@@ -72,8 +88,10 @@ class LogConfig(Section):
         default="items",
         description="Pool of random items: those in the log by the end of the day, or those of the batch.",
     )
-    length: Count | None = Field(
-        default=None, description="Length of validation and test lists, filled up with random items."
+    length: Length | None = Field(
+        default=None,
+        description="Length of validation and test lists, filled up with random items; all: every item that is in the "
+        "log by the end of the day, as in a service.",
     )
     length_from: Literal["items", "batch"] = Field(
         default="items",
@@ -86,6 +104,12 @@ class LogConfig(Section):
         "table 1, which order only the items of the relevant stage, the order by logged rank alone, or that by "
         "relevance alone. Metrics do not depend on this option.",
     )
+
+    @model_validator(mode="after")
+    def _check_length(self) -> Self:
+        if self.length == "all" and self.length_from == "batch":
+            raise ValueError("length_from: found 'batch' with length 'all', which takes every item and draws none")
+        return self
 
     def days(self, role: Role) -> list[str]:
         """Return the names and ranges of days for one use."""
@@ -148,9 +172,12 @@ class ObjectiveConfig(Section):
 
 
 def _is_cascade_metric(name: str) -> str:
-    if name != JOINT and ("/" not in name or not higher_is_better(name)):
-        raise ValueError(f"found {name!r}, expected joint_recall, STAGE/recall or STAGE/ndcg")
-    return name
+    if name not in (JOINT, JOINT_VALUE) and ("/" not in name or not higher_is_better(name)):
+        raise ValueError(
+            f"found {name!r}, expected joint_recall, STAGE/recall or STAGE/ndcg (the same as STAGE/alone/recall and "
+            "STAGE/alone/ndcg), joint_value, or joint/FEEDBACK"
+        )
+    return measured_name(name)
 
 
 def _is_stage_metric(name: str) -> str:
@@ -158,7 +185,8 @@ def _is_stage_metric(name: str) -> str:
 
     if name == "ndcg":
         raise ValueError("found 'ndcg', which is always measured, with gain 1 or 0; expected ndcg_linear or ndcg@k")
-    allowed = [*(form for form in forms() if form != "ndcg"), PUBLISHED_NDCG, f"{PUBLISHED_NDCG}@k"]
+    own = (PUBLISHED_NDCG, VALUE_NDCG)
+    allowed = [*(form for form in forms() if form != "ndcg"), *own, *(f"{metric}@k" for metric in own)]
     word = name.partition("@")[0]
     if word not in {form.partition("@")[0] for form in allowed}:
         raise unknown_metric(name, allowed)
@@ -208,6 +236,17 @@ def _weight_of(value: object) -> object:
     return {"of": value} if isinstance(value, str) else value
 
 
+def _is_feedback(name: str) -> str:
+    if name.partition("@")[0] in RESERVED or "/" in name:
+        raise ValueError(f"found {name!r}, whose metric would have the name of another one; rename the feedback")
+    return name
+
+
+Pooling = Literal["sum", "rate"]
+Feedback = dict[Annotated[str, AfterValidator(_is_feedback)], Pooling]
+"""How the survival of feedback is measured, by its name."""
+
+
 class CascadeOptimizerConfig(OptimizerConfig):
     """Optimizer and its options, with the default learning rate of the papers on cascades."""
 
@@ -220,6 +259,11 @@ class CascadeTrainingConfig(Section):
     epochs: Count = Field(default=1, description="Passes over the training days.")
     batch: Count = Field(default=1024, description="Impressions per batch.")
     patience: Patience = None
+    validate_every: Count = Field(
+        default=1,
+        description="Epochs between validations. The last epoch is always validated. Only weights of validated epochs "
+        "can become the best ones.",
+    )
     metric: Annotated[str, AfterValidator(_is_cascade_metric)] = Field(
         default="joint_recall", description="Metric of early stopping and of the best checkpoint."
     )
@@ -250,6 +294,11 @@ class CascadeConfig(Section):
     stage_metrics: list[StageMetric] = Field(
         default=[], description="Further metrics of each stage alone over the whole list, such as ndcg_linear@10."
     )
+    feedback: Feedback = Field(
+        default={},
+        description="Feedback of the log whose share that survives each stage is measured: sum pools all requests, "
+        "rate is the mean over requests that have some. Example: {revenue: sum, purchase: rate}.",
+    )
 
     @model_validator(mode="after")
     def _check_stages(self) -> Self:
@@ -268,20 +317,36 @@ class CascadeConfig(Section):
                     f"stages.{place}.model.grades: missing; grade_softmax_loss needs one output per grade, but a stage "
                     "gives one score without this option of din and mlp"
                 )
-        metric = self.training.metric
-        if metric != JOINT and metric.rpartition("/")[0] not in names:
-            raise ValueError(f"training.metric: found {metric!r}, the stages are {', '.join(names)}")
-        if metric not in self.metrics:
+        if self.feedback and "joint" in names:
             raise ValueError(
-                f"training.metric: found {metric!r}, expected joint_recall, STAGE/recall, STAGE/ndcg or one of "
-                f"stage_metrics ({', '.join(self.stage_metrics) or 'which is empty'})"
+                "stages: a stage has the name 'joint', which metrics of feedback use for the whole cascade"
             )
+        self._check_metric(names)
         return self
+
+    def _check_metric(self, names: list[str]) -> None:
+        metric = self.training.metric
+        if metric in (JOINT, JOINT_VALUE, *self.metrics):
+            return
+        if metric.rpartition("/")[0] not in (*names, "joint"):
+            raise ValueError(f"training.metric: found {metric!r}, the stages are {', '.join(names)}")
+        everywhere = measures(names, self.stage_metrics, self.feedback)
+        if metric in everywhere:
+            raise ValueError(
+                f"training.metric: found {metric!r}, which is not measured with data.length all, because later stages "
+                f"do not score all items; expected one of {', '.join(self.metrics)}"
+            )
+        raise ValueError(
+            f"training.metric: found {metric!r}, expected joint_recall, STAGE/recall, STAGE/ndcg, one of "
+            f"stage_metrics ({', '.join(self.stage_metrics) or 'which is empty'}), joint_value, or joint/FEEDBACK with "
+            f"one of feedback ({', '.join(self.feedback) or 'which is empty'})"
+        )
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics of the evaluation."""
-        return measures([stage.name for stage in self.stages], self.stage_metrics)
+        """The metrics of the evaluation that every log has."""
+        names = [stage.name for stage in self.stages]
+        return measures(names, self.stage_metrics, self.feedback, complete=self.data.length != "all")
 
 
 def validate_cascade(content: Mapping[str, Any], *, where: str = "config") -> CascadeConfig:

@@ -1,31 +1,61 @@
-"""Names of the metrics of a cascade."""
+"""Names of the metrics of a cascade.
+
+Figures of a stage by itself, over the whole list, are shown as ``STAGE/alone/recall``, ``STAGE/alone/ndcg`` and so on.
+Their first names were ``STAGE/recall`` and ``STAGE/ndcg``. Configurations accept both. Results in memory and columns of
+files use the first names, and JSON has both for one more release.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+T = TypeVar("T")
 
 JOINT = "joint_recall"
+
+JOINT_VALUE = "joint_value"
+"""Share of the relevance of the ground truth that survives all stages."""
 
 PUBLISHED_NDCG = "ndcg_published"
 """NDCG with the gains of the published code of LCRON."""
 
-_OF_EVERY_STAGE = ("recall", "ndcg", "lost")
+VALUE_NDCG = "ndcg_value"
+"""NDCG with the relevance as linear gain."""
+
+ALONE = "alone"
+_ALONE_ALWAYS = ("recall", "ndcg")
+_OF_LISTS = ("ndcg_linear", "precision", "hit_rate", "mrr", "map", "opa", "opa_all", "arp", PUBLISHED_NDCG, VALUE_NDCG)
+_OF_ALONE = frozenset((*_ALONE_ALWAYS, *_OF_LISTS))
+
+RESERVED = frozenset((*_OF_ALONE, "lost", "survived", "value", ALONE))
+"""Words that name metrics of a stage, so that feedback cannot be measured under them."""
 
 
-def measures(stages: Sequence[str], further: Sequence[str] = ()) -> list[str]:
-    """Return the names of all metrics of a cascade.
+def measures(
+    stages: Sequence[str], further: Sequence[str] = (), feedback: Iterable[str] = (), *, complete: bool = True
+) -> list[str]:
+    """Return the names of all metrics of a cascade that are measured on every log.
 
     Args:
         stages: Names of the stages.
-        further: Names of further metrics of every stage.
+        further: Names of further metrics of every stage alone.
+        feedback: Names of feedback whose survival is measured. What is left after the last stage is ``joint/FEEDBACK``.
+        complete: Whether all stages score the whole list. If they do not, only the first stage has a recall by itself.
 
     >>> measures(["ranking"], ["ndcg_linear@10"])
     ['joint_recall', 'ranking/recall', 'ranking/ndcg', 'ranking/lost', 'ranking/ndcg_linear@10']
+    >>> measures(["retrieval", "ranking"], feedback=["revenue"], complete=False)
+    ['joint_recall', 'joint/revenue', 'retrieval/recall', 'retrieval/lost', 'retrieval/revenue', 'ranking/lost']
     """
-    return [JOINT, *(f"{stage}/{metric}" for stage in stages for metric in dict.fromkeys((*_OF_EVERY_STAGE, *further)))]
+    names = [JOINT, *(f"joint/{name}" for name in feedback)]
+    for place, stage in enumerate(stages):
+        alone = [*_ALONE_ALWAYS] if complete else ["recall"] if place == 0 else []
+        names += [f"{stage}/{metric}" for metric in dict.fromkeys((*alone, "lost", *(further if complete else ())))]
+        names += [f"{stage}/{name}" for name in feedback if place < len(stages) - 1]
+    return names
 
 
 def list_metric(name: str) -> str:
@@ -35,9 +65,46 @@ def list_metric(name: str) -> str:
     ('ndcg_linear@10', 'opa')
     """
     word, at, cutoffs = name.partition("@")
-    return f"ndcg_linear{at}{cutoffs}" if word == PUBLISHED_NDCG else name
+    return f"ndcg_linear{at}{cutoffs}" if word in (PUBLISHED_NDCG, VALUE_NDCG) else name
 
 
 def higher_is_better(metric: str) -> bool:
     """Return whether higher values of a metric are better: not for shares of items lost and for mean positions."""
     return not metric.endswith(("/lost", "/arp"))
+
+
+# --- two names of one metric --------------------------------------------------------------------------------------
+
+
+def measured_name(metric: str) -> str:
+    """Return the name that results use for a metric.
+
+    >>> measured_name("ranking/alone/recall"), measured_name("ranking/recall")
+    ('ranking/recall', 'ranking/recall')
+    """
+    return metric.replace(f"/{ALONE}/", "/", 1)
+
+
+def shown_name(metric: str) -> str:
+    """Return the name under which tables show a metric: figures of a stage by itself are named as such.
+
+    >>> [shown_name(metric) for metric in ("ranking/recall", "ranking/lost", "joint_recall", "ndcg@10")]
+    ['ranking/alone/recall', 'ranking/lost', 'joint_recall', 'ndcg@10']
+    """
+    stage, slash, name = metric.rpartition("/")
+    is_alone = slash and not stage.endswith(f"/{ALONE}") and name.partition("@")[0] in _OF_ALONE
+    return f"{stage}/{ALONE}/{name}" if is_alone else metric
+
+
+def with_both_names(figures: Mapping[str, T]) -> dict[str, T]:
+    """Return figures by metric with both names of those that have two, for JSON."""
+    return {**figures, **{shown_name(name): figure for name, figure in figures.items()}}
+
+
+def with_one_name(figures: Mapping[str, T]) -> dict[str, T]:
+    """Return figures by metric without the second name of those that have two, for tables and tests.
+
+    >>> with_one_name({"joint_recall": 0.5, "ranking/recall": 0.7, "ranking/alone/recall": 0.7})
+    {'joint_recall': 0.5, 'ranking/recall': 0.7}
+    """
+    return {name: figure for name, figure in figures.items() if measured_name(name) == name}

@@ -23,7 +23,9 @@ Threads = Annotated[
 ]
 Seconds = Annotated[float, Field(ge=0, description="Time between checkpoints. There is one after every epoch as well.")]
 Kept = Annotated[int, Field(ge=1, description="Checkpoints kept for resuming until the training run has finished.")]
-Patience = Annotated[Count | None, Field(description="Stop after this many epochs without a better validation metric.")]
+Patience = Annotated[
+    Count | None, Field(description="Stop after this many validations without a better validation metric.")
+]
 
 
 def as_list(value: object) -> object:

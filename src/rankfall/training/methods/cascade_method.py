@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast, get_args
 
 import pyarrow as pa
@@ -17,15 +19,17 @@ from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.defaults import cascade_with_defaults
 from rankfall.training.config.sections import Role
 from rankfall.training.evaluation import Evaluation
+from rankfall.training.measured_lists import MeasuredLists, short_lists
 from rankfall.training.methods.method import Funnel, TrainingMethod
 from rankfall.training.run_directory import LOG, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping
     from pathlib import Path
     from typing import Literal, Unpack
 
     from rankfall.cascade import Cascade
+    from rankfall.data import ImpressionLoader
     from rankfall.training.loop import OnNotice
     from rankfall.training.methods.method import OnImpressions, TrainOptions
     from rankfall.training.run_directory import TrainResult
@@ -85,6 +89,10 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         """Return the content of the configuration with every option of models and objective written out."""
         return cascade_with_defaults(self.config)
 
+    def list_warning(self) -> str | None:
+        """Return a warning if the lists of the validation days are much shorter than the catalogue."""
+        return short_lists(train_cascade.make_loader(self.open_data(), self.config, "valid"))
+
     def _build_loss(self) -> None:
         built = make_objective(try_depths(self.config))
         check_objective(*built, stages=len(self.config.stages), classifies=self.config.objective.classifies)
@@ -100,6 +108,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         config = self.config.data
         data.choose([*config.train, *config.valid, *config.test])
         with_depths(self.config, data.spec.stage_names)
+        train_cascade.check_feedback(self.config, data)
 
     def fingerprint(self, data: ImpressionLog) -> str:
         """Return the checksum of the log."""
@@ -130,6 +139,34 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         on_notice: OnNotice = lambda text: None,
     ) -> Evaluation:
         """Evaluate the best checkpoint of a run on days, in the order of time and without added negatives."""
+        opened = self.open_split(directory, split, data=data, on_notice=on_notice)
+        lists = MeasuredLists(opened.loader, opened.config)
+        with opened.refusing_new_ids():
+            measured = train_cascade.measure_all(
+                opened.cascade,
+                opened.loader,
+                opened.config,
+                on_batch=lambda count: on_impressions(count, opened.impressions),
+                on_scored=lists.add,
+            )
+        return Evaluation.of_cascade(opened.requests(), measured, opened.notes, lists)
+
+    def open_split(
+        self,
+        directory: Path,
+        split: str = "test",
+        *,
+        data: str | None = None,
+        on_notice: OnNotice = lambda text: None,
+    ) -> OpenedSplit:
+        """Load the best checkpoint of a run, and open the days to measure it on.
+
+        Args:
+            directory: Run directory.
+            split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a day.
+            data: Directory of the log, if it was moved.
+            on_notice: Called with each note about the log.
+        """
         config, model = self.config, self.load(directory)
         log = ImpressionLog.load(data or config.data.path)
         notes = _check_log(directory, model, log)
@@ -137,20 +174,50 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
             on_notice(note)
         days = config.data.days(cast("Role", split)) if split in get_args(Role) else [split]
         config = config.model_copy(update={"data": config.data.model_copy(update={"test": days})})
-        loader = train_cascade.make_loader(log, config, "test")
-        total = sum(len(log.days[day]) for day in loader.days)
+        return OpenedSplit(split, config, model, log, train_cascade.make_loader(log, config, "test"), notes)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSplit:
+    """A trained cascade and the days to measure it on.
+
+    Attributes:
+        split: Name of the split or day.
+        config: Configuration of the measurement. Its test days are the days of the loader.
+        cascade: The cascade, in evaluation mode.
+        log: The log.
+        loader: Impressions of the days, in the order of time and without added negatives.
+        notes: Warnings about the log.
+    """
+
+    split: str
+    config: CascadeConfig
+    cascade: Cascade
+    log: ImpressionLog
+    loader: ImpressionLoader
+    notes: list[str]
+
+    @property
+    def impressions(self) -> int:
+        """The number of impressions."""
+        return sum(len(self.log.days[day]) for day in self.loader.days)
+
+    def requests(self) -> list[str]:
+        """Return the id of each impression, in the order of the loader."""
+        tables = [self.log.days[day].table()["request"].cast(pa.string()) for day in self.loader.days]
+        ids: list[str] = pa.chunked_array([chunk for table in tables for chunk in table.chunks]).to_pylist()
+        return ids
+
+    @contextmanager
+    def refusing_new_ids(self) -> Generator[None]:
+        """Context for scoring: explain ids that the embedding tables of the run do not have."""
         try:
-            values, chance = train_cascade.measure(
-                model, loader, config, on_batch=lambda count: on_impressions(count, total)
-            )
+            yield
         except UnknownIdError as error:
             raise ValueError(
-                f"{split} of {log.path}: {error}. These ids are newer than the training run: train again on this log, "
-                "or choose earlier days with --split"
+                f"{self.split} of {self.log.path}: {error}. These ids are newer than the training run: train again on "
+                "this log, or choose earlier days with --split"
             ) from None
-        tables = [log.days[day].table()["request"].cast(pa.string()) for day in loader.days]
-        requests = pa.chunked_array([chunk for table in tables for chunk in table.chunks]).to_pylist()
-        return Evaluation(requests, values, chance, notes)
 
 
 def _check_log(directory: Path, model: Cascade, log: ImpressionLog) -> list[str]:

@@ -207,6 +207,10 @@ class TrainingMethod(Method[Config, Data]):
         The result validates to an equivalent configuration.
         """
 
+    def list_warning(self) -> str | None:
+        """Return a warning if validation figures are of lists that are much shorter than those of a service."""
+        return None
+
     @abstractmethod
     def train(self, out: Path, **options: Unpack[TrainOptions]) -> TrainResult:
         """Train and write a run directory; see :func:`rankfall.training.train.train`."""

@@ -60,6 +60,10 @@ class Impressions:
         self._map(note)
         return sum(sizes)
 
+    def take(self, rows: slice) -> Impressions:
+        """Return some of the impressions, without copying them."""
+        return self._map(lambda tensor: tensor[rows])
+
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Impressions:
         """Copy the batch to another device."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))

@@ -18,6 +18,7 @@ import torch
 
 from rankfall._suggestions import did_you_mean
 from rankfall.data.impressions.loader.batch import Impressions
+from rankfall.data.impressions.loader.day_catalogue import Catalogue, catalogue_of
 from rankfall.data.impressions.loader.item_first_seen import ItemFirstSeen
 from rankfall.data.impressions.loader.label_schemes import (
     Labels,
@@ -71,10 +72,10 @@ class ImpressionLoader:
         window: The number of impressions in memory at a time.
         negatives: The number of items that are appended to each list. They differ from each other, from all items of
             the impression and from the relevant items that were not sampled. They are drawn uniformly from all items
-        that
-            occur in the log on the day or before it. Where there are not enough, the rest is masked.
+            that occur in the log on the day or before it. Where there are not enough, the rest is masked.
         negatives_from: ``"items"`` draws negatives from the item table, ``"batch"`` from the items of the batch.
-        length: Instead of `negatives`: append items until each list has this length.
+        length: Instead of `negatives`: append items until each list has this length. ``"all"`` appends nothing; every
+            list stands for all items of the day, which :meth:`catalogue` returns once per day instead of once per list.
         first_days: The first days of items, which negatives need; loaders that share it read each day once.
         labels: ``"full"`` gives every item the full-stage grade of the log. ``"published"`` is the scheme of LCRON's
             table 1: only the items of the relevant stage are ordered among themselves, and every other stage has one
@@ -102,7 +103,7 @@ class ImpressionLoader:
         window: int = 1 << 15,
         negatives: int = 0,
         negatives_from: Source = "items",
-        length: int | None = None,
+        length: int | Literal["all"] | None = None,
         first_days: ItemFirstSeen | None = None,
         labels: Labels = "full",
         rank: int = 0,
@@ -115,7 +116,7 @@ class ImpressionLoader:
             ("seed", seed, 0),
             ("window", window, batch),
             ("negatives", negatives, 0),
-            ("length", 1 if length is None else length, 1),
+            ("length", 1 if length in (None, "all") else length, 1),
             ("rank", rank, 0),
             ("world", world, 1),
             ("prefetch", prefetch, 0),
@@ -147,12 +148,15 @@ class ImpressionLoader:
             raise ValueError(f"days: found {', '.join(self.days)}, whose impressions have no items")
         self._layout = layout_of(self.log, longest)
         self._named = self._layout.named()
-        self.width: int = length or longest + negatives  # list length of every batch
-        self._drawn = self.width - (shortest if length else longest)
+        fixed = length if isinstance(length, int) else None
+        self.width: int = fixed or longest + negatives  # list length of every batch
+        self._drawn = self.width - (shortest if fixed else longest)
         self._check_lengths(longest)
         self._most_left_out = _most_left_out(self.log, self._days) if self._drawn else 0
-        draws = self._drawn and negatives_from == "items"
-        self._known = self._look_up_items(first_days or ItemFirstSeen()) if draws else None
+        draws = (self._drawn and negatives_from == "items") or length == "all"
+        self._first_days = first_days or ItemFirstSeen()
+        self._known = self._look_up_items() if draws else None
+        self._catalogue: Catalogue | None = None
         if not len(self):
             raise ValueError(f"drop_last: no day has {batch:,} impressions, so no batch would be left")
         self._epoch = 0
@@ -162,19 +166,24 @@ class ImpressionLoader:
         self._requests: tuple[str, pa.ChunkedArray] | None = None
 
     def _check_lengths(self, longest: int) -> None:
-        if self.length is not None and self.length < longest:
+        if isinstance(self.length, int) and self.length < longest:
             raise ValueError(f"length: found {self.length}, but the longest list of these days has {longest} items")
         name = "negatives" if self.length is None else "length"
-        if self._drawn and self.log.manifest["about"].get("item_features") == "per request":
+        added = self._drawn or self.length == "all"
+        if added and self._per_request:
             raise ValueError(
                 f"{name}: the item features of {self.log.path} depend on the request, so no items can be added"
             )
         if self._drawn and self.negatives_from == "batch" and self.batch == 1:
             raise ValueError("negatives_from: a batch of 1 has no other impressions to draw items from")
 
-    def _look_up_items(self, first_days: ItemFirstSeen) -> KnownItems:
-        order = list(self.log.days)
-        return KnownItems(self.log, self._layout, max(self.days, key=order.index), first_days)
+    @property
+    def _per_request(self) -> bool:
+        """Whether the features of items depend on the request, so that an item cannot be ranked for another."""
+        return bool(self.log.manifest["about"].get("item_features") == "per request")
+
+    def _look_up_items(self) -> KnownItems:
+        return KnownItems(self.log, self._layout, self.last_day, self._first_days)
 
     def __repr__(self) -> str:
         """Path and size, in one line."""
@@ -190,11 +199,56 @@ class ImpressionLoader:
         """The names of the days, in the order of a pass."""
         return [day.name for day in self._days]
 
+    @property
+    def last_day(self) -> str:
+        """The latest of the days in the order of the log."""
+        order = list(self.log.days)
+        return max(self.days, key=order.index)
+
     def requests(self, batch: Impressions) -> pa.ChunkedArray:
         """Return the request ids of a batch."""
         if self._requests is None or self._requests[0] != batch.day:
             self._requests = batch.day, self.log.days[batch.day].table()["request"]
         return self._requests[1].take(batch.rows.cpu().numpy())
+
+    # --- all items --------------------------------------------------------------------------------------------------
+
+    @property
+    def longest_ranked(self) -> int:
+        """The number of items in the longest list that a first stage ranks: all items with ``length="all"``."""
+        if self.length != "all":
+            return self.width
+        assert self._known is not None
+        return max(self._known.count_until(day) for day in self.days)
+
+    def catalogue_size(self) -> int | None:
+        """Return the number of items in the log by the end of the last day; None if items belong to single requests.
+
+        A loader that draws no items reads the items of all days up to that day for it.
+        """
+        if self._per_request or not len(self.log.items()):
+            return None
+        self._known = self._known or self._look_up_items()
+        return self._known.count_until(self.last_day)
+
+    def mean_length(self) -> float:
+        """Return the mean length of the lists that a first stage ranks."""
+        if self.length is not None:
+            return float(self.longest_ranked)
+        lengths = np.concatenate([found for day in self._days for found in DayBlocks(self.log, day).lengths()])
+        return float(lengths.mean()) + self.negatives
+
+    def catalogue(self, day: str) -> Catalogue:
+        """Return all items that are in the log by the end of a day, for a loader with ``length="all"``."""
+        if self.length != "all" or self._known is None:
+            raise ValueError(f"length: found {self.length!r}, expected 'all' for the catalogue of a day")
+        if self._catalogue is None or self._catalogue.day != day:
+            self._catalogue = catalogue_of(day, self._known.until(day))
+        return self._catalogue
+
+    def left_out(self) -> int:
+        """Return the number of relevant items of all impressions that were not sampled."""
+        return sum(int(lengths.sum()) for day in self._days for lengths in DayBlocks(self.log, day).lengths(LEFT_OUT))
 
     # --- position ---------------------------------------------------------------------------------------------------
 
@@ -278,7 +332,7 @@ class ImpressionLoader:
         if first == count:
             return
         blocks = DayBlocks(self.log, day)
-        known = self._known.until(day.name) if self._known else None
+        known = self._known.until(day.name) if self._known and self._drawn else None
         while first < count:
             begin = first // in_window * in_window
             end = min(begin + in_window, count)
@@ -323,7 +377,7 @@ class ImpressionLoader:
         targets = TargetLists(arrays["item"], rows, self._held(rows), left_out, self._most_left_out)
         drawn = draw(targets, pool.items, self._drawn, rng)
         mask = append(arrays, self._layout, pool, drawn)
-        return mask if self.length is None else close_up(arrays, self._layout, mask, self.length)
+        return close_up(arrays, self._layout, mask, self.length) if isinstance(self.length, int) else mask
 
     def _batch(self, day: str, rows: Rows, arrays: Arrays) -> Impressions:
         """Return this rank's share of a batch of these rows."""

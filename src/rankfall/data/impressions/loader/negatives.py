@@ -55,6 +55,10 @@ class KnownItems:
             return Pool(NOTHING, self._pool.features)
         return Pool(self._pool.items[places], self._pool.features, places)
 
+    def count_until(self, day: str) -> int:
+        """Return the number of items known at the end of a day."""
+        return int((self._first <= self._days.index(day)).sum())
+
 
 def _all_items(log: ImpressionLog, layout: Layout) -> Pool:
     table = log.items().combine_chunks()

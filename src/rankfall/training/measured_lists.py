@@ -1,0 +1,182 @@
+"""What was ranked in a measurement: the lengths of the lists, and the production funnel on the same lists.
+
+Recall over short lists is usually higher than over all items, which a service ranks. A reader has to know which of the
+two a figure is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from rankfall._lists import rank_order
+from rankfall.training.cascade_metrics import ground_truth
+from rankfall.training.label_checks import ignored_sizes, with_sizes
+from rankfall.training.stage_figures import ListFigures, stage_figures
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from rankfall.data import ImpressionLoader
+    from rankfall.data.impressions.loader import Impressions
+    from rankfall.data.impressions.spec import Spec
+    from rankfall.training.config.cascade_config import CascadeConfig
+    from rankfall.training.scored_batch import ScoredBatch
+    from rankfall.training.stage_figures import StageFigures
+
+SHORT = 2  # lists are much shorter than the catalogue if it has this many times their items
+NO_RANK = 2.0**31  # in place of the rank of an item without one: after all others of its stage
+
+
+def short_lists(loader: ImpressionLoader) -> str | None:
+    """Return a warning if the lists of a loader are much shorter than the catalogue of its last day."""
+    catalogue = loader.catalogue_size()
+    return None if catalogue is None else _short(loader.mean_length(), catalogue, loader.last_day)
+
+
+def _short(mean_length: float, catalogue: int, day: str) -> str | None:
+    if catalogue < SHORT * mean_length:
+        return None
+    return (
+        f"recall is measured on lists of {mean_length:,.0f} items, but the log has {catalogue:,} items by {day}; over "
+        "all of them, as in a service, recall is usually lower: data.length=all measures it"
+    )
+
+
+@dataclass(slots=True)
+class MeasuredLists:
+    """Collects what was ranked, batch by batch.
+
+    Args:
+        loader: The loader of the batches.
+        config: Configuration of the measurement.
+    """
+
+    loader: ImpressionLoader
+    config: CascadeConfig
+    _ranked: list[Tensor] = field(default_factory=list)
+    _left: list[Tensor] = field(default_factory=list)
+    _reached: list[Tensor] = field(default_factory=list)
+    _sizes: tuple[float, float] = (0.0, 0.0)
+
+    def add(self, loaded: Impressions, scored: ScoredBatch) -> None:
+        """Add a batch as it was loaded, and as it was scored."""
+        self._ranked.append(scored.ranked)
+        self._sizes = with_sizes(self._sizes, loaded)
+        if self._has_production:
+            truth = ground_truth(loaded, self.config.relevant)
+            self._left.append(production_left(loaded, truth, [stage.quota for stage in self.config.stages]))
+            self._reached.append(_reached(loaded, truth, len(self._spec.stages)))
+
+    @property
+    def _spec(self) -> Spec:
+        return self.loader.log.spec
+
+    @property
+    def _has_production(self) -> bool:
+        """Whether the log has ranks and depths of production, and its own definition of relevance."""
+        spec = self._spec
+        return spec.rank is not None and len(spec.stages) > 1 and spec.relevant.stage is None
+
+    def figures(self) -> ListFigures | None:
+        """Return the lengths of the lists; None if items of the log belong to single requests."""
+        catalogue = self.loader.catalogue_size()
+        if catalogue is None:
+            return None
+        ranked = torch.cat(self._ranked)
+        return ListFigures(
+            mean_length=float(ranked.double().mean()),
+            longest=int(ranked.max()),
+            catalogue=catalogue,
+            all_items=self.loader.length == "all",
+        )
+
+    def warnings(self) -> list[str]:
+        """Return what a reader of the figures has to know about the lists."""
+        ignored = ignored_sizes(self._sizes, self._spec, self.config)
+        return [*self._warnings_of_lengths(), *([ignored] if ignored else [])]
+
+    def _warnings_of_lengths(self) -> list[str]:
+        figures = self.figures()
+        if figures is None:
+            return []
+        if not figures.all_items:
+            short = _short(figures.mean_length, figures.catalogue, self.loader.last_day)
+            return [short] if short else []
+        left_out = self.loader.left_out()
+        if not left_out:
+            return []
+        return [
+            f"{left_out:,} relevant items were not sampled when the log was prepared: they are ranked with all other "
+            "items, but do not count as relevant"
+        ]
+
+    def production(self, units: Tensor | None = None) -> list[StageFigures] | None:
+        """Return the figures of production's order, cut at the quotas of the stages.
+
+        Args:
+            units: What the bootstrap draws; see :func:`~rankfall.training.stage_figures.stage_figures`.
+        """
+        if not self._left:
+            return None
+        stages = self.config.stages
+        return stage_figures(
+            [stage.name for stage in stages],
+            [stage.quota for stage in stages],
+            torch.cat(self._left),
+            torch.cat(self._ranked),
+            units=units,
+        )
+
+    def production_note(self) -> str | None:
+        """Return how to read the figures of production, or why there are none."""
+        spec = self._spec
+        if spec.rank is None or len(spec.stages) < 2:
+            return None
+        if spec.relevant.stage is not None:
+            return (
+                f"Relevance is defined by production itself: items that reached its stage {spec.relevant.stage}. Its "
+                "own recall is 1 by definition and is not shown."
+            )
+        shares = torch.cat(self._reached).nanmean(0).tolist()
+        reached = ", ".join(f"{share:.0%} {name}" for name, share in zip(spec.stage_names[1:], shares[1:], strict=True))
+        return (
+            "Production is the system that wrote the log: its order, deepest stage first and then by rank, cut at the "
+            f"same quotas. Of the relevant items, {reached} was reached by production. Feedback exists only for items "
+            "that production showed, which favours it."
+        )
+
+
+def production_left(batch: Impressions, truth: Tensor, quotas: Sequence[int]) -> Tensor:
+    """Return the share ``(B, T)`` of the ground truth among the best items of production, for T quotas.
+
+    Production's order is the deepest stage first, then the rank in it. Items that it did not log come last. Items
+    without a rank have a random order within their stage.
+
+    Args:
+        batch: Impressions with logged depths and ranks.
+        truth: Membership ``(B, N)`` in the ground truth.
+        quotas: Number of items that each stage keeps.
+
+    Returns:
+        The shares, NaN for impressions without a relevant item.
+    """
+    rank = torch.where(batch.rank < 0, NO_RANK, batch.rank.double())
+    worth = (batch.depth.double() + 1) * 2 * NO_RANK - rank
+    generator = torch.Generator().manual_seed(int(batch.rows[0]))
+    shuffle = torch.rand(worth.shape, generator=generator).argsort(-1)
+    order = shuffle.gather(-1, rank_order(worth.gather(-1, shuffle), batch.mask.gather(-1, shuffle)))
+    found = truth.gather(-1, order).double().cumsum(-1)
+    ends = [min(quota, found.shape[-1]) - 1 for quota in quotas]
+    return found[:, ends] / found[:, -1:]  # 0 / 0 is NaN
+
+
+def _reached(batch: Impressions, truth: Tensor, stages: int) -> Tensor:
+    """Return the share ``(B, stages)`` of the ground truth that reached each logged stage."""
+    deep = batch.depth.unsqueeze(-1) >= torch.arange(stages)
+    count = truth.double().sum(-1, keepdim=True)
+    return (truth.double().unsqueeze(-1) * deep).sum(-2) / count

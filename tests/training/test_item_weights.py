@@ -1,0 +1,213 @@
+"""Weights of items in the objective: from a configuration and a log to the terms that are trained."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from rankfall._yaml_config import ConfigError
+from rankfall.data import ImpressionLoader
+from rankfall.data.impressions.log import ImpressionLog
+from rankfall.data.impressions.spec import validate_spec
+from rankfall.data.sources.rows.prepare_rows import prepare_rows
+from rankfall.training.config.cascade_config import WeightConfig, validate_cascade
+from rankfall.training.item_weights import ItemWeights, item_weights
+from rankfall.training.train_cascade import LogLearner, build_objective, train
+from support.cascades import content, liked_log
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rankfall.data.impressions.loader import Impressions
+
+
+VALUES = (range(10), range(10, 20))  # items of large and of small value
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return liked_log(tmp_path_factory.mktemp("liked") / "log")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[ImpressionLog, dict[int, dict[str, float]]]:
+    """A log that was prepared from rows, and the raw values of each item: price, logged price, revenue."""
+    directory: Path = tmp_path_factory.mktemp("rows")
+    rng = np.random.default_rng(0)
+    price = rng.uniform(0.5, 40, 30).round(2)
+    table: dict[str, list[Any]] = {name: [] for name in ("request_id", "item_id", "time", "bought", "revenue")}
+    table |= {"price": [], "cost": [], "brand": [], "look": []}
+    for request in range(40):
+        for place, item in enumerate(rng.choice(30, 6, replace=False).tolist()):
+            bought = float(place == 0)
+            values = (request, item, 1_705_075_200_000 + request, bought, bought * price[item])
+            more = (price[item], -price[item], f"b{item % 3}", [0.1, float(item)])
+            for name, value in zip(table, (*values, *more), strict=True):
+                table[name].append(value)
+    pq.write_table(pa.table(table), directory / "rows.parquet")
+    spec = {
+        "time": {"column": "time", "unit": "ms"},
+        "relevant": {"column": "bought"},
+        "feedback": ["revenue"],
+        "features": {
+            "item": {
+                "price": {"kind": "dense", "log1p": True, "standardise": True},
+                "cost": {"kind": "dense", "log1p": True},
+                "brand": {"kind": "categorical", "hash_bucket_size": 10},
+                "look": {"kind": "dense", "size": 2},
+            }
+        },
+    }
+    prepare_rows([directory / "rows.parquet"], directory / "log", validate_spec(spec))
+    return ImpressionLog.load(directory / "log"), {item: {"price": float(price[item])} for item in range(30)}
+
+
+def batch_of(log: ImpressionLog, **options: Any) -> Impressions:
+    return next(iter(ImpressionLoader(log, list(log.days)[:1], batch=64, shuffle=False, **options)))
+
+
+# --- values -------------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_base_plus_scaled_value_up_to_clip(log: Path) -> None:
+    opened = ImpressionLog.load(log)
+    batch = batch_of(opened, negatives=2)
+    config = WeightConfig(of="like", base=0.5, scale=2.0, clip=4.0)
+    found = ItemWeights(config, opened)(batch)
+    for weights, likes in zip(found.tolist(), batch.feedback["like"].tolist(), strict=True):
+        assert weights == pytest.approx([min(0.5 + 2.0 * like, 4.0) for like in likes])
+    assert {0.5, 4.0} == set(found.unique().tolist())  # a like has the value 2.5 here
+    plain = ItemWeights(WeightConfig(of="relevance"), opened)(batch)
+    assert plain.equal(1 + batch.relevance)
+
+
+def test_numbers_of_items_are_those_of_the_raw_log(rows: tuple[ImpressionLog, dict[int, dict[str, float]]]) -> None:
+    log, raw = rows
+    batch = batch_of(log, negatives=3)
+    price = ItemWeights(WeightConfig(of="price", base=0.0, clip=30.0), log)(batch)
+    for item, weight in zip(batch.item[batch.mask].tolist(), price[batch.mask].tolist(), strict=True):
+        assert weight == pytest.approx(min(raw[item]["price"], 30.0), rel=1e-4)
+    cost = ItemWeights(WeightConfig(of="cost", base=5.0, clip=30.0), log)(batch)  # cost is minus the price
+    for item, weight in zip(batch.item[batch.mask].tolist(), cost[batch.mask].tolist(), strict=True):
+        assert weight == pytest.approx(max(5.0 - raw[item]["price"], 0.0), rel=1e-4, abs=1e-4)
+    revenue = ItemWeights(WeightConfig(of="revenue", clip=100.0), log)(batch)
+    assert revenue.equal(1 + batch.feedback["revenue"])
+
+
+@pytest.mark.parametrize(
+    ("of", "message"),
+    [
+        ("revenu", r"weight: found 'revenu', did you mean 'revenue'; this log allows relevance, feedback \(revenue\) "
+                   r"and item features that are single numbers \(price, cost\)$"),
+        ("brand", "weight: found 'brand'"),
+        ("look", "weight: found 'look'"),
+    ],
+)  # fmt: skip
+def test_values_that_a_log_does_not_have(
+    rows: tuple[ImpressionLog, dict[int, dict[str, float]]], of: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ItemWeights(WeightConfig(of=of), rows[0])
+
+
+def test_a_lost_scaling_is_an_error(log: Path) -> None:
+    with pytest.raises(ConfigError, match="does not say how price was standardised"):
+        ItemWeights(WeightConfig(of="price"), ImpressionLog.load(log))
+
+
+# --- configurations -----------------------------------------------------------------------------------------------
+
+
+def test_a_name_stands_for_the_defaults(log: Path) -> None:
+    config = validate_cascade(content(log, weight="like"))
+    assert config.weight == WeightConfig(of="like", base=1.0, scale=1.0, clip=10.0)
+    assert validate_cascade(json.loads(config.model_dump_json())) == config
+    assert validate_cascade(content(log)).weight is None
+    assert item_weights(validate_cascade(content(log)), ImpressionLog.load(log)) is None
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        ({"of": "like", "scale": 0.0}, "weight: found base 1, scale 0 and clip 10, so that all items have the same"),
+        ({"of": "like", "base": 3.0, "clip": 2.0}, "weight: found base 3, scale 1 and clip 2"),
+        ({"of": "like", "scael": 2.0}, "weight: unknown key 'scael', did you mean 'scale'"),
+        ({"scale": 2.0}, "weight.of is missing"),
+        (3, "weight: found 3, expected keys and values"),
+        ({"of": "like", "base": -1.0}, "weight.base: found -1.0, expected greater than or equal to 0"),
+    ],
+)
+def test_wrong_weights_are_explained(log: Path, weight: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validate_cascade(content(log) | {"weight": weight})
+
+
+def test_wrong_names_are_refused_before_anything_is_written(log: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"weight: found 'likes', did you mean 'like'"):
+        train(validate_cascade(content(log, weight="likes")), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# --- training -----------------------------------------------------------------------------------------------------
+
+
+def test_the_terms_of_training_are_weighted(log: Path, tmp_path: Path) -> None:
+    opened = ImpressionLog.load(log)
+    config = validate_cascade(content(log, weight={"of": "click", "scale": 4.0}))
+    torch.manual_seed(0)
+    learner = LogLearner(config, tmp_path, opened, LogLearner.group, build_objective(opened, config))
+    batch = batch_of(opened)
+    found, _ = learner.network(batch)
+    given = {"relevance": batch.relevance, "depth": batch.depth, "mask": batch.mask}
+    weight = 1 + 4 * batch.feedback["click"]
+    with torch.no_grad():
+        expected = learner.objective.parts(learner.cascade(batch), batch.grade.float(), weight=weight, **given)
+    assert {name: term.item() for name, term in found.items()} == {name: term.item() for name, term in expected.items()}
+
+
+@pytest.mark.parametrize("objective", ["lcron", "bce", "fs_lambda_loss", "arf"])
+def test_every_kind_of_objective_trains_with_weights(log: Path, tmp_path: Path, objective: str) -> None:
+    weights = {}
+    for name, changes in {"plain": {}, "weighted": {"weight": "like"}, "again": {"weight": "like"}}.items():
+        settings = content(log, training={"epochs": 1}, **changes) | {"objective": {"name": objective}}
+        train(validate_cascade(settings), tmp_path / name)
+        weights[name] = (tmp_path / name / "checkpoints" / "last.safetensors").read_bytes()
+    assert weights["weighted"] == weights["again"] != weights["plain"]
+
+
+def test_valuable_items_are_kept_first(tmp_path: Path) -> None:
+    """Items 0 to 9 are as often relevant as items 10 to 19, but have ten times the value."""
+
+    def change(days: dict[str, Any]) -> None:
+        for day in days.values():
+            for i, items in enumerate(day["item"]):
+                valuable, ordinary = ([j for j, item in enumerate(items) if item in of] for of in VALUES)
+                chosen = valuable[:1] + ordinary[:1]
+                day["relevance"][i] = [float(j in chosen) for j in range(len(items))]
+                day["feedback.like"][i] = [9.0 * (j in valuable[:1]) for j in range(len(items))]
+                day["grade"][i] = day["relevance"][i]
+
+    log = liked_log(tmp_path / "log", change=change)
+    opened = ImpressionLog.load(log)
+    ahead = {}
+    for name, changes in {"plain": {}, "weighted": {"weight": "like"}}.items():
+        settings = content(log, training={"epochs": 3}, **changes) | {"objective": {"name": "bce"}}
+        torch.manual_seed(0)
+        config = validate_cascade(settings)
+        learner = LogLearner(config, tmp_path, opened, LogLearner.group, build_objective(opened, config))
+        position = SimpleNamespace(step=0, epoch=1, gradients={})
+        for _ in range(3):
+            for batch in learner.loader:
+                learner.step(batch, position)  # type: ignore[arg-type]
+        batch = batch_of(opened)
+        scores = learner.cascade.eval()(batch)[0]
+        of = [torch.isin(batch.item, torch.tensor(list(one), dtype=torch.int32)) & batch.mask for one in VALUES]
+        ahead[name] = (scores[of[0]].mean() - scores[of[1]].mean()).item()
+    assert ahead["weighted"] > ahead["plain"] + 0.3
