@@ -62,6 +62,10 @@ def study(
         resamples: Bootstrap samples of the curves.
         weights: The curves that weight clicks.
         objectives: The objectives that are trained.
+
+    Returns:
+        One row per curve and one per run. The metrics of a run are its mean and 95 % interval over test requests;
+        ``more`` has those of its paired difference to the run without weights.
     """
     curves: list[dict[str, Any]] = []
     recalls: list[dict[str, Any]] = []
@@ -70,11 +74,14 @@ def study(
         files = _curves(directory, log, f"{preset}-{seed}", resamples)
         curves += [_curve_row(preset, seed, name, ExaminationCurve.load(path)) for name, path in files.items()]
         for objective in objectives:
+            plain: dict[str, Tensor] = {}
             for weight in weights:
                 run = directory / f"run-{preset}-{seed}-{objective.replace(', ', '-').replace(' ', '-')}-{weight}"
                 values = _trained(run, log, {**OBJECTIVES, **SHOWN}[objective], files.get(weight), seed)
                 row = {"preset": preset, "seed": seed, "objective": objective, "weight": weight}
-                recalls.append(row | {name: _summary(value) for name, value in values.items()})
+                plain = values if weight == "none" else plain
+                more = {name: _summary(values[name] - value) for name, value in plain.items() if weight != "none"}
+                recalls.append(row | {name: _summary(value) for name, value in values.items()} | {"more": more})
                 _write(json.dumps(recalls[-1]))
     return {"curves": curves, "recall": recalls}
 

@@ -120,7 +120,8 @@ class Pairs:
         """Return shows and clicks of every group at every position."""
         weight, size = weight[self._rows], self._shape[0] * self._shape[1]
         cell = self._group * self._shape[1] + self._position
-        shows, clicks = (np.bincount(cell, values, minlength=size) for values in (weight, weight * self._click))
+        shows: Floats = np.bincount(cell, weight, minlength=size).astype(np.float64)
+        clicks: Floats = np.bincount(cell, weight * self._click, minlength=size).astype(np.float64)
         return shows.reshape(self._shape), clicks.reshape(self._shape)
 
 
@@ -167,7 +168,7 @@ class RegressionEM:
             solution.grad = torch.from_numpy(gradient)
             return torch.tensor(loss, dtype=torch.float64)
 
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
+        optimizer.step(closure)
         if self._steps == FIRST_STEPS:
             self._start, self._steps = solution.detach(), FURTHER_STEPS
         return _relative(_sigmoid(solution.detach().numpy()[: self._sizes[0]]))
