@@ -22,6 +22,7 @@ from rankfall.commands import (
     data,
     demo,
     evaluate,
+    examination,
     export,
     methods,
     plan,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 PANELS: dict[str, tuple[ModuleType, ...]] = {  # the verbs of the help page, in the order of the work
-    "Get data": (simulate, prepare, data),
+    "Get data": (simulate, prepare, data, examination),
     "Train and compare": (train, evaluate, plan, compare, tune, stream),
     "Serve": (export, serve),
     "Results": (report, reproduce),

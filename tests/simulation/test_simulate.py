@@ -125,6 +125,38 @@ def test_every_item_ends_in_one_place_of_the_funnel(rows: dict[str, list[Row]]) 
         assert len({row["video_id"] for row in items}) == len(items)
 
 
+@pytest.mark.parametrize("preset", ["tiny", "industry-easy"])
+def test_positions_are_those_of_shown_items(preset: str, tmp_path: Path) -> None:
+    plan = Simulation(preset=preset, days=1, requests_per_day=40, seed=3)
+    log = simulate_log(plan, tmp_path / "log")
+    expected = {}
+    for portion in plan.platform().run(1):
+        for place, number in enumerate(portion.requests.number):
+            for item, shown, at in zip(
+                portion.items[place],
+                portion.feedback["realshow"][place],
+                portion.served.rerank_index[place],
+                strict=True,
+            ):
+                expected[int(number), int(item)] = int(at) if shown else -1
+    found = {
+        (row["request"], item): position
+        for row in log.days[DAYS[0]].table().to_pylist()
+        for item, position in zip(row["item"], row["position"], strict=True)
+    }
+    assert found == {key: expected[key] for key in found}
+    assert max(found.values()) > 2
+
+
+def test_clicks_can_be_the_relevant_items(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("simulate", str(tmp_path / "log"), "--days", "1", "--requests-per-day", "30")
+    assert run(*options, "--relevant", "efective_view") == 1
+    assert "relevant: found 'efective_view', did you mean 'effective_view'" in capsys.readouterr().err
+    assert run(*options, "--relevant", "effective_view") == 0
+    for row in ImpressionLog.load(tmp_path / "log").days[DAYS[0]].table().to_pylist():
+        assert row["relevance"] == row["feedback.effective_view"]
+
+
 def test_only_what_is_shown_gets_feedback(rows: dict[str, list[Row]]) -> None:
     for items in (items for day in DAYS for items in by_request(rows[day]).values()):
         shown = sorted(row["rerank_index"] for row in items if row["realshow"])

@@ -19,6 +19,7 @@ EXAMPLES = examples(
     "rankfall simulate log --preset tiny",
     "rankfall simulate log --preset recflow-like --days 22 --requests-per-day 3000 --seed 1",
     "rankfall simulate log --preset recflow-like-3 --truth",
+    "rankfall simulate clicks --preset recflow-like --relevant effective_view",
     "rankfall simulate RecFlow --preset recflow-like --layout recflow",
     "rankfall simulate ads --preset industry-hard",
     "rankfall simulate log --preset tiny --days 5 --append",
@@ -67,6 +68,14 @@ def simulate(
         Layout, typer.Option(help="An impression log for training, or RecFlow's files for 'rankfall prepare recflow'.")
     ] = Layout.RANKFALL,
     truth: Annotated[bool, typer.Option("--truth", help="Also write the true relevance of items.")] = False,
+    relevant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FEEDBACK",
+            help="Feedback that makes an item relevant, such as effective_view.",
+            show_default="reaching the last stage",
+        ),
+    ] = None,
     force: Force = False,
     append: Annotated[
         bool, typer.Option("--append", help="Append days to an existing log until it has --days in total.")
@@ -85,8 +94,10 @@ def simulate(
     chosen = preset_of(preset.value)
     if layout is Layout.RECFLOW and chosen.layout != "recflow":
         raise typer.BadParameter(f"--preset {preset.value} cannot be written with --layout recflow")
-    if append and (force or truth or layout is Layout.RECFLOW):
-        raise typer.BadParameter("--append cannot be combined with --force, --truth or --layout recflow")
+    if append and (force or truth or relevant or layout is Layout.RECFLOW):
+        raise typer.BadParameter("--append cannot be combined with --force, --truth, --relevant or --layout recflow")
+    if relevant and layout is Layout.RECFLOW:
+        raise typer.BadParameter("--relevant is a part of the description of a log, which RecFlow's layout has not")
     simulation = Simulation(
         preset=preset.value,
         days=days or chosen.days,
@@ -104,7 +115,7 @@ def simulate(
             log = (
                 append_days(simulation, out, on_requests=on_requests)
                 if append
-                else simulate_log(simulation, out, truth=truth, force=force, on_requests=on_requests)
+                else simulate_log(simulation, out, truth=truth, relevant=relevant, force=force, on_requests=on_requests)
             )
             counts = log.manifest["about"]["counts"]
             rows, logged, kept = counts["rows"], counts["logged"], counts["kept"]

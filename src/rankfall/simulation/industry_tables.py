@@ -77,6 +77,7 @@ class IndustryTables:
             **self._statistics(keys),
             "queue": (served.last_model[real] >= RANK).astype(np.int64) + (served.last_model[real] == MIX),
             "rank": np.take_along_axis(by_rank, served.place, axis=1)[real],
+            "position": np.where(portion.feedback["realshow"] > 0, served.rerank_index, -1)[real],
             "view": portion.feedback["effective_view"][real],
             TRUTH: portion.relevance[real],
         }
@@ -153,6 +154,7 @@ def _description(preset: Preset, id_counts: dict[str, int]) -> dict[str, Any]:
         "stages": [{"name": name, "sample": count} for name, count in zip(QUEUES, preset.sample, strict=True)],
         "relevant": QUEUES[-1],
         "feedback": ["view"],
+        "position": "position",
         "features": {
             "user": {**ids("user_id", "age", "gender", "province"), **statistics("user")},
             "context": {part: {"kind": "time", "part": part} for part in ("weekday", "hour")},

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from rankfall._files import write_file
 from rankfall._manifest import has_format
-from rankfall.data.sources.recflow_spec import FLAGS, RANK
+from rankfall.data.sources.recflow_spec import FLAGS, POSITION, RANK
 from rankfall.simulation.recflow_tables import event_arrays
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class RecFlowWriter:
 
     def write(self, portion: ServedPortion, rows: pl.DataFrame, items: Items) -> None:
         """Append requests to their day; all requests of a day are written together."""
-        rows = rows.drop(RANK)  # RecFlow has one column of ranks per stage
+        rows = rows.drop(RANK, POSITION)  # RecFlow has one column of ranks per stage
         if self._day is None or portion.day != self._days[-1]:
             self.close()
             self._day = _Day(self._directory, portion.day, rows.to_arrow().schema)

@@ -8,7 +8,16 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from rankfall.data.sources.recflow_spec import FEEDBACK, ITEM_IDS, TRUTH, rank_expression, recflow_spec, sequence_column
+from rankfall.data.sources.recflow_spec import (
+    FEEDBACK,
+    ITEM_IDS,
+    POSITION,
+    TRUTH,
+    position_expression,
+    rank_expression,
+    recflow_spec,
+    sequence_column,
+)
 from rankfall.simulation.matching import NO_ITEM
 from rankfall.simulation.production import COARSE, POSITIVES, PRERANK
 from rankfall.simulation.world import AGES, GENDERS, PROVINCES, UPLOAD_TYPES
@@ -47,7 +56,8 @@ class RecFlowTables:
             "category_level_one": preset.categories,
             "upload_type": UPLOAD_TYPES,
         }
-        self.spec: Spec = recflow_spec(self.id_counts, stages=self._stages, sample=preset.sample)
+        spec = recflow_spec(self.id_counts, stages=self._stages, sample=preset.sample)
+        self.spec: Spec = spec.model_copy(update={"position": POSITION})
 
     def rows(self, portion: ServedPortion) -> pl.DataFrame:
         """Return one row per request and logged item."""
@@ -76,7 +86,8 @@ class RecFlowTables:
             **{name: portion.feedback[name][real] for name in FEEDBACK},
         }
         frame = pl.DataFrame({name: values.astype(np.int64, copy=False) for name, values in columns.items()})
-        return frame.with_columns(rank_expression(self._stages), pl.Series(TRUTH, portion.relevance[real]))
+        truth = pl.Series(TRUTH, portion.relevance[real])
+        return frame.with_columns(rank_expression(self._stages), position_expression(), truth)
 
     def requests(self, portion: ServedPortion) -> pl.DataFrame:
         """Return one row per request with the earlier views of its user, as lists."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankfall._files import fresh_directory
+from rankfall._suggestions import did_you_mean
 from rankfall.data.impressions.append import appending
 from rankfall.data.impressions.assemble import assemble
 from rankfall.data.impressions.counts import Counts
@@ -16,6 +17,7 @@ from rankfall.data.impressions.encoding import Encoding
 from rankfall.data.impressions.items import item_table
 from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.impressions.log_writer import LogWriter
+from rankfall.data.impressions.spec import Relevant
 from rankfall.data.sources.recflow_spec import TRUTH
 from rankfall.simulation.industry_tables import IndustryTables
 from rankfall.simulation.matching import NO_ITEM
@@ -27,6 +29,8 @@ from rankfall.simulation.recflow_tables import RecFlowTables
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from rankfall.data.impressions.spec import Spec
 
     OnRequests = Callable[[int], None]
 
@@ -61,6 +65,7 @@ def simulate_log(
     out: Path,
     *,
     truth: bool = False,
+    relevant: str | None = None,
     force: bool = False,
     on_requests: OnRequests = lambda count: None,
 ) -> ImpressionLog:
@@ -70,13 +75,18 @@ def simulate_log(
         simulation: The settings.
         out: The directory to write.
         truth: Also write the true relevance of items.
+        relevant: The feedback that makes an item relevant; by default reaching the last logged stage does.
         force: Replace an existing impression log.
         on_requests: Receives the number of requests served.
+
+    Raises:
+        ValueError: If the preset has no such feedback.
     """
     with fresh_directory(out, is_log, force=force) as directory:
         platform = simulation.platform()
         tables = _tables(platform, simulation.days)
         spec = tables.spec.model_copy(update={"truth": TRUTH}) if truth else tables.spec
+        spec = spec if relevant is None else _with_relevant(spec, relevant)
         encoding = Encoding(spec)
         writer: LogWriter | None = None
         counts = Counts()
@@ -140,6 +150,15 @@ def append_days(simulation: Simulation, out: Path, *, on_requests: OnRequests = 
 def _tables(platform: Platform, days: int) -> RecFlowTables | IndustryTables:
     made = IndustryTables if platform.preset.layout == "industry" else RecFlowTables
     return made(platform, days)
+
+
+def _with_relevant(spec: Spec, feedback: str) -> Spec:
+    if feedback not in spec.feedback:
+        raise ValueError(
+            f"relevant: found {feedback!r}{did_you_mean(feedback, spec.feedback)}; the feedback of this platform is "
+            f"{', '.join(spec.feedback)}"
+        )
+    return spec.model_copy(update={"relevant": Relevant(column=feedback)})
 
 
 def _check_same_platform(simulation: Simulation, log: ImpressionLog) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError
 from rankfall.data.impressions.spec import Dense
+from rankfall.training.propensity_weights import PropensityWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,13 +71,15 @@ class ItemWeights:
         return numbers.sign() * numbers.abs().expm1() if self._feature.log1p else numbers
 
 
-def item_weights(config: CascadeConfig, log: ImpressionLog) -> ItemWeights | None:
+def item_weights(config: CascadeConfig, log: ImpressionLog) -> ItemWeights | PropensityWeights | None:
     """Return the item weights of a configuration, or None if it has none.
 
     Raises:
         ConfigError: If the log has no such value.
     """
-    return None if config.weight is None else ItemWeights(config.weight, log)
+    if config.weight is None:
+        return None
+    return (ItemWeights if config.weight.examination is None else PropensityWeights)(config.weight, log)
 
 
 def _numbers(log: ImpressionLog) -> dict[str, Dense]:

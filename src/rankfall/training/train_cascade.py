@@ -41,6 +41,7 @@ from rankfall.training.item_weights import item_weights
 from rankfall.training.label_checks import check_training_labels
 from rankfall.training.learner import Learner, Loader
 from rankfall.training.loop import Loop, finished, train_in
+from rankfall.training.propensity_weights import PropensityWeights, curve_checksum
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as
 from rankfall.training.scored_batch import ScoredBatch
 from rankfall.training.seeding import seeded
@@ -107,7 +108,7 @@ def train(
         config = with_depths(config, log.spec.stage_names)
         check_days(log, config.data)
         built = build_objective(log, config)
-        data = checksums(log, config.data)
+        data = checksums(log, config)
     result = finished(out, config, data, force=force, resume=resume, on_notice=on_notice, group=group)
     if result is not None:
         return result
@@ -120,6 +121,8 @@ def train(
             except ValueError as error:
                 raise ConfigError(str(error)) from None
             loop = Loop(learner, config, out, data=data, progress=progress, stop=stop)
+            if group.first and isinstance(learner.network.weights, PropensityWeights):
+                on_notice(learner.network.weights.describe(log, config.data.train))
         files = {
             CONFIG: dump_absolute(config),
             LOG: json.dumps(encoding_signature(log), indent=1) + "\n",
@@ -146,7 +149,12 @@ class _Network(nn.Module):
     """
 
     def __init__(
-        self, cascade: Cascade, objective: Objective, *, classifies: bool, weights: ItemWeights | None
+        self,
+        cascade: Cascade,
+        objective: Objective,
+        *,
+        classifies: bool,
+        weights: ItemWeights | PropensityWeights | None,
     ) -> None:
         super().__init__()
         self.cascade, self.objective, self.classifies = cascade, objective, classifies
@@ -511,11 +519,14 @@ def _check_depths(log: ImpressionLog, config: CascadeConfig, objective: Objectiv
                 )
 
 
-def checksums(log: ImpressionLog, config: LogConfig) -> dict[str, str]:
+def checksums(log: ImpressionLog, config: CascadeConfig) -> dict[str, str]:
     """Return the checksums of everything that a training run reads."""
-    days = log.choose([*config.train, *config.valid])
+    data, weight = config.data, config.weight
+    days = log.choose([*data.train, *data.valid])
     found = {f"day {day.name}": day.manifest["sha256"] for day in days}
     found["features"] = hashlib.sha256(json.dumps(log.manifest["features"], sort_keys=True).encode()).hexdigest()
-    if config.negatives or config.length is not None:
+    if data.negatives or data.length is not None:
         found["items"] = log.manifest["items"]["sha256"]
+    if weight is not None and weight.examination is not None:
+        found["examination"] = curve_checksum(weight.examination)
     return found

@@ -90,6 +90,31 @@ def test_rows_become_impressions() -> None:
     assert days[0][1].schema == impression_schema(encoding_of().spec, request=pa.int64())
 
 
+def test_positions_of_shown_items() -> None:
+    shown = rows(place=[None, 1, 0, -1, 2])
+    table = item_table(rows().unique("item_id", keep="last"), encoding_of())
+    for negatives in (0, 1):
+        days, _ = assemble(shown, encoding_of(position="place", negatives=negatives), items=table)
+        third, seventh = (by_item(day.to_pylist()[0], "position") for _, day in days)
+        assert third == {11: -1, 13: 2} | {item: -1 for item in third if item not in (11, 13)}
+        assert seventh == {10: -1, 11: 1, 12: 0} | {item: -1 for item in seventh if item > 12}
+        assert len(third) == 2 + negatives
+    without, _ = assemble(shown, encoding_of())
+    assert "position" not in without[0][1].column_names
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ([0, -2, 1, 2, 3], r"column 'place': found -2, expected at least 0, or -1 for none \(request 7"),
+        ([0.0, 0.5, 1.0, 2.0, 3.0], "column 'place': found Float64, expected whole numbers"),
+    ],
+)
+def test_wrong_positions(places: list[float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        assemble(rows(place=places), encoding_of(position="place"))
+
+
 def test_the_order_of_rows_does_not_matter() -> None:
     expected = assemble(rows(), encoding_of())
     for seed in range(5):

@@ -107,6 +107,9 @@ def test_columns_that_only_some_logs_have() -> None:
     assert schema.field("request").type == pa.string()
     assert schema.names == [*SCHEMA.names, "truth"]
     assert schema.field("truth").type.value_type == pa.float32()
+    with_positions = impression_schema(spec(position="shown_at"), request=pa.int64())
+    assert set(with_positions.names) - set(SCHEMA.names) == {"position"}
+    assert with_positions.field("position").type.value_type == pa.int32()
 
 
 def test_columns_of_items() -> None:

@@ -13,7 +13,9 @@ import pyarrow as pa
 import pytest
 
 from rankfall._files import checksum
+from rankfall.data import ImpressionLoader
 from rankfall.data.impressions.append import appending
+from rankfall.data.impressions.compatibility import encoding_signature
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.impressions.log_watcher import LogWatcher
 from rankfall.data.impressions.spec import UNSEEN
@@ -273,6 +275,23 @@ def test_a_platform_that_lives_on(tmp_path: Path) -> None:
     for key in ("rows", "requests", "logged", "kept"):
         assert grown.manifest["about"]["counts"][key] == whole.manifest["about"]["counts"][key]
     assert grown.items()["item"].to_pylist() == whole.items()["item"].to_pylist()
+
+
+def test_days_are_appended_to_a_log_without_positions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs that were simulated before positions were stored have no such column."""
+    whole = simulate_log(Simulation(days=2, **TINY), tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr("rankfall.simulation.recflow_tables.POSITION", None)
+        simulate_log(Simulation(days=1, **TINY), tmp_path / "log")
+    old = append_days(Simulation(days=2, **TINY), tmp_path / "log")
+    assert old.spec.position is None
+    assert encoding_signature(old)["rules"] == encoding_signature(whole)["rules"]
+    for name, day in old.days.items():
+        expected = whole.days[name].table()
+        assert day.table()["grade"].equals(expected["grade"])
+        assert day.table().column_names == [column for column in expected.column_names if column != "position"]
+    for batch in ImpressionLoader(old, "..", batch=16):
+        assert batch.position is None
 
 
 def test_appended_days_continue_statistics(tmp_path: Path) -> None:

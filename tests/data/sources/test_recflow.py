@@ -184,6 +184,8 @@ def check_impression(impression: dict[str, Any], rows: list[Row], stages: int) -
         assert depths.count(depth) == min(10, sum(depth_of(row, stages) == depth for row in rows))
     ranks = [rank_of(row, stages) for row in chosen]
     assert impression["rank"] == ranks
+    shown_at = [row["rerank_index"] if row["realshow"] and row["rerank_index"] >= 0 else -1 for row in chosen]
+    assert impression["position"] == shown_at
     goodness = [(depth, rank >= 0, -rank) for depth, rank in zip(depths, ranks, strict=True)]
     order = sorted(set(goodness))
     assert impression["grade"] == [order.index(value) for value in goodness]
@@ -260,6 +262,16 @@ def test_without_pickles_sequences_come_from_the_log(copy: Layout, tmp_path: Pat
     (copy.folder / "seq_effective_50_dict").rmdir()
     default = prepare_recflow(copy.folder, tmp_path / "default")
     assert checksums(default) == checksums(asked)
+
+
+def test_without_ranks_of_mix_ranking_there_are_no_positions(copy: Layout, tmp_path: Path) -> None:
+    whole = prepare_recflow(copy.folder, tmp_path / "whole", stages=2)
+    for day, rows in copy.rows.items():
+        pl.DataFrame(rows).drop("rerank_index").write_ipc(copy.folder / "all_stage" / f"{day}.feather")
+    log = prepare_recflow(copy.folder, tmp_path / "log", stages=2)
+    assert log.spec.position is None
+    for day in log.days:
+        assert log.days[day].table().equals(whole.days[day].table().drop_columns("position"))
 
 
 def test_there_may_be_no_sequences(layout: Layout, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ impressions from the same rows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -131,7 +131,8 @@ class _Builder:
         chosen = full_stage_sample(number, self.depth, keys, [stage.sample for stage in spec.stages])
         self._count_stages(number, chosen)
         item = self._item_ids()
-        depth, rank = self.depth[chosen], self._ranks(chosen)
+        depth, rank = self.depth[chosen], self._places("rank")[chosen]
+        position = self._places("position")[chosen]
         self._leave_out(number, item, chosen)
         self.row, self.number, self.item = chosen, number[chosen], item[chosen]
         hashes = item_hash[chosen]
@@ -143,13 +144,13 @@ class _Builder:
             self.item = np.concatenate([self.item, self._table_items()[extra_row]])
             hashes = np.concatenate([hashes, extra_hash])
             depth = np.concatenate([depth, np.full(count, NEGATIVE)])
-            rank = np.concatenate([rank, np.full(count, -1)])
+            rank, position = (np.concatenate([places, np.full(count, -1)]) for places in (rank, position))
             self.counts.negatives = count
         order = np.lexsort((order_keys(self.seed, request_hash[self.number], hashes), self.number))
         graded = None if spec.has_funnel else self._relevance_of_chosen()
         self.grade = full_stage_grades(self.number, depth, rank, graded)[order]
         self.row, self.number, self.item = self.row[order], self.number[order], self.item[order]
-        self.chosen_depth, self.rank = depth[order], rank[order]
+        self.chosen_depth, self.rank, self.position = depth[order], rank[order], position[order]
         self.edges = edges(np.bincount(self.number, minlength=len(self.requests)))
 
     def _leave_out(self, number: Integers, item: Integers, chosen: Integers) -> None:
@@ -185,18 +186,19 @@ class _Builder:
             raise ValueError(f"column {self.spec.item!r}: found {unknown!r}, which is not in the item table")
         return found.cast(pl.Int64).to_numpy()
 
-    def _ranks(self, chosen: Integers) -> Integers:
-        if self.spec.rank is None:
-            return np.full(len(chosen), -1, np.int64)
-        raw = self.rows[self.spec.rank]
+    def _places(self, key: Literal["rank", "position"]) -> Integers:
+        """Return the logged ranks or shown positions of all rows, -1 for none."""
+        column: str | None = getattr(self.spec, key)
+        if column is None:
+            return np.full(len(self.rows), -1, np.int64)
+        raw = self.rows[column]
         if not raw.dtype.is_integer() and raw.dtype != pl.Null:
-            raise ValueError(f"column {self.spec.rank!r}: found {raw.dtype}, expected whole numbers")
-        ranks = raw.cast(pl.Int64).fill_null(-1).to_numpy()
-        if (bad := np.flatnonzero((ranks < -1) | (ranks >= 2**31))).size:
-            found, where = ranks[bad[0]], row_name(self.rows, self.spec, int(bad[0]))
-            raise ValueError(f"column {self.spec.rank!r}: found {found}, expected at least 0, or -1 for none ({where})")
-        chosen_ranks: Integers = ranks[chosen]
-        return chosen_ranks
+            raise ValueError(f"column {column!r}: found {raw.dtype}, expected whole numbers")
+        places: Integers = raw.cast(pl.Int64).fill_null(-1).to_numpy()
+        if (bad := np.flatnonzero((places < -1) | (places >= 2**31))).size:
+            found, where = places[bad[0]], row_name(self.rows, self.spec, int(bad[0]))
+            raise ValueError(f"column {column!r}: found {found}, expected at least 0, or -1 for none ({where})")
+        return places
 
     def _table_items(self) -> NDArray[np.int64]:
         assert self.items is not None
@@ -263,6 +265,8 @@ class _Builder:
                 return self._relevance()
             case "feedback":
                 return self._logged(name)
+            case "position":
+                return self.position
             case _:
                 assert self.spec.truth is not None  # no other column is left
                 return self._logged(self.spec.truth)

@@ -14,6 +14,7 @@
       - {name: rank_pos, sample: 10}
     relevant: rank_pos            # a stage: items that reached it; or {column: long_view}
     feedback: [effective_view, long_view]
+    position: shown_at            # the place at which an item was shown, from 0 for the first; null or -1: not shown
     features:
       user:
         user_id: {kind: categorical, num_buckets: 40000}
@@ -312,6 +313,10 @@ class Spec(Section):
     )
     relevant: Annotated[Relevant, BeforeValidator(_stage_name)]
     feedback: list[str] = Field(default=[])
+    position: str | None = Field(
+        default=None,
+        description="A column with the place at which an item was shown, 0 for the first; null or -1 if it was not.",
+    )
     truth: str | None = Field(default=None, description="A column with the true relevance, in simulated logs.")
     negatives: int = Field(default=0, ge=0, description="The number of random items of the log added to each request.")
     features: FeatureGroups = FeatureGroups()

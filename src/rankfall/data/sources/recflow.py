@@ -39,11 +39,13 @@ from rankfall.data.sources.recflow_spec import (
     FLAGS,
     HISTORY_LENGTH,
     ITEM_IDS,
+    POSITION,
     RANK,
     STAGES,
     TRUTH,
     USER_IDS,
     ZONE,
+    position_expression,
     rank_expression,
     recflow_spec,
     sequence_column,
@@ -113,8 +115,11 @@ def prepare_recflow(
         origin = sequences or ("pickle" if (source / PICKLES).is_dir() else "log")
         pickles = [_pickle_of(source, day) for day in files] if origin == "pickle" else []
         spec = recflow_spec(_id_counts(source, files, engine), stages=stages)
-        if all(TRUTH in RowFile(path).columns() for path in files.values()):
+        found = [RowFile(path).columns() for path in files.values()]
+        if all(TRUTH in columns for columns in found):
             spec = spec.model_copy(update={"truth": TRUTH})
+        if all(name in columns for columns in found for name in position_expression().meta.root_names()):
+            spec = spec.model_copy(update={"position": POSITION})
         for path in files.values():
             _check_columns(path, _needed(spec, stages))
             _check_marks(path)
@@ -263,7 +268,7 @@ def _whole(path: Path, values: pl.Series) -> pl.Series:
 
 def _needed(spec: Spec, stages: Literal[2, 3]) -> list[str]:
     """Return the columns of the files that the description needs."""
-    asked = [use.column for use in column_uses(spec) if use.role != "sequence" and use.column != RANK]
+    asked = [use.column for use in column_uses(spec) if use.role != "sequence" and use.column not in (RANK, POSITION)]
     return [*asked, *rank_expression(stages).meta.root_names()]
 
 
@@ -284,21 +289,23 @@ def _in_a_stage(rows: pl.DataFrame, flags: Sequence[str]) -> pl.Series:
 
 @dataclass(frozen=True)
 class _DayFile(RowFile):
-    """A file of a day, restricted to the rows of the cascade, with their ranks in one column."""
+    """A file of a day, restricted to the rows of the cascade, with columns of their ranks and shown positions."""
 
     stages: Literal[2, 3]
 
     def columns(self) -> dict[str, pl.DataType]:
-        return {**super().columns(), RANK: pl.Int64()}
+        return {**super().columns(), RANK: pl.Int64(), POSITION: pl.Int64()}
 
     def batches(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
         flags = STAGES[self.stages]
-        rank = rank_expression(self.stages)
-        read = [name for name in dict.fromkeys([*columns, *flags, *rank.meta.root_names()]) if name != RANK]
+        computed = {RANK: rank_expression(self.stages), POSITION: position_expression()}
+        computed = {name: values for name, values in computed.items() if name in columns}
+        needed = [name for values in computed.values() for name in values.meta.root_names()]
+        read = [name for name in dict.fromkeys([*columns, *flags, *needed]) if name not in computed]
         for raw in super().batches(read):
             # polars treats NaN as above 0, so NaN flags become 0 before the rank is computed
             batch = raw.with_columns((cs.by_name(*FLAGS, require_all=False) & cs.float()).fill_nan(0))
-            yield batch.filter(_in_a_stage(batch, flags)).with_columns(rank).select(columns)
+            yield batch.filter(_in_a_stage(batch, flags)).with_columns(*computed.values()).select(columns)
 
 
 # --- sequences --------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ STAGES: dict[int, tuple[str, ...]] = {
 HISTORY = "history"  # the sequence of effective views
 HISTORY_LENGTH = 50
 RANK = "rank"  # the column computed by `rank_expression`
+POSITION = "position"  # the column computed by `position_expression`
 TRUTH = "truth"  # the column of true relevance in simulated logs
 ZONE = "Asia/Shanghai"
 SAMPLE = 10  # items per stage in the published experiments
@@ -105,3 +106,11 @@ def rank_expression(stages: Literal[2, 3]) -> pl.Expr:
     if stages == 3:
         rank = pl.when(in_rerank).then(pl.col("rerank_index")).otherwise(rank)
     return rank.alias(RANK)
+
+
+def position_expression() -> pl.Expr:
+    """Return the place at which an item was shown: its rank in mix-ranking if the user saw it, else null."""
+    import polars as pl
+
+    shown = pl.col("realshow").cast(pl.Float64).fill_nan(0) > 0
+    return pl.when(shown & (pl.col("rerank_index") >= 0)).then(pl.col("rerank_index")).otherwise(None).alias(POSITION)

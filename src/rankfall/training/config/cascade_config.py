@@ -201,15 +201,29 @@ StageMetric = Annotated[str, AfterValidator(_is_stage_metric)]
 
 
 class WeightConfig(Section):
-    """Weights of items in the objective: base + scale * value, at least 0 and at most clip."""
+    """Weights of items in the objective: base + scale * value, at least 0 and at most clip.
+
+    With `examination`, clicked items have the weight 1 / examination of their position instead, all others 1.
+    """
 
     of: str = Field(description="relevance, a feedback column, or an item feature that is a single number.")
+    examination: str | None = Field(
+        default=None,
+        description="File of 'rankfall examination': weight items with the feedback `of` by inverse propensities.",
+    )
     base: float = Field(default=1.0, ge=0, description="Weight of an item with the value 0.")
     scale: float = Field(default=1.0, ge=0, description="Weight that a value of 1 adds.")
     clip: float = Field(default=10.0, gt=0, description="Largest weight.")
 
     @model_validator(mode="after")
     def _is_not_constant(self) -> Self:
+        if self.examination is not None:
+            if (self.base, self.scale) != (1.0, 1.0) or self.clip <= 1:
+                raise ValueError(
+                    f"found base {self.base:g}, scale {self.scale:g} and clip {self.clip:g} with examination, expected "
+                    "no base, no scale and a clip above 1"
+                )
+            return self
         if self.scale == 0 or self.base >= self.clip:
             raise ValueError(
                 f"found base {self.base:g}, scale {self.scale:g} and clip {self.clip:g}, so that all items have the "
@@ -272,7 +286,8 @@ class CascadeConfig(Section):
     objective: ObjectiveConfig
     weight: Annotated[WeightConfig | None, BeforeValidator(_weight_of)] = Field(
         default=None,
-        description="Weights of items in the objective: a name such as revenue, or of, base, scale and clip.",
+        description="Weights of items in the objective: a name such as revenue, or of, base, scale and clip, "
+        "or examination, of and clip.",
     )
     optimizer: CascadeOptimizerConfig = CascadeOptimizerConfig()
     training: CascadeTrainingConfig = CascadeTrainingConfig()

@@ -69,13 +69,16 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def dump_absolute(config: Section) -> str:
-    """Return a configuration as YAML with an absolute data path."""
+    """Return a configuration as YAML with absolute paths."""
     return to_yaml(with_absolute_path(config.model_dump(mode="json")))
 
 
 def with_absolute_path(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a configuration's mapping with an absolute data path."""
-    return set_option(content, "data.path", str(Path(content["data"]["path"]).absolute()))
+    """Return a copy of a configuration's mapping with absolute paths of data and of the examination curve."""
+    absolute = set_option(content, "data.path", str(Path(content["data"]["path"]).absolute()))
+    weight = content.get("weight")
+    curve = weight.get("examination") if isinstance(weight, dict) else None
+    return set_option(absolute, "weight.examination", str(Path(curve).absolute())) if curve else absolute
 
 
 def _merge(base: Mapping[str, Any], changes: Mapping[str, Any], section: str) -> dict[str, Any]:

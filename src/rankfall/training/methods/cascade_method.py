@@ -117,7 +117,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
     def checksums(self, data: ImpressionLog) -> dict[str, str]:
         """Check the days, and return the checksums of those of training and validation."""
         train_cascade.check_days(data, self.config.data)
-        return train_cascade.checksums(data, self.config.data)
+        return train_cascade.checksums(data, self.config)
 
     # --- a run --------------------------------------------------------------------------------------------------
 

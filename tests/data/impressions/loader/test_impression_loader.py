@@ -91,6 +91,7 @@ def random_impression(
     }
     for name in ("relevance", "feedback.click", "feedback.like", "truth"):
         one[name] = rng.random(count, np.float32).tolist()
+    one["position"] = [place if place < 4 else -1 for place in one["rank"]]
     for name, longest in SIZES.items():
         one[f"sequence.{name}.video"] = rng.integers(1, 1000, rng.integers(0, longest + 1)).tolist()
     features = [item_features(item) for item in items]
@@ -109,7 +110,7 @@ def write_log(
     about: dict[str, Any] | None = None,
 ) -> ImpressionLog:
     """A log with lists and sequences of all lengths; on the day `bare` all lists are empty."""
-    rng, spec = np.random.default_rng(0), validate_spec(SPEC | {"truth": "truth"})
+    rng, spec = np.random.default_rng(0), validate_spec(SPEC | {"truth": "truth", "position": "position"})
     schema = impression_schema(spec, request=pa.string())
     writer = LogWriter(path, spec, features_of(spec, {"user.id": 100, "item.video": 1000}), schema)
     with pytest.MonkeyPatch.context() as patch:
@@ -218,7 +219,7 @@ def expected_row(impression: dict[str, Any], width: int) -> dict[str, Any]:
         "time": int(impression["time"].timestamp() * 1000 + 0.5),
         "mask": padded([True] * count, width, False),
     }
-    for name in ("item", "depth", "rank"):
+    for name in ("item", "depth", "rank", "position"):
         row[name] = padded(impression[name], width, -1)
     for name in ("relevance", "grade", "truth", "feedback.click", "feedback.like"):
         row[name] = padded(impression[name], width, 0)
@@ -266,6 +267,7 @@ def test_tensors_have_their_types(log: ImpressionLog) -> None:
         "items.image": (number, (6, 7, 2)),
         "depth": (ids, (6, 7)),
         "rank": (ids, (6, 7)),
+        "position": (ids, (6, 7)),
         "relevance": (number, (6, 7)),
         "grade": (ids, (6, 7)),
         "feedback.click": (number, (6, 7)),
@@ -541,6 +543,8 @@ def test_negatives_are_items_that_an_impression_has_not(log: ImpressionLog, sour
             for tensor, value in ((batch.depth, -1), (batch.rank, -1), (batch.relevance, 0), (batch.grade, 0)):
                 assert (tensor[row, LONGEST:] == value).all()
             assert not any(tensor[row, LONGEST:].any() for tensor in batch.feedback.values())
+            assert batch.position is not None
+            assert (batch.position[row, LONGEST:] == -1).all()
             assert batch.truth is not None
             assert batch.truth[row, LONGEST:][mask].isnan().all()
             assert not batch.truth[row, LONGEST:][~mask].any()

@@ -419,6 +419,7 @@ class ImpressionLoader:
             feedback=groups["feedback"],
             mask=tensors["mask"],
             truth=tensors.get("truth"),
+            position=tensors.get("position"),
         )
 
     @property

@@ -51,6 +51,8 @@ def column_uses(spec: Spec) -> Iterator[ColumnUse]:
             yield ColumnUse(f"stages.{stage.name}", stage.flag, "number", _OF_ROW)
     if spec.relevant.column is not None:
         yield ColumnUse("relevant", spec.relevant.column, "number", _OF_ROW)
+    if spec.position is not None:
+        yield ColumnUse("position", spec.position, "whole", _OF_ROW)
     if spec.truth is not None:
         yield ColumnUse("truth", spec.truth, "number", _OF_ROW)
     for column in spec.feedback:
