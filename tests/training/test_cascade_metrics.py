@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,7 @@ from rankfall.training.config.cascade_metric_names import (
     with_both_names,
     with_one_name,
 )
+from rankfall.training.distributed.group import Group
 from rankfall.training.evaluation import Evaluation
 from rankfall.training.scored_batch import ScoredBatch
 from support.cascades import content, liked_log, sized_log
@@ -161,6 +164,45 @@ def test_value_and_feedback_are_those_of_a_loop(sized_log: Path) -> None:
     expected = np.quantile(ratios, [0.025, 0.975])
     assert (low, high) == pytest.approx(tuple(expected), abs=0.08 * float(expected[1] - expected[0]))
     assert summary.resampled == "users"
+
+
+class _Threads(Group):
+    """A group of two threads that sum tensors."""
+
+    world = 2
+
+    def __init__(self, rank: int, barrier: threading.Barrier, given: dict[int, torch.Tensor]) -> None:
+        self.rank, self._barrier, self._given = rank, barrier, given
+
+    def total(self, numbers: torch.Tensor) -> torch.Tensor:
+        self._given[self.rank] = numbers
+        self._barrier.wait(10)
+        result = self._given[0] + self._given[1]
+        self._barrier.wait(10)
+        return result
+
+
+def test_processes_measure_what_one_process_measures(sized_log: Path) -> None:
+    options: dict[str, Any] = {"feedback": {"like": "sum", "click": "rate"}, "further": ["ndcg_value@4"]}
+    alone = measured_on(sized_log, **options)
+    barrier = threading.Barrier(2)
+    given: dict[int, torch.Tensor] = {}
+    with ThreadPoolExecutor(2) as threads:
+        groups = [_Threads(rank, barrier, given) for rank in range(2)]
+        for found in threads.map(lambda group: measured_on(sized_log, group=group, **options), groups):
+            for ours, theirs in (
+                (found.values, alone.values),
+                (found.chance, alone.chance),
+                (found.wholes, alone.wholes),
+            ):
+                assert list(ours) == list(theirs)
+                for name in ours:
+                    assert torch.equal(ours[name].nan_to_num(-1), theirs[name].nan_to_num(-1)), name
+            assert torch.equal(found.left.nan_to_num(-1), alone.left.nan_to_num(-1))
+            assert torch.equal(found.ranked, alone.ranked)
+            assert found.users is not None
+            assert alone.users is not None
+            assert torch.equal(found.users, alone.users)
 
 
 def test_ndcg_value_has_the_relevance_as_gain(sized_log: Path) -> None:
