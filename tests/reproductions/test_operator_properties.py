@@ -18,8 +18,8 @@ from rankfall.reproductions.list_data import DataSource
 from rankfall.reproductions.paper_schema import GradientConflict, SyntheticLists, TemperatureEffect, TopkRuntime
 from rankfall.reproductions.synthetic_lists import make_lists
 from rankfall.reproductions.task import Report, Size, Task
-from rankfall.studies.diagnosis import gradient_conflict
-from rankfall.studies.diagnosis.gradient_conflict import (
+from rankfall.studies.diagnosis import operator_conflict
+from rankfall.studies.diagnosis.operator_conflict import (
     BOUNDARY,
     BOUNDARY_BCE,
     CANCELLED,
@@ -111,7 +111,7 @@ def test_conflict_is_what_finite_differences_show(name: str, k: int) -> None:
         lowered += list(gradient[chosen] > 1e-7)
         boundary = np.argsort(-s)[k - 1 : k + 1]
         on_boundary, total = on_boundary + abs(gradient[boundary]).sum(), total + abs(gradient).sum()
-    found = gradient_conflict.measure(OPTIONS[name], scores, relevant, k)
+    found = operator_conflict.measure(OPTIONS[name], scores, relevant, k)
     assert found[LOWERED] == pytest.approx(np.mean(lowered))
     assert found[BOUNDARY] == pytest.approx(on_boundary / total, rel=1e-4)
 
@@ -129,10 +129,10 @@ def test_the_cross_entropy_is_measured_where_as_many_items_are_relevant() -> Non
         wrong += list(np.where(chosen, gradient > 1e-7, gradient < -1e-7))
         boundary = np.argsort(-s)[2:4]
         on_boundary, total = on_boundary + abs(gradient[boundary]).sum(), total + abs(gradient).sum()
-    found = gradient_conflict.measure(OPTIONS["dftopk"], scores, relevant, 3)
+    found = operator_conflict.measure(OPTIONS["dftopk"], scores, relevant, 3)
     assert found[WRONG] == pytest.approx(np.mean(wrong))
     assert found[BOUNDARY_BCE] == pytest.approx(on_boundary / total, rel=1e-4)
-    assert WRONG not in gradient_conflict.measure(OPTIONS["dftopk"], scores, relevant, 6)
+    assert WRONG not in operator_conflict.measure(OPTIONS["dftopk"], scores, relevant, 6)
 
 
 def test_rows_have_opposite_gradients_as_finite_differences_show() -> None:
@@ -147,10 +147,10 @@ def test_rows_have_opposite_gradients_as_finite_differences_show() -> None:
         )
         lowered += list((rows > 1e-7).flatten())
         parts, sums = parts + abs(rows).sum(), sums + abs(rows.sum(0)).sum()
-    found = gradient_conflict.measure(OPTIONS["neural_sort, exact"], scores, relevant, k)
+    found = operator_conflict.measure(OPTIONS["neural_sort, exact"], scores, relevant, k)
     assert found[ROW_LOWERED] == pytest.approx(np.mean(lowered))
     assert found[CANCELLED] == pytest.approx(1 - sums / parts, abs=1e-4)
-    assert CANCELLED not in gradient_conflict.measure(OPTIONS["dftopk"], scores, relevant, k)
+    assert CANCELLED not in operator_conflict.measure(OPTIONS["dftopk"], scores, relevant, k)
 
 
 def test_relevant_items_have_higher_scores_at_random_places() -> None:
@@ -166,7 +166,7 @@ def test_the_conflict_of_neuralsort_comes_from_its_constant_normaliser() -> None
     conflict = load(GradientConflict, "dftopk-figure2")
     scores, relevant = make_lists(conflict.lists.model_copy(update={"lists": 300}), seed=0)
     shares = {
-        name: [gradient_conflict.measure(options, scores, relevant, k)[LOWERED] for k in (10, 20, 30)]
+        name: [operator_conflict.measure(options, scores, relevant, k)[LOWERED] for k in (10, 20, 30)]
         for name, options in conflict.operators.items()
         if name in ("NeuralSort, gradient of LCRON's code", "NeuralSort, exact gradient", "exact sigmoid", "DFTopK")
     }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from rankfall.metrics.survival_bounds import CLAIMS, check_claims, survival_of
+from rankfall.metrics.cascade_survival import CLAIMS, check_claims, survival_of
 from rankfall.ops import topk
 from rankfall.reproductions.catalogue import run
 from rankfall.reproductions.list_data import DataSource

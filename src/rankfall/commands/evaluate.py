@@ -14,7 +14,7 @@ from rankfall.commands.write_figures import write_evaluation_figures
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankfall.studies.diagnosis.results import Diagnosis
+    from rankfall.studies.diagnosis.diagnosis_result import Diagnosis
 
 EXAMPLES = examples(
     "rankfall evaluate runs/first",

@@ -10,7 +10,7 @@ from rankfall.reporting.comparison_table import short
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankfall.studies.diagnosis.results import Diagnosis, Finding
+    from rankfall.studies.diagnosis.diagnosis_result import Diagnosis, Finding
     from rankfall.studies.plan.plan_result import ChosenQuotas, FrontPoint, PlanResult
     from rankfall.training.stage_figures import Estimate
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankfall.reporting.chart import Chart
-    from rankfall.studies.diagnosis.results import (
+    from rankfall.reporting.page import Row
+    from rankfall.studies.diagnosis.diagnosis_result import (
         Agreement,
         Diagnosis,
         LostRequest,
@@ -91,8 +92,8 @@ def _share(one: Estimate) -> Cell:
 
 def _cuts_table(stages: Sequence[StageDiagnosis]) -> Table:
     head = ["stage", "lost", "lost items", "rank / quota, 25 %", "50 %", "75 %", "score distance, 50 %"]
-    head += ["survive later stages"]
-    body: list[list[str | Cell]] = [
+    head.append("would survive later stages")
+    body: list[Row] = [
         [
             stage.stage,
             _with_interval(stage.lost),
@@ -105,18 +106,18 @@ def _cuts_table(stages: Sequence[StageDiagnosis]) -> Table:
     ]
     caption = (
         "How far below the cut the lost items were: quantiles of their rank divided by the quota, and of the distance "
-        "of their scores to that of the last kept item, in standard deviations of the list. Survive later stages: "
-        "share of the lost items that would survive them if they had passed."
+        "of their scores to that of the last kept item, in standard deviations of the list. The last column is the "
+        "share of the lost items that would survive the later stages if they had passed."
     )
     return Table(head, body, caption=caption)
 
 
 def _quotas_table(stages: Sequence[StageDiagnosis]) -> Table | None:
     """Return what larger quotas of single stages would recover."""
-    body: list[list[str | Cell]] = [
+    body: list[Row] = [
         [stage.stage, f"{one.quota:,}", percent(one.passes.value), _with_interval(one.gain, "+.4f")]
         for stage in stages
-        for one in {one.quota: one for one in stage.cut.larger_quotas}.values()
+        for one in stage.cut.larger_quotas
     ]
     if not body:
         return None
@@ -143,7 +144,7 @@ def _segment_row(one: Segment) -> list[str | Cell]:
 
 
 def _agreement_table(agreement: Sequence[Agreement]) -> Table:
-    body: list[list[str | Cell]] = [
+    body: list[Row] = [
         [
             " → ".join(one.stages),
             _with_interval(one.correlation),
@@ -167,8 +168,12 @@ def _agreement_table(agreement: Sequence[Agreement]) -> Table:
 
 
 def _conflict_table(title: str, conflicts: Sequence[OperatorConflict]) -> Table:
-    body = [
-        [operator_name(one), *(percent(one.shares.get(measure, math.nan)) for measure in CONFLICT_MEASURES)]
+    body: list[Row] = [
+        [
+            operator_name(one),
+            _share(one.lowered),
+            *(percent(one.shares.get(measure, math.nan)) for measure in list(CONFLICT_MEASURES)[1:]),
+        ]
         for one in conflicts
     ]
     caption = (
@@ -203,7 +208,7 @@ def _request(one: LostRequest) -> dict[str, Any]:
 
 def _items_table(one: LostRequest) -> Table:
     rows = [("lost", item) for item in one.lost] + [("kept instead", item) for item in one.kept_instead]
-    body = [
+    body: list[Row] = [
         [item.item, role, _rank(item, one.quota), words(item.logged), words(_attributes(item.attributes))]
         for role, item in rows
     ]
@@ -219,4 +224,4 @@ def _rank(item: ShownItem, quota: int) -> str:
 
 
 def _attributes(attributes: dict[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in attributes.items())
+    return ", ".join(f"{name}: {value}" for name, value in attributes.items())

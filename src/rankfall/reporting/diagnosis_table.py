@@ -6,7 +6,7 @@ import math
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from rankfall.studies.diagnosis.gradient_conflict import BOUNDARY, CANCELLED, LOWERED, ROW_CONFLICT, ROW_LOWERED
+from rankfall.studies.diagnosis.operator_conflict import BOUNDARY, CANCELLED, LOWERED, ROW_CONFLICT, ROW_LOWERED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from rankfall.studies.diagnosis.results import (
+    from rankfall.studies.diagnosis.diagnosis_result import (
         Agreement,
         CutDistance,
         Diagnosis,
@@ -227,7 +227,7 @@ def _agreement(agreement: Sequence[Agreement]) -> Table:
 def _conflicts(conflicts: Sequence[OperatorConflict]) -> Table:
     """Return one table for all stages; the page has all measures."""
     stages = list(dict.fromkeys(one.stage for one in conflicts))
-    shares = {(operator_name(one), one.stage): one.shares[LOWERED] for one in conflicts}
+    shares = {(operator_name(one), one.stage): percents(one.lowered) for one in conflicts}
     table = _table(
         "relevant items whose scores -log p lowers, by the operator of p, on the scores of this run",
         "operator",
@@ -236,7 +236,7 @@ def _conflicts(conflicts: Sequence[OperatorConflict]) -> Table:
         "deviations of the scores. The page also shows the gradients of single rows.",
     )
     for name in dict.fromkeys(operator_name(one) for one in conflicts):
-        table.add_row(name, *(percent(shares.get((name, stage), math.nan)) for stage in stages))
+        table.add_row(name, *(shares.get((name, stage), "-") for stage in stages))
     return table
 
 

@@ -255,16 +255,13 @@ def _bar(step: Step, *, top: float, height: float, room: float) -> list[str]:
 
 def _numbers(step: Step, left: float, before: float, y: float, room: float) -> list[str]:
     """Return what is left and what is lost as numbers, where there is room for them."""
-    parts, edge = [], left
-    if left >= room:
-        parts.append(text(left - 1, y, short(step.left), anchor="end", fill=ON_KEPT, kind="on"))
-    else:
-        parts.append(text(left + 1, y, f"{short(step.left)} left", fill=INK, kind="in"))
-        edge = left + 2 * room
+    if left < room:
+        return [text(left + 1, y, f"{short(step.left)} left, {short(step.lost)} lost", fill=INK, kind="in")]
+    parts = [text(left - 1, y, short(step.left), anchor="end", fill=ON_KEPT, kind="on")]
     lost = short(step.lost) if room > _NARROW else f"\N{MINUS SIGN}{short(step.lost)}"
-    if before - edge >= room:
-        parts.append(text(edge + 1, y, lost, fill=INK, kind="in"))
-    elif step.lost > 0 and 100 - before >= room and edge <= before:
+    if before - left >= room:
+        parts.append(text(left + 1, y, lost, fill=INK, kind="in"))
+    elif step.lost > 0 and 100 - before >= room:
         parts.append(text(before + 1, y, lost, fill=INK, kind="in"))
     return parts
 

@@ -29,7 +29,7 @@ from rankfall.reporting.page import (
 )
 from rankfall.reporting.plan_section import plan_section
 from rankfall.studies.comparison_summary import higher_is_better
-from rankfall.studies.diagnosis.results import DIAGNOSIS, Diagnosis
+from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis
 from rankfall.studies.plan.plan_result import PLAN, PlanResult
 from rankfall.studies.results import SplitEvaluation
 from rankfall.training.cascade_metrics import JOINT

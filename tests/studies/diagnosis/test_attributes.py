@@ -165,7 +165,7 @@ FEATURES: dict[str, Any] = {
     "sold": {"kind": "dense", "bucketize": [float(np.log1p(9)), float(np.log1p(99))], "log1p": True},
     "made": {"kind": "time", "part": "weekday", "column": "made"},
 }
-RAW = {
+RAW: dict[str, tuple[list[Any], list[str]]] = {
     "category": (["shoes", "toys", None, "never"], ["shoes", "toys", "missing", "value without an id"]),
     "brand": ([3, 8, None, 0], ["3", "8", "missing", "0"]),
     "price": ([9.99, 120.0, 0.0, 3.5], ["9.99", "120", "0", "3.5"]),

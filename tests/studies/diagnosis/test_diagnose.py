@@ -17,7 +17,7 @@ from rankfall.reporting.diagnosis_section import diagnosis_section
 from rankfall.reporting.diagnosis_table import terminal_diagnosis
 from rankfall.reporting.page import _environment
 from rankfall.studies.diagnosis.diagnose import diagnose, diagnose_run, own_operator
-from rankfall.studies.diagnosis.results import DIAGNOSIS, Diagnosis
+from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis
 from rankfall.studies.stage_scores import collect_scores
 from rankfall.training.config.cascade_config import CascadeConfig, validate_cascade
 from rankfall.training.scored_batch import ScoredBatch
@@ -218,7 +218,7 @@ def test_the_section_shows_every_part(diagnosis: Diagnosis) -> None:
     for one in diagnosis.worst_requests:
         assert f"request {one.request} on {one.day}" in page
         for item in one.lost:
-            assert f"author {item.attributes['author']}" in page
+            assert f"author: {item.attributes['author']}" in page
     for text in ("Joint recall with perfect stages", "retrieval perfect", "all but ranking perfect", "DFTopK"):
         assert text in page
     assert ">nan" not in page

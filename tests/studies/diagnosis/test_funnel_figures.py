@@ -10,10 +10,10 @@ import torch
 from scipy import stats
 
 from rankfall.metrics import funnel
-from rankfall.studies.diagnosis.agreement import agreement
 from rankfall.studies.diagnosis.cut_distance import FACTORS, QUANTILES, cut_distance, oracle, quantiles
 from rankfall.studies.diagnosis.funnel_lists import FunnelLists
 from rankfall.studies.diagnosis.resampling import Resampler
+from rankfall.studies.diagnosis.stage_agreement import agreement
 from support.stage_scores import pruned, random_scores
 
 if TYPE_CHECKING:
@@ -144,7 +144,10 @@ def test_distances_to_the_cut_are_those_of_a_loop(seed: int) -> None:
     scores = random_scores(seed, requests=40, signal=0.3)
     lists = FunnelLists.of_scores(scores, QUOTAS)
     for stage, quota in enumerate(QUOTAS):
-        multiples, distances, weights, recovered = [], [], [], dict.fromkeys(FACTORS, 0.0)
+        recovered = dict.fromkeys(FACTORS, 0.0)
+        multiples: list[float] = []
+        distances: list[float] = []
+        weights: list[float] = []
         with_losses = 0
         for request in requests_of(scores):
             arrived = run(scores, request, own_orders(scores), QUOTAS)
@@ -156,7 +159,7 @@ def test_distances_to_the_cut_are_those_of_a_loop(seed: int) -> None:
                 weight = 1 / float(scores.truth[request].sum())
                 multiples.append(rank / quota)
                 distances.append(
-                    (min(values[one] for one in arrived[stage + 1]) - values[item]) / np.std([*values.values()])
+                    (min(values[one] for one in arrived[stage + 1]) - values[item]) / float(np.std([*values.values()]))
                 )
                 weights.append(weight)
                 for factor in FACTORS:
@@ -166,6 +169,7 @@ def test_distances_to_the_cut_are_those_of_a_loop(seed: int) -> None:
         assert (found.items, found.requests, found.known_up_to) == (len(multiples), with_losses, None)
         for values_of, name in ((multiples, "rank_over_quota"), (distances, "score_distance")):
             assert getattr(found, name) == pytest.approx(weighted_quantiles(values_of, weights), rel=1e-4)
+        assert [one.quota for one in found.larger_quotas] == [[10, 12, 14], [6, 8], [3, 4]][stage]
         for larger in found.larger_quotas:
             assert larger.passes.value == pytest.approx(recovered[larger.factor] / sum(weights), rel=1e-5)
             quotas = [larger.quota if at == stage else one for at, one in enumerate(QUOTAS)]

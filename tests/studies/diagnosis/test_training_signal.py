@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from rankfall import ops
-from rankfall.metrics.survival_bounds import CLAIMS, survival_of
-from rankfall.studies.diagnosis import gradient_conflict, survival_bound
+from rankfall.metrics.cascade_survival import CLAIMS, survival_of
+from rankfall.studies.diagnosis import operator_conflict, survival_bound
 from rankfall.studies.diagnosis.funnel_lists import FunnelLists
-from rankfall.studies.diagnosis.gradient_conflict import (
+from rankfall.studies.diagnosis.operator_conflict import (
     BOUNDARY,
     CANCELLED,
     LOWERED,
@@ -26,7 +27,7 @@ from rankfall.studies.diagnosis.gradient_conflict import (
 )
 from support.stage_scores import random_scores
 
-DFTOPK = {"name": "dftopk", "tau": 0.7}
+DFTOPK: dict[str, Any] = {"name": "dftopk", "tau": 0.7}
 
 
 def lists_of(seed: int = 0, quotas: tuple[int, ...] = (8, 4)) -> FunnelLists:
@@ -162,7 +163,8 @@ def test_every_operator_is_measured_on_the_same_lists() -> None:
         assert [one.own for one in found] == [True] + [False] * (len(found) - 1)
         for one in found:
             assert (ROW_CONFLICT in one.shares) == ("Sort" in one.operator)
-            assert 0 <= one.shares[LOWERED] <= 1
+            assert one.lowered.value == pytest.approx(one.shares[LOWERED])
+            assert 0 <= one.lowered.low <= one.lowered.value <= one.lowered.high <= 1
             if one.operator == "DFTopK":  # its threshold consists of the two items at the cut alone
                 assert one.shares[BOUNDARY] == pytest.approx(0.5, abs=0.15)
 
@@ -189,5 +191,5 @@ def test_equal_scores_do_not_divide_by_zero() -> None:
 
 
 def test_names_of_operators() -> None:
-    text = gradient_conflict.operator_text({"name": "neural_sort", "tau": 50.0, "gradient": "exact"})
+    text = operator_conflict.operator_text({"name": "neural_sort", "tau": 50.0, "gradient": "exact"})
     assert text == "neural_sort, tau = 50, gradient = exact"

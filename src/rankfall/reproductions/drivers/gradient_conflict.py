@@ -1,4 +1,4 @@
-"""Gradient conflict by operator on synthetic lists; :mod:`rankfall.studies.diagnosis.gradient_conflict` measures it."""
+"""Gradient conflict by operator on synthetic lists; :mod:`rankfall.studies.diagnosis.operator_conflict` measures it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from rankfall.reporting.figures import Lines
 from rankfall.reproductions.synthetic_lists import make_lists
 from rankfall.reproductions.task import Report, Sheet
-from rankfall.studies.diagnosis.gradient_conflict import BOUNDARY, LOWERED, MEASURES, measure
+from rankfall.studies.diagnosis.operator_conflict import BOUNDARY, LOWERED, MEASURES, measure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rankfall.reproductions.paper_schema import GradientConflict
     from rankfall.reproductions.task import Task
-    from rankfall.studies.diagnosis.gradient_conflict import Shares
+    from rankfall.studies.diagnosis.operator_conflict import Shares
 
 QUICK_LISTS = 200
 

@@ -1,4 +1,4 @@
-"""The bounds of LCRON's survival probability on drawn scores; :mod:`rankfall.metrics.survival_bounds` checks them."""
+"""The bounds of LCRON's survival probability on drawn scores; :mod:`rankfall.metrics.cascade_survival` checks them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rankfall.metrics.survival_bounds import Survival, check_claims, survival_of
+from rankfall.metrics.cascade_survival import Survival, check_claims, survival_of
 from rankfall.ops import topk
 from rankfall.reporting.figures import Lines
 from rankfall.reproductions.task import Report, Sheet
@@ -16,7 +16,7 @@ from rankfall.reproductions.task import Report, Sheet
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rankfall.metrics.survival_bounds import Check
+    from rankfall.metrics.cascade_survival import Check
     from rankfall.reproductions.paper_schema import Number, SurvivalBounds
     from rankfall.reproductions.task import Task
 

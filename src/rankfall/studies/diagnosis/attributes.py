@@ -7,7 +7,7 @@ those.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from rankfall.data.impressions.items import from_arrow
 from rankfall.data.impressions.loader import ItemFirstSeen
 from rankfall.data.impressions.loader.window import DayBlocks
-from rankfall.data.impressions.spec import FIRST_KNOWN, is_dense
+from rankfall.data.impressions.spec import FIRST_KNOWN, column_of, is_dense
 from rankfall.studies.diagnosis.raw_values import RawValues, number_text
 from rankfall.training.cascade_metrics import user_feature
 
@@ -234,7 +234,7 @@ class LogAttributes:
             if is_dense(feature):
                 yield _ranges(f"{group}.{name}", self.raw.numbers(group, name, encoded))
             else:
-                yield _values(f"{group}.{name}", encoded, lambda ids, g=group, n=name: self.raw.texts(g, n, ids))
+                yield _values(f"{group}.{name}", encoded, partial(self.raw.texts, group, name))
 
     def _size(self, group: Group, name: str) -> int:
         return next(one.size for one in self.log.features.of(group) if one.name == name)
@@ -250,7 +250,8 @@ class LogAttributes:
         """Return the features, the popularity and the age of items as text."""
         columns = {
             name: self.raw.texts("item", name, self.of_items(name, request, place))
-            for name in self.log.spec.features.item
+            for name, feature in self.log.spec.features.item.items()
+            if column_of(self.log.spec, name, feature) != self.log.spec.item  # the id is shown beside the attributes
         }
         seen, ages = self.popularity(request, place).tolist(), self.age(request, place).tolist()
         columns[POPULARITY] = [_counted(count, "list in training", "lists in training") for count in seen]

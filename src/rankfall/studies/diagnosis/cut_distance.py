@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from rankfall._lists import safe_divide
+from rankfall.studies.diagnosis.diagnosis_result import CutDistance, LargerQuota, Oracle
 from rankfall.studies.diagnosis.funnel_lists import survivors
-from rankfall.studies.diagnosis.results import CutDistance, LargerQuota, Oracle
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,14 +39,13 @@ def cut_distance(lists: FunnelLists, stage: int, resampler: Resampler, *, reach:
     known = None if not censored else max(reach or quota, quota) / quota
     multiples = ranks[where].double().numpy() / quota
     distance = _score_distance(lists, stage, ranks)[where].numpy()
-    factors = [factor for factor in FACTORS if known is None or _larger(lists, stage, factor) <= known * quota]
     return CutDistance(
         items=len(weight),
         requests=int(lost.any(-1).sum()),
         rank_over_quota=quantiles(multiples if known is None else np.minimum(multiples, known), weight),
         known_up_to=known,
         score_distance=quantiles(distance, weight),
-        larger_quotas=_larger_quotas(lists, stage, factors, ranks, lost, resampler),
+        larger_quotas=_larger_quotas(lists, stage, known, ranks, lost, resampler),
     )
 
 
@@ -60,27 +59,30 @@ def _score_distance(lists: FunnelLists, stage: int, ranks: Tensor) -> Tensor:
     return safe_divide(last - scores, deviation)
 
 
-def _larger(lists: FunnelLists, stage: int, factor: float) -> int:
-    largest = lists.quotas[stage - 1] if stage else None
-    quota = round(lists.quotas[stage] * factor)
-    return quota if largest is None else min(quota, largest)
+def _larger(lists: FunnelLists, stage: int, known: float | None) -> dict[int, float]:
+    """Return larger quotas and their factors: at most the quota before, and only as far as ranks are known."""
+    quota = lists.quotas[stage]
+    most = lists.quotas[stage - 1] if stage else lists.mask.shape[-1]
+    found: dict[int, float] = {}
+    for factor in FACTORS:
+        larger = min(round(quota * factor), most)
+        if larger > quota and (known is None or larger <= known * quota):
+            found.setdefault(larger, factor)
+    return found
 
 
 def _larger_quotas(
-    lists: FunnelLists, stage: int, factors: list[float], ranks: Tensor, lost: Tensor, resampler: Resampler
+    lists: FunnelLists, stage: int, known: float | None, ranks: Tensor, lost: Tensor, resampler: Resampler
 ) -> list[LargerQuota]:
     now, weight = lists.recall(lists.arrived[-1]), lists.weight * lost
     pairs: list[tuple[Tensor, Tensor]] = []
-    quotas = [_larger(lists, stage, factor) for factor in factors]
+    quotas = _larger(lists, stage, known)
     for quota in quotas:
         recall = lists.recall(lists.with_quotas([*lists.quotas[:stage], quota, *lists.quotas[stage + 1 :]]))
         one = torch.ones_like(recall)
         pairs += [((weight * (ranks <= quota)).sum(-1), weight.sum(-1)), (recall, one), (recall - now, one)]
     found = iter(resampler.ratios(pairs) if pairs else [])
-    return [
-        LargerQuota(factor, quota, next(found), next(found), next(found))
-        for factor, quota in zip(factors, quotas, strict=True)
-    ]
+    return [LargerQuota(factor, quota, next(found), next(found), next(found)) for quota, factor in quotas.items()]
 
 
 def oracle(lists: FunnelLists, perfect: list[Tensor], stage: int, resampler: Resampler) -> Oracle:

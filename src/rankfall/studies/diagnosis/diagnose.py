@@ -8,15 +8,15 @@ import torch
 
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.ops import Operator
-from rankfall.studies.diagnosis.agreement import agreement
 from rankfall.studies.diagnosis.attributes import LogAttributes, TruthItems
 from rankfall.studies.diagnosis.cut_distance import cut_distance, oracle
+from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis, StageDiagnosis
 from rankfall.studies.diagnosis.findings import find
 from rankfall.studies.diagnosis.funnel_lists import FunnelLists
-from rankfall.studies.diagnosis.gradient_conflict import conflicts_of_run
+from rankfall.studies.diagnosis.operator_conflict import conflicts_of_run
 from rankfall.studies.diagnosis.resampling import Resampler
-from rankfall.studies.diagnosis.results import DIAGNOSIS, Diagnosis, StageDiagnosis
 from rankfall.studies.diagnosis.segments import find_segments
+from rankfall.studies.diagnosis.stage_agreement import agreement
 from rankfall.studies.diagnosis.survival_bound import survival_bound
 from rankfall.studies.diagnosis.worst_requests import worst_requests
 from rankfall.studies.evaluate import scores_of_run

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankfall.studies.diagnosis.gradient_conflict import LOWERED
-from rankfall.studies.diagnosis.results import Finding
+from rankfall.studies.diagnosis.diagnosis_result import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rankfall.studies.diagnosis.results import Agreement, OperatorConflict, Segment, StageDiagnosis
+    from rankfall.studies.diagnosis.diagnosis_result import Agreement, OperatorConflict, Segment, StageDiagnosis
     from rankfall.training.stage_figures import Estimate
 
 SEGMENTS = 3  # of each stage
@@ -110,11 +109,11 @@ def _of_agreement(agreement: Agreement) -> Iterator[Finding]:
 
 def _of_conflicts(conflicts: Sequence[OperatorConflict]) -> Iterator[Finding]:
     for one in conflicts:
-        if one.own and one.shares[LOWERED] > CONFLICTS:
+        if one.own and one.lowered.low > CONFLICTS:
             yield Finding(
                 kind="gradient",
                 stage=one.stage,
-                text=f"The operator of this run ({one.operator}) lowers the scores of {_percent(one.shares[LOWERED])} "
+                text=f"The operator of this run ({one.operator}) lowers the scores of {_percent(one.lowered.value)} "
                 f"of the relevant items on the scores of {one.stage}. Compare it with operators that lower fewer.",
             )
 

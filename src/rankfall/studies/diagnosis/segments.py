@@ -12,13 +12,13 @@ list if the difference is not significant, or has lost most of its stake, among 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from rankfall.studies.diagnosis.results import Segment
+from rankfall.studies.diagnosis.diagnosis_result import Segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -103,8 +103,9 @@ class _Items:
 
     def only(self, chosen: NDArray[np.bool_]) -> _Items:
         """Return the same with weight 0 for all but some items."""
-        weights = (values * chosen for values in (self.arrived, self.lost, self.recoverable))
-        return _Items(self.request, *weights, self.requests, self.resampler)
+        return replace(
+            self, arrived=self.arrived * chosen, lost=self.lost * chosen, recoverable=self.recoverable * chosen
+        )
 
 
 @dataclass(frozen=True, slots=True)

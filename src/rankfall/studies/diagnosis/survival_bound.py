@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rankfall import ops
-from rankfall.metrics.survival_bounds import check_claims, survival_of
-from rankfall.studies.diagnosis.gradient_conflict import operator_text
+from rankfall.metrics.cascade_survival import check_claims, survival_of
+from rankfall.studies.diagnosis.diagnosis_result import CalibrationBin, ClaimCheck, SurvivalBound
+from rankfall.studies.diagnosis.operator_conflict import operator_text
 from rankfall.studies.diagnosis.resampling import Resampler
-from rankfall.studies.diagnosis.results import CalibrationBin, ClaimCheck, SurvivalBound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
-    from rankfall.metrics.survival_bounds import Survival
+    from rankfall.metrics.cascade_survival import Survival
     from rankfall.studies.diagnosis.funnel_lists import FunnelLists
 
 DEFAULT = {"name": "neural_sort", "tau": 50.0}  # the operator of LCRON's experiments

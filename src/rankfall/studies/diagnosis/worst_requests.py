@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankfall.studies.diagnosis.results import LostRequest, ShownItem
+from rankfall.studies.diagnosis.diagnosis_result import LostRequest, ShownItem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.studies.diagnosis.attributes import Attribute, LogAttributes, TruthItems
+    from rankfall.studies.diagnosis.diagnosis_result import Segment
     from rankfall.studies.diagnosis.funnel_lists import FunnelLists
-    from rankfall.studies.diagnosis.results import Segment
 
 NEAR = 1.5  # multiple of the quota up to which a rank is near the cut
 PER_CAUSE = 2  # requests

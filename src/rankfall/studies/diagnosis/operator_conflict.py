@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rankfall import ops
-from rankfall.studies.diagnosis.results import OperatorConflict
+from rankfall.studies.diagnosis.diagnosis_result import OperatorConflict
+from rankfall.studies.diagnosis.resampling import Resampler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,6 +77,16 @@ def measure(
     if options["name"].endswith("_sort"):
         shares |= of_rows(options, scores, relevant, k, mask)
     return shares
+
+
+def lowered_per_list(
+    options: Mapping[str, Any], scores: Tensor, relevant: Tensor, k: int, mask: Tensor | None = None
+) -> Tensor:
+    """Return the number ``(lists,)`` of relevant items that -log p lowers; the arguments are those of `measure`."""
+    scores = scores.detach().requires_grad_()
+    log_p, _ = ops.log_inclusion(ops.topk(**options), scores, k, mask=mask)
+    towards = _gradient(-log_p[relevant].sum(), scores)
+    return (_lowered(towards) & relevant).sum(-1)
 
 
 def of_inclusion(
@@ -194,7 +205,11 @@ def conflicts_of_run(lists: FunnelLists, stage: int, own: Mapping[str, Any] | No
             if key not in rows:
                 rows[key] = of_rows(options, given, relevant, k, mask, most=MOST_ROWS)
             shares |= rows[key]
-        found.append(OperatorConflict(lists.stages[stage], name, softness is None, softness, k, count, shares))
+        lowered = lowered_per_list(options, given, relevant, k, mask)
+        (estimate,) = Resampler().ratios([(lowered, relevant.sum(-1))])
+        found.append(
+            OperatorConflict(lists.stages[stage], name, softness is None, softness, k, count, estimate, shares)
+        )
     return found
 
 

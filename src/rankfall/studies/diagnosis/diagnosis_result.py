@@ -202,8 +202,10 @@ class OperatorConflict(Result):
     """Temperature in units of the spread of the scores; None for the run's own operator."""
     k: int
     lists: int
+    lowered: Estimate
+    """Share of relevant items that -log p lowers, with an interval over lists."""
     shares: dict[str, Number]
-    """Shares by measure; see :mod:`rankfall.studies.diagnosis.gradient_conflict`."""
+    """Shares by measure, this one too; see :mod:`rankfall.studies.diagnosis.operator_conflict`."""
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from rankfall._lists import safe_divide
+from rankfall.studies.diagnosis.diagnosis_result import Agreement
 from rankfall.studies.diagnosis.funnel_lists import ranks_among
-from rankfall.studies.diagnosis.results import Agreement
 
 if TYPE_CHECKING:
     from torch import Tensor
