@@ -71,7 +71,7 @@ class Evaluation:
     notes: list[str] = field(default_factory=list)
     measured: MeasuredFunnel | None = None
     lists: MeasuredLists | None = None
-    _summaries: list[EvaluationSummary] = field(default_factory=list, repr=False, compare=False)
+    _summaries: list[EvaluationSummary] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def of_cascade(
