@@ -6,15 +6,20 @@ import base64
 from typing import TYPE_CHECKING, Literal
 
 import pytest
+import yaml
 from playwright.sync_api import FloatRect
 
 from rankfall.reporting.comparison_page import comparison_page
+from rankfall.reporting.files import figures_of
 from rankfall.reporting.stream_page import stream_page
 from support import chromium
+from support.cascades import content, liked_log
+from support.command_line import run
 from support.results import METHODS, compared, streamed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from playwright.sync_api import Browser, Page
 
@@ -125,6 +130,31 @@ def test_charts_are_as_wide_as_the_page(page: Page, make: Callable[[list[str]], 
     assert page.locator("figure.chart").evaluate_all("all => all.map(one => one.clientWidth)") == pytest.approx(
         [wide] * page.locator("figure.chart").count(), abs=1
     )
+
+
+def test_the_page_of_a_run_with_everything(page: Page, tmp_path: Path) -> None:
+    log = liked_log(tmp_path / "log")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content(log, training={"epochs": 2})))
+    out = str(tmp_path / "run")
+    assert run("train", str(tmp_path / "config.yaml"), "--out", out) == 0
+    assert run("evaluate", out, "--diagnose") == 0
+    assert run("plan", out) == 0
+    html = (tmp_path / "run" / "report.html").read_text()
+    found: list[str] = []
+    page.on("request", lambda request: found.append(request.url))
+    page.on("console", lambda message: found.append(message.text))
+    for wide in (320, 390, 1280):
+        show(page, html, wide)
+        assert page.evaluate("document.documentElement.scrollWidth") == wide
+        assert page.evaluate(TOO_FAR, wide) == []
+    assert found == []
+    heads = page.locator("h2").all_inner_texts()
+    assert heads[:5] == ["Funnel", "Headline", "What to do next", "Diagnosis", "Plan"]
+    (warning,) = page.locator("section", has_text="Funnel").first.locator(".warning").all_inner_texts()
+    assert warning.startswith("Recall is measured on lists of 11 items, but the log has 40 items")
+    assert page.get_by_text(warning).count() == 1  # the plan does not repeat it
+    names = set(figures_of(tmp_path / "run"))
+    assert {"funnel", "joint-recall-with-perfect-stages", "quotas-by-cost"} <= names
 
 
 def test_names_stay_where_a_telephone_scrolls_a_table(page: Page) -> None:
