@@ -185,7 +185,8 @@ class _Threads(Group):
 def test_processes_measure_what_one_process_measures(sized_log: Path) -> None:
     options: dict[str, Any] = {"feedback": {"like": "sum", "click": "rate"}, "further": ["ndcg_value@4"]}
     alone = measured_on(sized_log, **options)
-    barrier, given = threading.Barrier(2), {}
+    barrier = threading.Barrier(2)
+    given: dict[int, torch.Tensor] = {}
     with ThreadPoolExecutor(2) as threads:
         groups = [_Threads(rank, barrier, given) for rank in range(2)]
         for found in threads.map(lambda group: measured_on(sized_log, group=group, **options), groups):
