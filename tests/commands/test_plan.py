@@ -53,8 +53,11 @@ def test_every_point_is_what_evaluate_measures(
     for quotas in [(4, 4), (9, 2), (5, 3)]:
         overrides = [f"stages.{place}.quota={quota}" for place, quota in enumerate(quotas)]
         assert run("evaluate", trained, *overrides, *length, "--json") == 0
-        measured = json.loads(capsys.readouterr().out)["metrics"]["joint_recall"]
-        assert points[quotas] == pytest.approx(measured, abs=1e-6)
+        measured = json.loads(capsys.readouterr().out)
+        assert points[quotas] == pytest.approx(measured["metrics"]["joint_recall"], abs=1e-6)
+    interval = found["current"]["point"]["value"]
+    assert [interval["low"], interval["high"]] == pytest.approx(measured["intervals"]["joint_recall"], abs=1e-6)
+    assert found["resampled"] == measured["resampled"]
 
 
 def test_tables_and_commands_to_continue_with(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from rankfall.reporting.diagnosis_table import (
     shown,
     stake,
 )
-from rankfall.reporting.page import Cell, Table, words
+from rankfall.reporting.page import Cell, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -207,12 +207,14 @@ def _request(one: LostRequest) -> dict[str, Any]:
 
 
 def _items_table(one: LostRequest) -> Table:
+    """Return the lost items and those kept instead, with a column per attribute, which keeps rows low."""
     rows = [("lost", item) for item in one.lost] + [("kept instead", item) for item in one.kept_instead]
+    names = list(dict.fromkeys(name for _, item in rows for name in item.attributes))
     body: list[Row] = [
-        [item.item, role, _rank(item, one.quota), words(item.logged), words(_attributes(item.attributes))]
+        [item.item, role, _rank(item, one.quota), item.logged, *(item.attributes.get(name, "") for name in names)]
         for role, item in rows
     ]
-    return Table(["item", "", f"rank at {one.stage}", "in production", "attributes"], body)
+    return Table(["item", "", f"rank at {one.stage}", "in production", *names], body)
 
 
 def _rank(item: ShownItem, quota: int) -> str:

@@ -174,10 +174,10 @@ def _stages(stages: Sequence[StageDiagnosis]) -> Table:
         "if perfect ↑",
         "gain",
         "if all others were ↑",
-        "rank / quota, 25 %",
+        "rank/quota: 25 %",
         "50 %",
         "75 %",
-        "would survive later stages",
+        "pass later stages",
     )
     for stage in stages:
         table.add_row(

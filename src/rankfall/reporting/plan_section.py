@@ -64,7 +64,8 @@ def _front_table(result: PlanResult) -> Table:
         value = Cell(short(point.value.value), kind, below=f"{short(point.value.low)} to {short(point.value.high)}")
         body.append([*quotas, Cell(show_cost(point.cost, result.unit), kind, below=mark), value])
     head = [*result.stages, "cost", result.metric]
-    return Table(head, body, caption=f"{front_note(result, _ROWS)} Below each value its 95 % interval over requests.")
+    below = f"Below each value its 95 % interval over {result.resampled}."
+    return Table(head, body, caption=f"{front_note(result, _ROWS)} {below}")
 
 
 def _costs_table(result: PlanResult) -> Table:

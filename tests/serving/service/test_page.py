@@ -529,11 +529,11 @@ def test_two_bundles_over_all_examples(page: Page, address: str, bundle: Bundle,
     lines = tables[1].locator("tbody tr")
     assert lines.count() == len(examples)
     for place in (0, 5, 15):
-        ours, theirs = (set(of[place].ids) for of in both)
+        mine, yours = (set(of[place].ids) for of in both)
         assert lines.nth(place).locator("td").all_text_contents()[:3] == [
-            f"{len(ours & theirs)} of 10",
-            f"{len(ours & relevant[place])} of {len(relevant[place])}",
-            f"{len(theirs & relevant[place])} of {len(relevant[place])}",
+            f"{len(mine & yours)} of 10",
+            f"{len(mine & relevant[place])} of {len(relevant[place])}",
+            f"{len(yours & relevant[place])} of {len(relevant[place])}",
         ]
     rank_again(page, lines.nth(5).locator("button").click)
     expect(page.get_by_label("Example user")).to_have_value("5")

@@ -218,7 +218,7 @@ def test_the_section_shows_every_part(diagnosis: Diagnosis) -> None:
     for one in diagnosis.worst_requests:
         assert f"request {one.request} on {one.day}" in page
         for item in one.lost:
-            assert f"author: {item.attributes['author']}" in page
+            assert f"<td>{item.attributes['author']}</td>" in page
     for text in ("Joint recall with perfect stages", "retrieval perfect", "all but ranking perfect", "DFTopK"):
         assert text in page
     assert ">nan" not in page

@@ -13,6 +13,8 @@ import torch
 from rankfall.studies.plan.costs import parse_costs
 from rankfall.studies.plan.plan_quotas import Costs, Target, plan_quotas, weight_of
 from rankfall.studies.plan.plan_result import PLAN, PlanResult
+from rankfall.studies.plan.priced_lists import PricedLists
+from rankfall.studies.plan.thresholds import _halves
 from support.plan_scores import random_scores, survivors
 
 if TYPE_CHECKING:
@@ -134,6 +136,28 @@ def test_the_interval_is_that_of_a_bootstrap_of_single_requests() -> None:
     rng = np.random.default_rng(1)
     means = rng.choice(values, (4000, 300)).mean(1)
     assert [point.value.low, point.value.high] == pytest.approx(np.quantile(means, [0.025, 0.975]).tolist(), abs=0.004)
+
+
+def test_intervals_over_users_are_wider_if_a_user_repeats() -> None:
+    one = random_scores(150, 14, 2)
+    scores = (
+        PricedLists(one, np.zeros((150, 14)), []).take(np.repeat(np.arange(150), 4)).scores
+    )  # every user asks the same four times
+    users = np.repeat(np.arange(150), 4)
+    by_request, by_user, alone = plan(scores), plan(scores, users=users), plan(one)
+    widths = [found.current.point.value.high - found.current.point.value.low for found in (by_request, by_user, alone)]
+    assert widths[1] == pytest.approx(widths[2], rel=0.15)
+    assert widths[1] == pytest.approx(2 * widths[0], rel=0.15)
+    assert (by_request.resampled, by_user.resampled) == ("requests", "users")
+
+
+def test_all_requests_of_a_user_are_in_the_same_half() -> None:
+    users = np.random.default_rng(0).integers(-5, 40, 200)
+    lists = PricedLists(random_scores(200, 4, 2), np.ones((200, 4)), [], users)
+    first, second = _halves(lists)
+    assert not set(users[first]) & set(users[second])
+    assert sorted([*first, *second]) == list(range(200))
+    assert min(len(first), len(second)) > 50
 
 
 # --- thresholds ---------------------------------------------------------------------------------------------------

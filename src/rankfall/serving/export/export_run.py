@@ -186,8 +186,12 @@ def _run_figure(trained: Trained, stages: Sequence[Stage], sample: RequestSample
     config = trained.config
     if [(stage.name, stage.quota) for stage in stages] != [(stage.name, stage.quota) for stage in config.stages]:
         return None
-    length = {None: sample.length, "all": None}.get(config.data.length, config.data.length)
-    return run_figure(trained.metrics, best_is_recall=config.training.metric == JOINT, list_length=length)
+    length = sample.length if config.data.length is None else config.data.length
+    return run_figure(
+        trained.metrics,
+        best_is_recall=config.training.metric == JOINT,
+        list_length=None if length == "all" else float(length),
+    )
 
 
 def _cascade_config(run: Path) -> CascadeConfig:

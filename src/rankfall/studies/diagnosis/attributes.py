@@ -248,14 +248,14 @@ class LogAttributes:
 
     def describe_items(self, request: Ints, place: Ints) -> list[dict[str, str]]:
         """Return the features, the popularity and the age of items as text."""
-        columns = {
-            name: self.raw.texts("item", name, self.of_items(name, request, place))
-            for name, feature in self.log.spec.features.item.items()
-            if column_of(self.log.spec, name, feature) != self.log.spec.item  # the id is shown beside the attributes
-        }
         seen, ages = self.popularity(request, place).tolist(), self.age(request, place).tolist()
-        columns[POPULARITY] = [_counted(count, "list in training", "lists in training") for count in seen]
-        columns[AGE] = [_counted(days, "day", "days") for days in ages]
+        columns = {
+            POPULARITY: [_counted(count, "list in training", "lists in training") for count in seen],
+            AGE: [_counted(days, "day", "days") for days in ages],
+        }
+        for name, feature in self.log.spec.features.item.items():
+            if column_of(self.log.spec, name, feature) != self.log.spec.item:  # the id is shown beside the attributes
+                columns[name] = self.raw.texts("item", name, self.of_items(name, request, place))
         return _rows(columns, len(request))
 
     def describe_requests(self, requests: Ints) -> list[dict[str, str]]:

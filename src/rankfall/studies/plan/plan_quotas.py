@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from rankfall.studies.plan.plan_result import FrontPoint, StageCost
+    from rankfall.studies.plan.priced_lists import Rows
     from rankfall.studies.plan.quota_search import Floats
     from rankfall.studies.stage_scores import StageScores
 
@@ -56,6 +57,7 @@ def plan_quotas(
     metric: Metric = "joint_recall",
     grid: Mapping[str, Sequence[int]] | None = None,
     reach: int | None = None,
+    users: Rows | None = None,
     run: str = "",
     split: str = "test",
     on_step: OnStep = lambda step, done, total: None,
@@ -70,6 +72,7 @@ def plan_quotas(
         metric: What to plan: ``"joint_recall"`` or ``"joint_value"``.
         grid: Quotas to try, by stage. Default: around the current ones; the last quota stays as it is.
         reach: Number of best items of the first stage that the lists hold, if they are not complete.
+        users: Number ``(R,)`` of the user of each request, for intervals over users. Default: over requests.
         run: Name of the run, for the result.
         split: Name of the measured requests, for the result.
         on_step: Receives the current step, the number of its finished units and their total.
@@ -86,7 +89,7 @@ def plan_quotas(
     target = target or Target()
     tried = make_grid(scores.stages, current, grid or {}, _longest(scores, reach))
     _check_reach(scores, tried[scores.stages[0]], reach)
-    lists = PricedLists(scores, weight_of(scores, metric), costs.stages)
+    lists = PricedLists(scores, weight_of(scores, metric), costs.stages, users)
     choices = list(dict.fromkeys([*quota_tuples(tried), tuple(current)]))
     done = 0
 
@@ -110,6 +113,7 @@ def plan_quotas(
         metric=metric,
         stages=scores.stages,
         requests=len(scores),
+        resampled="requests" if users is None else "users",
         undefined=len(scores) - int(lists.defined.sum()),
         entered=lists.ranked,
         unit=costs.unit,
@@ -123,7 +127,7 @@ def plan_quotas(
             point=points[chosen],
             reason=reason,
             difference=estimate_means(
-                found.values[[places.index(chosen)]] - found.values[[places.index(priced.current)]]
+                found.values[[places.index(chosen)]] - found.values[[places.index(priced.current)]], found.users
             )[0],
             cost_ratio=float(priced.cost[chosen] / priced.cost[priced.current]),
             train_overrides=[f"stages.{place}.quota={quota}" for place, quota in enumerate(choices[chosen])],

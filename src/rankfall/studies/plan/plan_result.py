@@ -162,6 +162,8 @@ class PlanResult(Result):
     """Points that no other point dominates, from the cheapest on."""
     current: CurrentQuotas
     chosen: ChosenQuotas
+    resampled: Literal["requests", "users"] = "requests"
+    """What the bootstrap of all intervals draws: requests, or users with all their requests."""
     budget: float | None = None
     """Largest cost that was asked for."""
     target: float | None = None

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rankfall.data import ImpressionLog
+from rankfall.data.impressions.spec import FIRST_KNOWN
 from rankfall.studies.evaluate import scores_of_run
 from rankfall.studies.plan.front import default_reach
 from rankfall.studies.plan.plan_quotas import plan_quotas
 from rankfall.studies.plan.plan_result import PLAN
+from rankfall.training.cascade_metrics import user_feature
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.evaluation_overrides import with_evaluation_overrides
 from rankfall.training.measured_lists import short_lists
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 
     from rankfall.studies.plan.plan_quotas import Costs, Metric, OnStep, Target
     from rankfall.studies.plan.plan_result import PlanResult
+    from rankfall.studies.plan.priced_lists import Rows
     from rankfall.studies.stage_scores import StageScores
 
 
@@ -92,6 +97,7 @@ def plan_run(
         on_impressions=on_impressions,
         on_notice=on_notice,
     )
+    log = ImpressionLog.load(data or config.data.path)
     result = plan_quotas(
         scores,
         current=list(current.values()),
@@ -100,11 +106,12 @@ def plan_run(
         metric=metric,
         grid=grid,
         reach=reach,
+        users=_users(log, scores),
         run=run_dir.name,
         split=split,
         on_step=on_step,
     )
-    loader = measuring_loader(ImpressionLog.load(data or config.data.path), config, config.data.days("test"))
+    loader = measuring_loader(log, config, config.data.days("test"))
     catalogue, short = loader.catalogue_size(), short_lists(loader)
     result = replace(
         result,
@@ -113,6 +120,18 @@ def plan_run(
     )
     result.save(run_dir / PLAN)
     return result
+
+
+def _users(log: ImpressionLog, scores: StageScores) -> Rows | None:
+    """Return a number for the user of each request, own numbers for unknown users; None if the log has no users."""
+    feature = user_feature(log.spec)
+    if feature is None:
+        return None
+    days, rows = np.array(scores.days), scores.rows.numpy()
+    ids = np.empty(len(scores), np.int64)
+    for day in dict.fromkeys(scores.days):
+        ids[days == day] = log.days[day].table()[f"user.{feature}"].to_numpy()[rows[days == day]]
+    return np.where(ids >= FIRST_KNOWN, ids, -1 - np.arange(len(ids)))
 
 
 def _list_figures(scores: StageScores, catalogue: int, *, all_items: bool) -> ListFigures:

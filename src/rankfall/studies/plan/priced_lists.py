@@ -33,12 +33,16 @@ class PricedLists:
         scores: Scores of all stages, one list per request.
         weight: Weights ``(R, N)`` of the items, which sum to 1 in each list. Lists of zeros count for costs only.
         costs: Cost of each stage.
+        users: Number ``(R,)`` of the user of each request, for intervals over users. Default: over requests.
     """
 
-    def __init__(self, scores: StageScores, weight: Floats, costs: Sequence[StageCost]) -> None:
+    def __init__(
+        self, scores: StageScores, weight: Floats, costs: Sequence[StageCost], users: Rows | None = None
+    ) -> None:
         self.scores = scores
         self.weight = weight
         self.costs = list(costs)
+        self.users = users
 
     @cached_property
     def defined(self) -> NDArray[np.bool_]:
@@ -61,7 +65,7 @@ class PricedLists:
             scores=[stage[at] for stage in stored.scores],
             **{name: getattr(stored, name)[at] for name in _TENSORS},
         )
-        return PricedLists(some, self.weight[rows], self.costs)
+        return PricedLists(some, self.weight[rows], self.costs, None if self.users is None else self.users[rows])
 
     def price(
         self, choices: Sequence[Sequence[Rule]], on_requests: Callable[[int], None] = lambda count: None
@@ -78,6 +82,7 @@ class PricedLists:
             self._stage_costs(outcomes),
             self._entered(outcomes),
             outcomes.values[:, self.defined],
+            None if self.users is None else self.users[self.defined],
         )
 
     def _stage_costs(self, outcomes: Outcomes) -> Floats:
@@ -101,13 +106,15 @@ class Measured:
         choices: The choices.
         stage_costs: Mean cost ``(choices, stages)``.
         entered: Mean number of items ``(choices, stages)`` that enter each stage.
-        values: Values ``(choices, requests)``.
+        values: Values ``(choices, requests)`` of the requests that have one.
+        users: Number of the user of each of these requests, if known.
     """
 
     choices: list[Sequence[Rule]]
     stage_costs: Floats
     entered: Floats
     values: Floats
+    users: Rows | None = None
 
     @cached_property
     def cost(self) -> Floats:
@@ -118,7 +125,7 @@ class Measured:
     @cached_property
     def estimates(self) -> list[Estimate]:
         """Mean value of each choice with its interval."""
-        return estimate_means(self.values)
+        return estimate_means(self.values, self.users)
 
     def quota_point(self, place: int) -> FrontPoint:
         """Return a choice of quotas."""
@@ -131,13 +138,14 @@ class Measured:
         )
 
 
-def estimate_means(values: Floats) -> list[Estimate]:
-    """Return the mean of each row with its bootstrap interval over requests.
+def estimate_means(values: Floats, users: Rows | None = None) -> list[Estimate]:
+    """Return the mean of each row with its bootstrap interval over requests, or over users with all their requests.
 
     All rows have the same resamples, so that the interval of a row of differences is that of a paired comparison.
     """
-    sums = resampled_sums(torch.from_numpy(values.T))
-    low, high = interval(sums / values.shape[1])
+    columns = torch.from_numpy(np.vstack([values, np.ones(values.shape[1])]).T)
+    sums = resampled_sums(columns, units=None if users is None else torch.from_numpy(users))
+    low, high = interval(sums[:, :-1] / sums[:, -1:])
     means = values.mean(1).tolist()
     return [Estimate(*ends) for ends in zip(means, low.tolist(), high.tolist(), strict=True)]
 

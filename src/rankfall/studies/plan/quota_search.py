@@ -206,8 +206,9 @@ class _Visit:
         self._outcomes = outcomes
         self._single = single
         self._last = len(lists.arrival)
-        self._dtype = np.dtype(np.int16 if len(lists.real) < np.iinfo(np.int16).max else np.int32)
-        self._dropped = np.iinfo(self._dtype).max  # rank of an item that was dropped
+        wide = len(lists.real) >= np.iinfo(np.int16).max
+        self._dtype = np.dtype(np.int32 if wide else np.int16)
+        self._dropped = int(np.iinfo(np.int32 if wide else np.int16).max)  # rank of an item that was dropped
 
     def run(self, tree: dict[Rule, Any]) -> None:
         self._stage(0, self._lists.real, tree, ())

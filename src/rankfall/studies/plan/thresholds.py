@@ -21,7 +21,7 @@ from rankfall.studies.plan.quota_search import Threshold
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rankfall.studies.plan.priced_lists import Measured, PricedLists
+    from rankfall.studies.plan.priced_lists import Measured, PricedLists, Rows
     from rankfall.studies.plan.quota_search import Rule
     from rankfall.studies.stage_scores import StageScores
 
@@ -58,7 +58,7 @@ def compare_thresholds(
     Returns:
         The fronts, or None if there are too few requests.
     """
-    choosing, measuring = (lists.take(rows) for rows in _halves(len(lists.scores)))
+    choosing, measuring = (lists.take(rows) for rows in _halves(lists))
     if min(choosing.defined.sum(), measuring.defined.sum()) < FEWEST:
         return None
     rules = threshold_choices(choosing.scores, grid, current)
@@ -77,7 +77,7 @@ def compare_thresholds(
         if best is not None:
             pairs.append((number, front.index(best), budget))
     differences = [found.values[other] - found_fixed.values[number] for number, other, _ in pairs]
-    estimates = estimate_means(np.array(differences)) if pairs else []
+    estimates = estimate_means(np.array(differences), found.users) if pairs else []
     comparisons = [
         HalfComparison(budget, points[number], thresholds[other], difference)
         for (number, other, budget), difference in zip(pairs, estimates, strict=True)
@@ -123,9 +123,12 @@ def _best_first(scores: StageScores, stage: int, reach: int) -> np.ndarray[tuple
     return -np.sort(-pooled)
 
 
-def _halves(count: int) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    order = np.random.default_rng(SEED).permutation(count)
-    return [np.sort(half) for half in np.array_split(order, 2)]
+def _halves(lists: PricedLists) -> list[Rows]:
+    """Return the requests of two halves; all requests of a user are in the same half."""
+    units = np.arange(len(lists.scores)) if lists.users is None else np.unique(lists.users, return_inverse=True)[1]
+    order = np.random.default_rng(SEED).permutation(units.max() + 1)
+    first = order[units] < len(order) / 2
+    return [np.flatnonzero(first), np.flatnonzero(~first)]
 
 
 def _threshold_point(found: Measured, place: int) -> ThresholdPoint:
