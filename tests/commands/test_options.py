@@ -21,7 +21,9 @@ VERB_SPECIFIC = {
     "--kind",  # of methods, or of a schema
     "--out",  # report: a file
     "--quick",  # each verb reduces something else
+    "--recall",  # of an index, or of a plan
     "--seed",  # train: the seed of the configuration; tune: of the search
+    "--split",  # evaluate measures on it, plan plans on it
     "--threads",  # of the service, or of the parser
     "--timeout",  # of processes, or of a search
     "--workers",  # of Ray, or of the service
