@@ -54,8 +54,8 @@ OPERATORS: dict[str, dict[str, Any]] = {  # compared on the scores of a run
 SOFTNESS = (0.1, 1.0)  # temperatures in units of the spread of the scores
 MOST_LISTS = 200
 MOST_ROWS = 8  # of a soft sort whose gradients are measured one by one
-_MOST_CELLS = 6.4e6  # lists * items * items, the size of the matrices of soft sorts
-_LEAST_LISTS = 16
+MOST_ITEMS = 400  # of a list, since the matrices of soft sorts grow with the square of its length
+_MOST_CELLS = 6.4e6  # lists * items * items
 
 
 # --- measuring ------------------------------------------------------------------------------------------------------
@@ -171,6 +171,9 @@ def conflicts_of_run(lists: FunnelLists, stage: int, own: Mapping[str, Any] | No
     Operators differ in the meaning of their temperature. NeuralSort multiplies scores by the number of items, so that
     its temperature is multiplied too; then all operators of the same softness blur about the same number of items.
 
+    Of lists with more than `MOST_ITEMS` items, the relevant items and a random sample of the others are measured, with
+    a k that is smaller by the same factor.
+
     Args:
         lists: The lists of the run.
         stage: Index of the stage.
@@ -183,12 +186,17 @@ def conflicts_of_run(lists: FunnelLists, stage: int, own: Mapping[str, Any] | No
     long = (lists.mask.sum(-1) > k).nonzero().squeeze(-1)
     if not len(long):
         return []
-    size = lists.mask.shape[-1] ** 2
-    count = min(MOST_LISTS, max(_LEAST_LISTS, int(_MOST_CELLS / size)), len(long))
+    width = lists.mask.shape[-1]
+    items = min(width, MOST_ITEMS)
+    count = min(MOST_LISTS, int(_MOST_CELLS / items**2), len(long))
     generator = torch.Generator().manual_seed(0)
     chosen = long[torch.randperm(len(long), generator=generator)[:count]]
     mask, relevant = lists.mask[chosen], lists.weight[chosen] > 0
     scores = lists.scores[stage][chosen].double().masked_fill(~mask, 0.0)
+    if width > items:
+        places = _sample(mask, relevant, items, generator)
+        mask, relevant, scores = (values.gather(-1, places) for values in (mask, relevant, scores))
+        k = max(1, k * items // width)
     length = float(mask.sum(-1).double().mean())
     scaled = scores / _spread(scores, mask)
     compared: list[tuple[str, float | None, dict[str, Any], Tensor]] = []
@@ -211,6 +219,12 @@ def conflicts_of_run(lists: FunnelLists, stage: int, own: Mapping[str, Any] | No
             OperatorConflict(lists.stages[stage], name, softness is None, softness, k, count, estimate, shares)
         )
     return found
+
+
+def _sample(mask: Tensor, relevant: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Return the places ``(lists, count)`` of the relevant items and of random others, padding last."""
+    keys = torch.rand(mask.shape, generator=generator) + relevant.float() - (~mask).float()
+    return keys.topk(count, -1).indices
 
 
 def operator_text(options: Mapping[str, Any]) -> str:
