@@ -347,7 +347,7 @@ def relevant_order(relevance: Tensor, grades: Tensor, mask: Tensor) -> Tensor:
     relevance = relevance.masked_fill(~mask, 0.0)
     relevant = relevance > 0
     by_grade = (grades - grades.amin(-1, keepdim=True) + 1) * relevant
-    sizes_differ = relevant & (relevance != relevance.max())
+    sizes_differ = relevant & (relevance != relevance.amax(-1, keepdim=True))
     if _can_read_values(relevance) and not bool(sizes_differ.any()):
         return by_grade  # in most logs all relevant items are equally relevant
     below = _count_below(relevance, relevant).double() * (by_grade.amax(-1, keepdim=True) + 1)

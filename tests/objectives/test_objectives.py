@@ -254,7 +254,7 @@ def test_weighted_objectives_by_hand() -> None:
 
     def found(objective: Objective) -> float:
         tensors = [torch.tensor(numbers, dtype=torch.float64) for numbers in (first, second, truth, weight)]
-        return objective.double()(tensors[:2], tensors[2], weight=tensors[3]).item()
+        return float(objective.double()(tensors[:2], tensors[2], weight=tensors[3]))
 
     def bce(scores: list[float], among: list[int]) -> float:
         costs = [-math.log(sigmoid(scores[j] if truth[j] else -scores[j])) for j in range(4)]
@@ -333,6 +333,17 @@ def test_wrong_weights_are_refused() -> None:
         FSRankNet()(scores, grades, weight=torch.ones(2))
     with pytest.raises(ValueError, match="weight must not hold NaN or inf"):
         FSRankNet()(scores, grades, weight=torch.full((2, 3), math.nan))
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_without_lists_has_the_value_0(name: str, weighted: bool) -> None:
+    """One of several processes has an empty share of a small batch."""
+    empty = rearranged(impressions(weighted=weighted), lambda x: x[:0])
+    scores = [stage.requires_grad_() for stage in empty["scores"]]
+    value = call(objectives()[name].double(), {**empty, "scores": scores})
+    assert value == 0
+    value.backward()
 
 
 # --- the ground truth -------------------------------------------------------------------------------------------

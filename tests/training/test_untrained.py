@@ -262,7 +262,7 @@ class _Still(Learner[Any]):
     terms = validate = line = save = parameters = diverged = untrained = None  # type: ignore[assignment]
 
 
-_Still.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+_Still.__abstractmethods__ = frozenset()
 
 
 def after(position: Position, *steps: tuple[float, float, list[str]]) -> Position:
@@ -358,9 +358,9 @@ def test_lists_of_one_label_are_refused(tmp_path: Path) -> None:
         train_any(settings("all"), tmp_path / "run")
     with pytest.raises(ConfigError, match=r"but 99.0% of 200 lists of data.train give no order to learn; try"):
         train_any(settings("most"), tmp_path / "run")
-    changed = settings("fewer")
-    changed["data"]["valid"] = ["most"]
-    train_any(changed, tmp_path / "run")
+    trains = settings("fewer")
+    trains["data"]["valid"] = ["most"]
+    train_any(trains, tmp_path / "run")
 
 
 def test_a_ranker_without_gradient_is_refused(tmp_path: Path) -> None:

@@ -105,9 +105,9 @@ def sample_labels(log: ImpressionLog, config: CascadeConfig, days: Sequence[str]
 def _batches(log: ImpressionLog, config: CascadeConfig, days: Sequence[str]) -> Iterator[Impressions]:
     """Iterate over the first lists of several days that are spread over all days."""
     chosen = [day.name for day in log.choose(days) if len(day)]
-    places = np.unique(np.linspace(0, len(chosen) - 1, min(len(chosen), SAMPLED_DAYS)).astype(int)) if chosen else []
-    for place in places:
-        size = max(2, SAMPLED_LISTS // len(places))
+    count = min(len(chosen), SAMPLED_DAYS)
+    for place in np.linspace(0, len(chosen) - 1, count).astype(int).tolist():
+        size = max(2, SAMPLED_LISTS // count)
         loader = ImpressionLoader(
             log,
             chosen[place],
