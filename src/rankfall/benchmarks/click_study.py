@@ -37,7 +37,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "bce": {"name": "bce", "min_depth": 0},
 }
 SHOWN = {"bce, shown stage": {"name": "bce", "min_depth": 3}}  # rank_pos, whose items are shown first
-WEIGHTS = ("none", "naive", "pairs", "em", "true")
+WEIGHTS = ("none", "constant", "naive", "pairs", "em", "true")
+CONSTANT = {"of": CLICK, "scale": 0.43}  # all clicks weigh as much as they do on average with the true curve
 
 
 def study(
@@ -60,7 +61,7 @@ def study(
         days: Days of the log; the last but one validates and the last one tests.
         requests: Requests per day.
         resamples: Bootstrap samples of the curves.
-        weights: The curves that weight clicks.
+        weights: What clicks are weighted by: nothing, a constant, or one of the curves.
         objectives: The objectives that are trained.
 
     Returns:
@@ -77,7 +78,7 @@ def study(
             plain: dict[str, Tensor] = {}
             for weight in weights:
                 run = directory / f"run-{preset}-{seed}-{objective.replace(', ', '-').replace(' ', '-')}-{weight}"
-                values = _trained(run, log, {**OBJECTIVES, **SHOWN}[objective], files.get(weight), seed)
+                values = _trained(run, log, {**OBJECTIVES, **SHOWN}[objective], _weight(weight, files), seed)
                 row = {"preset": preset, "seed": seed, "objective": objective, "weight": weight}
                 plain = values if weight == "none" else plain
                 more = {name: _summary(values[name] - value) for name, value in plain.items() if weight != "none"}
@@ -128,8 +129,15 @@ def _curve_row(preset: str, seed: int, method: str, curve: ExaminationCurve) -> 
     }
 
 
+def _weight(name: str, curves: dict[str, Path]) -> dict[str, Any]:
+    """Return the weights of a configuration."""
+    if name == "none":
+        return {}
+    return {"weight": CONSTANT if name == "constant" else {"examination": str(curves[name]), "of": CLICK}}
+
+
 def _trained(
-    run: Path, log: ImpressionLog, objective: dict[str, Any], curve: Path | None, seed: int
+    run: Path, log: ImpressionLog, objective: dict[str, Any], weight: dict[str, Any], seed: int
 ) -> dict[str, Tensor]:
     """Train a ranking stage and return the metrics of each test request."""
     days = list(log.days)
@@ -142,7 +150,7 @@ def _trained(
             "optimizer": {"lr": 0.005},
             "training": {"epochs": 1, "batch": 128, "seed": seed},
         }
-        | ({} if curve is None else {"weight": {"examination": str(curve), "of": CLICK}})
+        | weight
     )
     if not (run / "result.json").exists():
         train(config, run, force=True, on_notice=lambda text: _write(f"{run.name}: {text}"))
