@@ -447,7 +447,7 @@ def test_the_status_shows_the_loss_and_the_validation() -> None:
     validation = {"joint_recall": 0.6, "retrieval/recall": 0.8, "retrieval/ndcg": 0.7, "retrieval/lost": 0.2}
     step = Step(2, 3, 4, 10, parts, validation, 812.4)
     assert _status(step, "joint_recall").splitlines()[1:] == [
-        "validation: joint_recall 0.6000, retrieval/recall 0.8000"
+        "validation: joint_recall 0.6000, retrieval/alone/recall 0.8000"
     ]
 
 
@@ -457,9 +457,13 @@ def test_a_finished_run_prints_its_best_validation(
     assert run("train", str(config), "--out", str(tmp_path / "run")) == 0
     printed = capsys.readouterr().out
     best = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())["validation"]
-    for name in ("joint_recall", "retrieval/recall", "ranking/recall"):
+    for name, stored in (
+        ("joint_recall", "joint_recall"),
+        ("retrieval/alone/recall", "retrieval/recall"),
+        ("ranking/alone/recall", "ranking/recall"),
+    ):
         assert f"validation {name}" in printed
-        assert f"{best[name]:.4f}" in printed
+        assert f"{best[stored]:.4f}" in printed
 
 
 def test_names_of_stages_become_numbers_in_the_run(config: Path, tmp_path: Path) -> None:

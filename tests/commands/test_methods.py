@@ -12,6 +12,7 @@ from rankfall.commands.methods import PAPERS, Kind, Method, cited, default_text,
 from rankfall.component_docs import option_docs
 from rankfall.metrics.named import forms
 from rankfall.registry import names
+from rankfall.training.config.cascade_metric_names import METRICS_OF_CASCADES
 from support.command_line import run
 from support.paths import ROOT
 
@@ -113,8 +114,26 @@ def test_every_metric_of_configurations_is_listed_and_defined(capsys: pytest.Cap
     listed = find_methods(Kind.METRIC)
     assert sorted(name for method in listed for name in method.names) == sorted(forms())
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
-    for name in (*forms(), "STAGE/recall", "STAGE/ndcg", "STAGE/lost", "STAGE/ndcg_published@k"):
+    of_cascades = ("STAGE/recall", "STAGE/ndcg", "STAGE/lost", "STAGE/ndcg_published@k", "STAGE/ndcg_value@k")
+    for name in (*forms(), *of_cascades, *METRICS_OF_CASCADES):
         assert f"`{name}`" in page, name
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("joint_value", "joint_value"),
+        ("ranking/alone/recall", "STAGE/alone/recall"),
+        ("ranking/recall", "STAGE/alone/recall"),
+        ("STAGE/lost", "STAGE/lost"),
+    ],
+)
+def test_metrics_of_cascades_are_explained(name: str, form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("methods", name, "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found == {"name": form, "kind": "metric", "line": METRICS_OF_CASCADES[form]}
+    assert run("methods", name) == 0
+    assert f"{form} (metric of a cascade): " in capsys.readouterr().out
 
 
 def test_an_unknown_method_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -242,8 +242,9 @@ def test_comparison_page_matches_json(comparison: Path) -> None:
     assert [row[0] for row in rows] == ["method", "LCRON, <DFTopK>", "BCE & co", "chance"]
     assert rows[0][1:] == result["metrics"]
     for row, method in zip(rows[1:], result["methods"], strict=False):
-        for shown, figures in zip(row[1:], method["metrics"].values(), strict=True):
-            assert float(shown.partition("±")[0].rstrip(" *")) == pytest.approx(figures["mean"], abs=6e-4)
+        for name, shown in zip(rows[0][1:], row[1:], strict=True):
+            mean = method["metrics"][name]["mean"]
+            assert float(shown.partition("±")[0].rstrip(" *")) == pytest.approx(mean, abs=6e-4)
     chosen = [method["settings"]["all"] for method in result["methods"]]
     for settings in chosen:
         ((key, value),) = settings.items()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankfall.training.config.overrides import merge
-from support.logs import DAYS, ITEMS, item_columns, random_day, write_log
+from support.logs import DAYS, ITEMS, item_columns, random_day, spec, write_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +35,20 @@ def liked_log(
     change(days)
     write_log(path, days, items=item_columns(), description=description)
     return path
+
+
+def sized_log(path: Path) -> Path:
+    """Write such a log with relevance 1, 2 and 10, requests without a relevant item, and some without feedback."""
+
+    def change(days: dict[str, Columns]) -> None:
+        rng = np.random.default_rng(3)
+        for columns in days.values():
+            for i, depth in enumerate(columns["depth"]):
+                sizes = rng.choice([1.0, 2.0, 10.0], len(depth)) * (np.array(depth) >= 1)
+                columns["relevance"][i] = sizes.tolist() if i % 9 else [0.0] * len(depth)
+                columns["feedback.like"][i] = np.round(rng.gamma(1, 5, len(depth)) * (i % 5 > 0), 2).tolist()
+
+    return liked_log(path, change=change, description=spec(user="id"))
 
 
 def content(log: Path, **changes: Any) -> dict[str, Any]:

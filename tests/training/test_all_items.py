@@ -18,14 +18,16 @@ from support.cascades import liked_log
 from support.logs import DAYS, ITEMS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from rankfall.data.impressions.loader import Impressions
+    from rankfall.data.impressions.spec import Features
     from support.logs import Columns
 
 CPU = torch.device("cpu")
 QUOTAS = [9, 4, 2]
-MODELS = {
+MODELS: dict[str, Callable[[Features], torch.nn.Module]] = {
     "two_tower": lambda features: rf.models.TwoTower(features, hidden=[8, 4], dim=3),
     "din": lambda features: rf.models.DIN(features, hidden=[8], dim=3, attention=4),
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from rankfall._yaml_config import ConfigError
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.metrics.named import forms
 from rankfall.training import train_cascade
+from rankfall.training.build_cascade import make_cascade
 from rankfall.training.cascade_metrics import (
     MeasuredFunnel,
     graded_truth,
@@ -31,9 +34,10 @@ from rankfall.training.config.cascade_metric_names import (
     with_both_names,
     with_one_name,
 )
+from rankfall.training.distributed.group import Group
 from rankfall.training.evaluation import Evaluation
 from rankfall.training.scored_batch import ScoredBatch
-from support.cascades import content, liked_log
+from support.cascades import content, liked_log, sized_log
 from support.logs import DAYS, spec
 
 if TYPE_CHECKING:
@@ -91,20 +95,11 @@ def test_a_purchase_comes_before_a_click_of_a_better_grade() -> None:
 # --- value and feedback -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def sized_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", name="sized_log")
+def _sized_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log in which relevant items have relevance 1, 2 or 10, and some requests have no feedback."""
-
-    def change(days: dict[str, Columns]) -> None:
-        rng = np.random.default_rng(3)
-        for columns in days.values():
-            for i, depth in enumerate(columns["depth"]):
-                sizes = rng.choice([1.0, 2.0, 10.0], len(depth)) * (np.array(depth) >= 1)
-                columns["relevance"][i] = sizes.tolist() if i % 9 else [0.0] * len(depth)
-                columns["feedback.like"][i] = np.round(rng.gamma(1, 5, len(depth)) * (i % 5 > 0), 2).tolist()
-
     path: Path = tmp_path_factory.mktemp("sized") / "log"
-    return liked_log(path, change=change, description=spec(user="id"))
+    return sized_log(path)
 
 
 def score(batch: Impressions) -> ScoredBatch:
@@ -171,6 +166,45 @@ def test_value_and_feedback_are_those_of_a_loop(sized_log: Path) -> None:
     assert summary.resampled == "users"
 
 
+class _Threads(Group):
+    """A group of two threads that sum tensors."""
+
+    world = 2
+
+    def __init__(self, rank: int, barrier: threading.Barrier, given: dict[int, torch.Tensor]) -> None:
+        self.rank, self._barrier, self._given = rank, barrier, given
+
+    def total(self, numbers: torch.Tensor) -> torch.Tensor:
+        self._given[self.rank] = numbers
+        self._barrier.wait(10)
+        result = self._given[0] + self._given[1]
+        self._barrier.wait(10)
+        return result
+
+
+def test_processes_measure_what_one_process_measures(sized_log: Path) -> None:
+    options: dict[str, Any] = {"feedback": {"like": "sum", "click": "rate"}, "further": ["ndcg_value@4"]}
+    alone = measured_on(sized_log, **options)
+    barrier = threading.Barrier(2)
+    given: dict[int, torch.Tensor] = {}
+    with ThreadPoolExecutor(2) as threads:
+        groups = [_Threads(rank, barrier, given) for rank in range(2)]
+        for found in threads.map(lambda group: measured_on(sized_log, group=group, **options), groups):
+            for ours, theirs in (
+                (found.values, alone.values),
+                (found.chance, alone.chance),
+                (found.wholes, alone.wholes),
+            ):
+                assert list(ours) == list(theirs)
+                for name in ours:
+                    assert torch.equal(ours[name].nan_to_num(-1), theirs[name].nan_to_num(-1)), name
+            assert torch.equal(found.left.nan_to_num(-1), alone.left.nan_to_num(-1))
+            assert torch.equal(found.ranked, alone.ranked)
+            assert found.users is not None
+            assert alone.users is not None
+            assert torch.equal(found.users, alone.users)
+
+
 def test_ndcg_value_has_the_relevance_as_gain(sized_log: Path) -> None:
     found = measured_on(sized_log, further=["ndcg_value@4"]).values["second/ndcg_value@4"]
     discounts = 1 / np.log2(np.arange(2, 6))
@@ -190,7 +224,7 @@ def test_relevance_of_one_size_has_no_value_metrics_unless_asked(tmp_path: Path)
     asked = measured_on(log, value=True)
     torch.testing.assert_close(asked.values["joint_value"], asked.values["joint_recall"])
     config = validate_cascade(content(log, training={"metric": "joint_value"}))
-    cascade = train_cascade.make_cascade(config, ImpressionLog.load(log).features)
+    cascade = make_cascade(config, ImpressionLog.load(log).features)
     loader = train_cascade.make_loader(ImpressionLog.load(log), config, "valid")
     assert "joint_value" in train_cascade.measure(cascade, loader, config)[0]
 
@@ -212,7 +246,7 @@ def test_figures_over_all_items_use_the_number_of_ranked_items(sized_log: Path) 
     config = validate_cascade(content(sized_log, **changes))
     log = ImpressionLog.load(sized_log)
     loader = train_cascade.make_loader(log, config, "test")
-    cascade = train_cascade.make_cascade(config, log.features)
+    cascade = make_cascade(config, log.features)
     found = train_cascade.measure_all(cascade, loader, config)
     assert [name for name in found.values if not name.endswith("value")] == config.metrics
     assert "retrieval/recall" in found.values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 import torch
@@ -130,7 +130,7 @@ def test_the_number_of_processes_does_not_change_what_is_measured_over_all_items
 
 
 def test_only_much_shorter_lists_are_warned_of(clicks: Path) -> None:
-    def warning(length: int | str | None) -> str | None:
+    def warning(length: int | Literal["all"] | None) -> str | None:
         return short_lists(ImpressionLoader(clicks, DAYS[2], shuffle=False, length=length))
 
     assert "lists of 11 items, but the log has 40 items by 2024-01-15" in str(warning(None))

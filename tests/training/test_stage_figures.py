@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rankfall.metrics import funnel
-from rankfall.training.stage_figures import estimates, stage_figures
+from rankfall.training import stage_figures as figures_module
+from rankfall.training.stage_figures import Resampler, estimates, stage_figures
 
 
 def test_figures_by_hand() -> None:
@@ -90,7 +91,7 @@ def test_one_user_says_nothing_about_others() -> None:
     of_one_user = stage_figures("abc", [30, 20, 10], left, torch.full((20,), 50), units=torch.full((20,), 4))
     assert not math.isnan(of_one_user[0].survived.value)
     assert math.isnan(of_one_user[0].survived.low)
-    assert math.isnan(estimates({"m": left[:, 0]}, {}, torch.full((20,), 4))["m"].high)
+    assert math.isnan(estimates({"m": left[:, 0]}, {}, Resampler(torch.full((20,), 4)))["m"].high)
 
 
 def test_means_leave_undefined_lists_out_and_can_be_pooled() -> None:
@@ -100,10 +101,39 @@ def test_means_leave_undefined_lists_out_and_can_be_pooled() -> None:
         "never": torch.full((4,), math.nan),
     }
     wholes = {"pooled": torch.tensor([3.0, 1.0, math.nan, 0.0])}
-    found = estimates(values, wholes, None)
+    found = estimates(values, wholes, Resampler())
     assert found["plain"].value == pytest.approx(0.6)
     assert found["pooled"].value == pytest.approx((1.5 + 0.25) / 4)
     assert 0.2 <= found["plain"].low <= found["plain"].value <= found["plain"].high <= 1
     assert math.isnan(found["never"].value)
     assert math.isnan(found["never"].low)
-    assert estimates({}, {}, None) == {}
+    assert estimates({}, {}, Resampler()) == {}
+
+
+def test_equal_figures_have_equal_intervals() -> None:
+    left, units = random_shares(200), torch.arange(200) // 3
+    first, _, last = stage_figures("abc", [30, 20, 10], left, torch.full((200,), 50), units=units)
+    means = estimates({"first": left[:, 0], "joint": left[:, 2]}, {}, Resampler(units))
+    assert first.survived == first.kept == means["first"]
+    assert last.survived == means["joint"]
+
+
+def test_a_metric_that_one_request_has_has_no_interval() -> None:
+    values = torch.full((30,), math.nan)
+    values[4] = 0.5
+    found = estimates({"rare": values, "usual": torch.linspace(0, 1, 30)}, {}, Resampler())
+    assert found["rare"].value == 0.5
+    assert math.isnan(found["rare"].low)
+    assert found["usual"].low < found["usual"].high
+
+
+def test_figures_that_share_draws_are_those_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    left, units = random_shares(200), torch.arange(200) // 3
+    own = stage_figures("abc", [30, 20, 10], left, torch.full((200,), 50), units=units, alone={"a": left[:, 0]})
+    resampler = Resampler(units)
+    estimates({"a": left[:, 0], "b": left[:, 1], "c": left[:, 2]}, {}, resampler)
+    monkeypatch.setattr(figures_module, "resampled_sums", lambda *args, **options: pytest.fail("drawn again"))
+    shared = stage_figures(
+        "abc", [30, 20, 10], left, torch.full((200,), 50), alone={"a": left[:, 0]}, resampler=resampler
+    )
+    assert shared == own

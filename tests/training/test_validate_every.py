@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rankfall.studies.evaluate import evaluate_run
 from rankfall.training.run_directory import read_lines, read_result
 from rankfall.training.train_cascade import LogLearner
 from support.interrupted import cascade_content, outcome, train
@@ -92,3 +93,5 @@ def test_a_run_without_a_validation_has_last_weights_only(log: Path, tmp_path: P
     assert not (run / "checkpoints" / "best.safetensors").exists()
     assert (run / "checkpoints" / "last.safetensors").exists()
     assert [json.loads(line)["validation"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [{}, {}]
+    with pytest.raises(ValueError, match="no best weights yet"):
+        evaluate_run(run)

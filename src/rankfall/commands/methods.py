@@ -14,6 +14,7 @@ from rich.table import Table
 
 from rankfall.commands.options import AsJson
 from rankfall.commands.terminal import examples, print_json, print_result
+from rankfall.training.config.cascade_metric_names import METRICS_OF_CASCADES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,7 @@ EXAMPLES = examples(
     "rankfall methods lcron",
     "rankfall methods --kind loss",
     "rankfall methods ndcg",
+    "rankfall methods joint_value",
     "rankfall methods --kind operator --json",
 )
 
@@ -132,6 +134,8 @@ def methods(
         of_kind = [method for method in listed if method.kind == one]
         if of_kind:
             print_result(_table(one, of_kind))
+    if kind in (None, Kind.METRIC):
+        print_result(_cascade_metrics_table())
     print_result(_references(listed))
     models = ", ".join(model.config for model in find_models())
     print_result(f"'rankfall methods NAME' shows the options of a method or of a model ({models}).")
@@ -142,9 +146,13 @@ def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
 
     everything = [method for one in Kind for method in find_methods(one) if kind in (None, one)]
     everything += find_models() if kind is None else []
+    if kind in (None, Kind.METRIC) and (definition := _cascade_metric(name)):
+        _show_cascade_metric(*definition, as_json)
+        return
     matches = [method for method in everything if name in (method.name, method.config) or _is_named(method, name)]
     if not matches:
         names = [one for method in everything for one in (method.name, method.config, *method.names) if one]
+        names += METRICS_OF_CASCADES
         raise typer.BadParameter(
             f"unknown method {name!r}{did_you_mean(name, names)}; 'rankfall methods' lists all methods",
             param_hint="NAME",
@@ -162,6 +170,23 @@ def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
             print_result(_options_table(options))
     if any(method.papers for method in matches):
         print_result(_references(matches))
+
+
+def _cascade_metric(name: str) -> tuple[str, str] | None:
+    """Return the form of a name and the definition of a metric of cascades, such as ``ranking/alone/recall``."""
+    for form, definition in METRICS_OF_CASCADES.items():
+        stage, slash, metric = form.partition("/")
+        own, _, rest = name.partition("/")
+        if name == form or (stage == "STAGE" and slash and own and rest in (metric, metric.removeprefix("alone/"))):
+            return form, definition
+    return None
+
+
+def _show_cascade_metric(form: str, definition: str, as_json: bool) -> None:
+    if as_json:
+        print_json([{"name": form, "kind": str(Kind.METRIC), "line": definition}])
+    else:
+        print_result(escape(f"{form} (metric of a cascade): {definition}"))
 
 
 def _is_named(method: Method, name: str) -> bool:
@@ -294,6 +319,15 @@ def _table(kind: Kind, methods: list[Method]) -> Table:
     for method in methods:
         name = "\n".join([method.name, *(f"[dim]{other}[/]" for other in _other_names(method))])
         table.add_row(name, escape(method.line), escape(method.citation))
+    return table
+
+
+def _cascade_metrics_table() -> Table:
+    table = Table(title="metrics of a cascade", title_justify="left", title_style="bold", expand=True)
+    table.add_column("name in configurations", style="cyan", no_wrap=True)
+    table.add_column("description", ratio=1)
+    for form, definition in METRICS_OF_CASCADES.items():
+        table.add_row(form, escape(definition))
     return table
 
 

@@ -222,8 +222,10 @@ def _status(step: Step, metric: str) -> str:
 
 def _validation(values: Mapping[str, float], metric: str) -> list[str]:
     """Return the validation metric and the recall of every stage."""
+    from rankfall.training.config.cascade_metric_names import shown_name
+
     shown = [metric, *(name for name in values if name.endswith("/recall") and name != metric)]
-    return [f"{name} {values[name]:.4f}" for name in shown]
+    return [f"{shown_name(name)} {values[name]:.4f}" for name in shown]
 
 
 def _kept(out: Path) -> str:

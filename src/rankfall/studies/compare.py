@@ -37,7 +37,7 @@ from rankfall.studies.comparison_summary import Outcome, Summary, higher_is_bett
 from rankfall.studies.evaluate import evaluation_files, write_evaluation
 from rankfall.studies.results import ComparisonResult, MethodResult, MethodRun, RunFailure, SplitEvaluation
 from rankfall.studies.workers import Failure, run_tasks
-from rankfall.training.config.cascade_metric_names import JOINT_VALUE
+from rankfall.training.config.cascade_metric_names import with_value
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.per_list_table import CHANCE
 from rankfall.training.run_directory import RESULT, read_json
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall._engine import Engine
-
-WHERE_MEASURED = (JOINT_VALUE,)  # metrics that only some logs have
 
 COMPARISON, COMPARISON_CONFIG, VALUES, ERROR = "comparison.json", "comparison.yaml", "values.parquet", "error.txt"
 
@@ -231,13 +229,8 @@ def _write_result(plan: Plan, runs: Sequence[Run], failures: list[RunFailure]) -
         for method, of_method in by_method.items()
         if len(of_method) == expected and all(is_done(Step(run, "test")) for run in of_method)
     }
-    everywhere = [
-        set(pq.read_schema(run.directory / VALUES).names) for of_method in tested.values() for run in of_method
-    ]
-    metrics = [
-        *plan.metrics,
-        *(name for name in WHERE_MEASURED if everywhere and all(name in one for one in everywhere)),
-    ]
+    schemas = [set(pq.read_schema(run.directory / VALUES).names) for of_method in tested.values() for run in of_method]
+    metrics = with_value(plan.metrics, schemas)
     tables = {
         method: pa.concat_tables(_values(run, metrics) for run in of_method) for method, of_method in tested.items()
     }

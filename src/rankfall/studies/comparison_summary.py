@@ -83,7 +83,7 @@ def summarise(outcome: Outcome, *, against: str | None = None) -> Summary:
 
 def higher_is_better(metric: str) -> bool:
     """Whether higher values of a metric are better, for metrics of rankers and of cascades."""
-    if metric == cascade_metrics.JOINT or "/" in metric:  # of a cascade
+    if metric in (cascade_metrics.JOINT, cascade_metrics.JOINT_VALUE) or "/" in metric:  # of a cascade
         return cascade_metrics.higher_is_better(metric)
     return parse(metric).higher_is_better
 

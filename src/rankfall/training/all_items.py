@@ -132,9 +132,9 @@ def best_places(scores: Tensor, reach: int, generator: torch.Generator) -> Tenso
     tied = values[:, -1] == values[:, -2]
     places = places[:, :reach].clone()
     if tied.any():
-        shuffle = torch.rand(int(tied.sum()), scores.shape[-1], generator=generator).argsort(-1)
-        order = scores[tied].gather(-1, shuffle).argsort(dim=-1, descending=True, stable=True)
-        places[tied] = shuffle.gather(-1, order[:, :reach])
+        some, cut = scores[tied], values[tied][:, -1:]
+        keys = torch.rand(some.shape, generator=generator).masked_fill(some > cut, 2.0).masked_fill(some < cut, -1.0)
+        places[tied] = keys.topk(reach).indices
     return places
 
 

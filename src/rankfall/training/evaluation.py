@@ -11,7 +11,7 @@ from rankfall._results import Number, Result
 from rankfall.metrics.named import parse
 from rankfall.training.config.cascade_metric_names import JOINT_VALUE, with_both_names
 from rankfall.training.scoring import measure
-from rankfall.training.stage_figures import ListFigures, StageFigures, estimates, stage_figures
+from rankfall.training.stage_figures import ListFigures, Resampler, StageFigures, estimates, stage_figures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,7 +71,7 @@ class Evaluation:
     notes: list[str] = field(default_factory=list)
     measured: MeasuredFunnel | None = None
     lists: MeasuredLists | None = None
-    _summaries: list[EvaluationSummary] = field(default_factory=list, repr=False, compare=False)
+    _summaries: list[EvaluationSummary] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def of_cascade(
@@ -88,15 +88,16 @@ class Evaluation:
 
     def _summary(self) -> EvaluationSummary:
         if self.measured is None:
-            return EvaluationSummary(**_means(self.values, self.chance), impressions=len(self.qids))
+            return EvaluationSummary(**_means(self.values, self.chance, {}, Resampler()), impressions=len(self.qids))
         measured, lists = self.measured, self.lists
-        figures = _means(*_with_survived(measured), measured.wholes, measured.users)
+        resampler = Resampler(measured.users)
+        figures = _means(*_with_survived(measured), measured.wholes, resampler)
         return EvaluationSummary(
             **{name: with_both_names(_with_last_stage(of, measured.stages[-1])) for name, of in figures.items()},
             impressions=len(self.qids),
             kept_whole=_kept_whole(measured),
             resampled="requests" if measured.users is None else "users",
-            funnel=funnel_of(measured),
+            funnel=funnel_of(measured, resampler),
             lists=lists.figures() if lists else None,
             production=lists.production(measured.users) if lists else None,
             production_note=lists.production_note() if lists else None,
@@ -107,11 +108,11 @@ class Evaluation:
 def _means(
     values: Mapping[str, Tensor],
     chance: Mapping[str, Tensor],
-    wholes: Mapping[str, Tensor] | None = None,
-    units: Tensor | None = None,
-) -> dict[str, dict[str, Any]]:
+    wholes: Mapping[str, Tensor],
+    resampler: Resampler,
+) -> dict[str, Any]:
     """Return the figures of each metric, by the name of their field in the summary."""
-    found = estimates(values, wholes or {}, units)
+    found = estimates(values, wholes, resampler)
     return {
         "metrics": {name: one.value for name, one in found.items()},
         "chance": {name: _mean(one) for name, one in chance.items()},
@@ -120,11 +121,21 @@ def _means(
     }
 
 
-def funnel_of(measured: MeasuredFunnel) -> list[StageFigures]:
-    """Return the figures of all stages of a cascade."""
+def funnel_of(measured: MeasuredFunnel, resampler: Resampler | None = None) -> list[StageFigures]:
+    """Return the figures of all stages of a cascade.
+
+    Args:
+        measured: What the cascade did with each impression.
+        resampler: Sums over the impressions that other figures have drawn. Default: a new one.
+    """
     alone = {name: measured.values[f"{name}/recall"] for name in measured.stages if f"{name}/recall" in measured.values}
     return stage_figures(
-        measured.stages, measured.quotas, measured.left, measured.ranked, alone=alone, units=measured.users
+        measured.stages,
+        measured.quotas,
+        measured.left,
+        measured.ranked,
+        alone=alone,
+        resampler=resampler or Resampler(measured.users),
     )
 
 

@@ -66,6 +66,42 @@ class ListFigures(Result):
     """Whether every item of the catalogue was ranked (``data.length: all``)."""
 
 
+class Resampler:
+    """Sums of columns over all requests and over bootstrap resamples of them.
+
+    All columns are summed over the same draws, and equal columns once, so figures of one evaluation can share one.
+
+    Args:
+        units: What the bootstrap draws, as in :func:`~rankfall.metrics.bootstrap.resampled_sums`.
+    """
+
+    def __init__(self, units: Tensor | None = None) -> None:
+        self.units = units
+        self._columns: list[Tensor] = []
+        self._sums: list[Tensor] = []
+
+    def place(self, column: Tensor) -> int:
+        """Add a column ``(R,)`` without NaN, and return its place."""
+        for known, other in enumerate(self._columns):
+            if torch.equal(other, column):
+                return known
+        self._columns.append(column)
+        return len(self._columns) - 1
+
+    def __getitem__(self, place: int) -> Tensor:
+        """Return the sum of a column over all requests, followed by its sum over each resample."""
+        if place >= len(self._sums):
+            new = torch.stack(self._columns[len(self._sums) :], -1)
+            sums = torch.cat([new.sum(0, keepdim=True), resampled_sums(new, units=self.units)])
+            self._sums += sums.unbind(-1)
+        return self._sums[place]
+
+    def are_few(self, place: int) -> bool:
+        """Return whether fewer than two units have a request with a value above 0 in a column."""
+        counts = self._columns[place] > 0
+        return int(counts.sum()) < 2 if self.units is None else len(self.units[counts].unique()) < 2
+
+
 def stage_figures(
     stages: Sequence[str],
     quotas: Sequence[int],
@@ -74,6 +110,7 @@ def stage_figures(
     *,
     alone: Mapping[str, Tensor] | None = None,
     units: Tensor | None = None,
+    resampler: Resampler | None = None,
 ) -> list[StageFigures]:
     """Return the figures of all stages from what is left of the ground truth of each request.
 
@@ -85,33 +122,35 @@ def stage_figures(
         ranked: Number of items ``(R,)`` that the first stage ranked.
         alone: Recall ``(R,)`` of a stage over the whole list, by name; stages may be missing.
         units: What the bootstrap draws, as in :func:`~rankfall.metrics.bootstrap.resampled_sums`.
+        resampler: Sums of the same requests that other figures have drawn. Default: one of `units`.
     """
+    resampler = resampler or Resampler(units)
     counts = ~left.isnan().any(-1)
     entered = items_entered(ranked[counts], quotas)
-    before = torch.cat([left.new_ones(len(left), 1), left], -1)[counts].double()
-    by_itself = {name: values[counts].double() for name, values in (alone or {}).items()}
-    columns = torch.cat([before, *(values.unsqueeze(-1) for values in by_itself.values())], -1)
-    units = None if units is None else units[counts]
-    sums = torch.cat(
-        [columns.sum(0, keepdim=True), resampled_sums(columns, units=units)]
-    )  # the first row: all requests
-    few = _count(units, len(columns)) < 2
-    places = {name: len(quotas) + 1 + place for place, name in enumerate(by_itself)}
+    # Requests that do not count are drawn too, as in `estimates`, so that equal figures have equal intervals.
+    shares = [counts.double(), *(left.nan_to_num().double() * counts.unsqueeze(-1)).unbind(-1)]
+    by_itself = {name: values.nan_to_num().double() * counts for name, values in (alone or {}).items()}
+    places = [resampler.place(column) for column in shares]
+    places_alone = {name: resampler.place(column) for name, column in by_itself.items()}
+    few = resampler.are_few(places[0])
+    sums = [resampler[place] for place in places]
     figures = []
     for t, (stage, quota) in enumerate(zip(stages, quotas, strict=True)):
-        chance = (quota / entered[:, t]).clamp(max=1.0)
+        arrived, lost = shares[t][counts], sums[t] - sums[t + 1]
+        by_chance = (quota / entered[:, t]).clamp(max=1.0)
+        is_alone = stage in places_alone
         figures.append(
             StageFigures(
                 stage=stage,
                 quota=quota,
                 entered=float(entered[:, t].mean()),
-                survived=_estimate(sums[:, t + 1] / sums[:, 0], few=few),
-                kept=_estimate(sums[:, t + 1] / sums[:, t], few=few),
-                chance=float((before[:, t] * chance).sum() / before[:, t].sum()),
-                lost=_estimate((sums[:, t] - sums[:, t + 1]) / sums[:, 0], few=few),
-                loss_share=_estimate((sums[:, t] - sums[:, t + 1]) / (sums[:, 0] - sums[:, len(quotas)]), few=few),
-                alone=_estimate(sums[:, places[stage]] / sums[:, 0], few=few) if stage in places else None,
-                alone_chance=float((quota / ranked[counts]).clamp(max=1.0).mean()) if stage in places else None,
+                survived=_estimate(sums[t + 1] / sums[0], few=few),
+                kept=_estimate(sums[t + 1] / sums[t], few=few),
+                chance=float((arrived * by_chance).sum() / arrived.sum()),
+                lost=_estimate(lost / sums[0], few=few),
+                loss_share=_estimate(lost / (sums[0] - sums[-1]), few=few),
+                alone=_estimate(resampler[places_alone[stage]] / sums[0], few=few) if is_alone else None,
+                alone_chance=float((quota / ranked[counts]).clamp(max=1.0).mean()) if is_alone else None,
             )
         )
     return figures
@@ -129,40 +168,23 @@ def items_entered(ranked: Tensor, quotas: Sequence[int]) -> Tensor:
     return torch.stack(entered, -1)
 
 
-def estimates(values: Mapping[str, Tensor], wholes: Mapping[str, Tensor], units: Tensor | None) -> dict[str, Estimate]:
+def estimates(values: Mapping[str, Tensor], wholes: Mapping[str, Tensor], resampler: Resampler) -> dict[str, Estimate]:
     """Return the mean of each metric over the requests on which it is defined, with its interval.
 
     Args:
         values: Values ``(R,)`` of each metric, NaN where it is undefined.
         wholes: For metrics that are pooled over requests, what the values ``(R,)`` are parts of: the figure is the sum
             of the values divided by the sum of these.
-        units: What the bootstrap draws.
+        resampler: Sums over the requests.
     """
-    if not values:
-        return {}
-    columns: list[Tensor] = []
-
-    def place(column: Tensor) -> int:
-        # most metrics are defined on the same requests: their counts are drawn once
-        for known, other in enumerate(columns):
-            if torch.equal(other, column):
-                return known
-        columns.append(column)
-        return len(columns) - 1
-
     places = {}
     for name, value in values.items():
         whole = wholes[name].double().nan_to_num() if name in wholes else (~value.isnan()).double()
-        places[name] = place(value.double().nan_to_num()), place(whole)
-    table = torch.stack(columns, -1)
-    sums = torch.cat([table.sum(0, keepdim=True), resampled_sums(table, units=units)])
-    few = _count(units, len(table)) < 2
-    return {name: _estimate(sums[:, of] / sums[:, by], few=few) for name, (of, by) in places.items()}
-
-
-def _count(units: Tensor | None, requests: int) -> int:
-    """Return the number of units that the bootstrap draws."""
-    return requests if units is None else len(units.unique())
+        places[name] = resampler.place(value.double().nan_to_num()), resampler.place(whole)
+    few = {whole: resampler.are_few(whole) for whole in {whole for _, whole in places.values()}}
+    return {
+        name: _estimate(resampler[part] / resampler[whole], few=few[whole]) for name, (part, whole) in places.items()
+    }
 
 
 def _estimate(figures: Tensor, *, few: bool) -> Estimate:

@@ -419,7 +419,10 @@ def means_of(values: Mapping[str, Tensor]) -> dict[str, float]:
 def load_run(directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> tuple[CascadeConfig, Cascade]:
     """Load the configuration of a run and its cascade, in evaluation mode."""
     config = read_config_as(CascadeConfig, directory)
-    return config, Cascade.load(directory / CHECKPOINTS / f"{checkpoint}.safetensors").eval()
+    path = directory / CHECKPOINTS / f"{checkpoint}.safetensors"
+    if not path.exists():
+        raise ValueError(f"{directory} has no {checkpoint} weights yet, expected {path}; train it with --resume")
+    return config, Cascade.load(path).eval()
 
 
 def check_days(log: ImpressionLog, config: LogConfig) -> None:

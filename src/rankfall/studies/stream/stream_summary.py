@@ -15,7 +15,8 @@ import torch
 from rankfall.studies.comparison_summary import Outcome, Summary, summarise
 from rankfall.studies.results import DayResult, MethodResult
 from rankfall.studies.stream.day_learner import values_file
-from rankfall.training.cascade_metrics import JOINT_VALUE, higher_is_better
+from rankfall.training.cascade_metrics import higher_is_better
+from rankfall.training.config.cascade_metric_names import with_value
 from rankfall.training.per_list_table import CHANCE
 
 if TYPE_CHECKING:
@@ -82,8 +83,7 @@ def measured_methods(day: str, directories: Directories) -> list[str]:
 def measured_metrics(days: Sequence[str], directories: Directories, metrics: Sequence[str]) -> list[str]:
     """Return the metrics of a stream, and ``joint_value`` if every measured day has it."""
     files = [values_file(run, day) for day in days for runs in directories.values() for run in runs]
-    schemas = [set(pq.read_schema(file).names) for file in files if file.is_file()]
-    return [*metrics, *([JOINT_VALUE] if schemas and all(JOINT_VALUE in names for names in schemas) else [])]
+    return with_value(metrics, (set(pq.read_schema(file).names) for file in files if file.is_file()))
 
 
 def _summarise(values: Mapping[str, Mapping[str, Tensor]], chance: Mapping[str, Tensor]) -> Summary:

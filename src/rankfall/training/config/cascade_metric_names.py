@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -32,6 +32,24 @@ _OF_ALONE = frozenset((*_ALONE_ALWAYS, *_OF_LISTS))
 
 RESERVED = frozenset((*_OF_ALONE, "lost", "survived", "value", ALONE))
 """Words that name metrics of a stage, so that feedback cannot be measured under them."""
+
+
+METRICS_OF_CASCADES = {
+    "joint_recall": "share of the ground truth that survives all stages; the ground truth is the best `relevant` of "
+    "the relevant items, by relevance, then by grade",
+    "joint_value": "share of the relevance of the ground truth that survives all stages; measured if items of a ground "
+    "truth differ in relevance",
+    "joint/FEEDBACK": "share of a feedback that survives all stages, for the key `feedback`: pooled over all requests "
+    "(sum), or the mean over requests that have some (rate)",
+    "STAGE/survived": "share of the ground truth that is left after the stage",
+    "STAGE/lost": "share of the ground truth that the stage drops; lower is better",
+    "STAGE/value": "share of the relevance of the ground truth that is left after the stage",
+    "STAGE/FEEDBACK": "share of a feedback that is left after the stage",
+    "STAGE/alone/recall": "recall of the stage by itself, over the whole list; also STAGE/recall",
+    "STAGE/alone/ndcg": "NDCG of the stage by itself, over the whole list, with gain 1 for the ground truth; also "
+    "STAGE/ndcg",
+}
+"""Definitions of the metrics of a cascade, by the form of their names."""
 
 
 def measures(
@@ -56,6 +74,21 @@ def measures(
         names += [f"{stage}/{metric}" for metric in dict.fromkeys((*alone, "lost", *(further if complete else ())))]
         names += [f"{stage}/{name}" for name in feedback if place < len(stages) - 1]
     return names
+
+
+def with_value(metrics: Sequence[str], measured: Iterable[Container[str]]) -> list[str]:
+    """Return metrics, and ``joint_value`` after ``joint_recall`` if all results have it: not every log does.
+
+    Args:
+        metrics: Names of metrics.
+        measured: The metrics of each result.
+
+    >>> with_value(["joint_recall", "ranking/lost"], [{"joint_recall", "joint_value", "ranking/lost"}])
+    ['joint_recall', 'joint_value', 'ranking/lost']
+    """
+    measured = list(measured)
+    everywhere = bool(measured) and all(JOINT_VALUE in names for names in measured)
+    return [*metrics[:1], *([JOINT_VALUE] if everywhere else []), *metrics[1:]]
 
 
 def list_metric(name: str) -> str:
