@@ -92,6 +92,15 @@ def test_production_is_measured_beside_the_model(clicks: Path, tmp_path: Path) -
     assert [stage.survived.value for stage in summary.production] == pytest.approx(expected)
     assert summary.production_note is not None
     assert "favours it" in summary.production_note
+    reached = []
+    for batch in loader:
+        truth = ground_truth(batch, 2)
+        for row in range(len(batch)):
+            depths = batch.depth[row][truth[row] > 0].tolist()
+            reached += [[sum(depth >= least for depth in depths) / len(depths) for least in range(3)]] if depths else []
+    shares = [sum(column) / len(reached) for column in zip(*reached, strict=True)]
+    for name, share in zip(("dropped", "ranked", "shown"), shares, strict=True):
+        assert f"{name} {share:.0%}" in summary.production_note
     # over all items, production's order is the same: it puts items that it did not log last
     every = evaluate_run(tmp_path / "run", overrides=["data.length=all"]).summary()
     assert every.production is not None

@@ -133,7 +133,10 @@ def _train_by_ray(settings: TrainConfig, out: Path, **options: Any) -> TrainResu
 def _show(result: TrainResult, settings: TrainConfig, out: Path, *, as_json: bool) -> None:
     from rankfall.training.methods import method_of
 
-    metric, warning = settings.training.metric, method_of(settings).list_warning()
+    metric = settings.training.metric
+    with progress() as bar:
+        bar.add_task("counting the items of the log", total=None)
+        warning = method_of(settings).list_warning()
     if as_json:
         from dataclasses import asdict
 

@@ -136,12 +136,14 @@ class MeasuredLists:
                 "own recall is 1 by definition and is not shown."
             )
         shares = torch.cat(self._reached).nanmean(0).tolist()
-        reached = ", ".join(f"{share:.0%} {name}" for name, share in zip(spec.stage_names[1:], shares[1:], strict=True))
-        return (
+        reached = ", ".join(f"{name} {share:.0%}" for name, share in zip(spec.stage_names, shares, strict=True))
+        note = (
             "Production is the system that wrote the log: its order, deepest stage first and then by rank, cut at the "
-            f"same quotas. Of the relevant items, {reached} was reached by production. Feedback exists only for items "
-            "that production showed, which favours it."
+            f"same quotas. Share of the relevant items that reached each of its stages: {reached}."
         )
+        if spec.relevant.column in spec.feedback:
+            note += " Feedback exists only for items that production showed, which favours it."
+        return note
 
 
 def production_left(batch: Impressions, truth: Tensor, quotas: Sequence[int]) -> Tensor:
