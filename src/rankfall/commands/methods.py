@@ -14,7 +14,6 @@ from rich.table import Table
 
 from rankfall.commands.options import AsJson
 from rankfall.commands.terminal import examples, print_json, print_result
-from rankfall.training.config.cascade_metric_names import METRICS_OF_CASCADES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,6 +142,7 @@ def methods(
 
 def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
     from rankfall._suggestions import did_you_mean
+    from rankfall.training.config.cascade_metric_names import METRICS_OF_CASCADES
 
     everything = [method for one in Kind for method in find_methods(one) if kind in (None, one)]
     everything += find_models() if kind is None else []
@@ -174,6 +174,8 @@ def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
 
 def _cascade_metric(name: str) -> tuple[str, str] | None:
     """Return the form of a name and the definition of a metric of cascades, such as ``ranking/alone/recall``."""
+    from rankfall.training.config.cascade_metric_names import METRICS_OF_CASCADES
+
     for form, definition in METRICS_OF_CASCADES.items():
         stage, slash, metric = form.partition("/")
         own, _, rest = name.partition("/")
@@ -323,6 +325,8 @@ def _table(kind: Kind, methods: list[Method]) -> Table:
 
 
 def _cascade_metrics_table() -> Table:
+    from rankfall.training.config.cascade_metric_names import METRICS_OF_CASCADES
+
     table = Table(title="metrics of a cascade", title_justify="left", title_style="bold", expand=True)
     table.add_column("name in configurations", style="cyan", no_wrap=True)
     table.add_column("description", ratio=1)

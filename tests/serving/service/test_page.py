@@ -524,7 +524,7 @@ def test_two_bundles_over_all_examples(page: Page, address: str, bundle: Bundle,
             np.mean([len(one & truth) / len(truth) for one, truth in zip(of, relevant, strict=True)])
             for of in (ours, theirs)
         ]
-        expected = [f"{100 * value:.1f} %" for value in (np.mean(overlap), *recalls)]
+        expected = [f"{100 * value:.1f}\N{NO-BREAK SPACE}%" for value in (np.mean(overlap), *recalls)]
         assert line.locator("td").all_text_contents() == expected
     lines = tables[1].locator("tbody tr")
     assert lines.count() == len(examples)
@@ -568,7 +568,7 @@ def test_attributes_and_relevant_items_are_shown(page: Page, address: str, bundl
         of_items = bundle.items.display(bundle.items.rows(stage.ids))
         expected = [" · ".join(map(str, values)) for values in zip(*of_items.values(), strict=True)]
         section = card(page, stage.name)
-        assert section.locator(".about > span:first-child").all_text_contents() == expected
+        assert section.locator(".about .values").all_text_contents() == expected
         marked = section.locator(".item:has(.reaction:not(.other))").evaluate_all(
             "all => all.map(one => one.dataset.key)"
         )
@@ -586,7 +586,7 @@ def test_attributes_and_relevant_items_are_shown(page: Page, address: str, bundl
     expect(page.locator(".path .id")).to_have_text(str(item))
     expect(page.locator(".path")).to_contain_text("in the log: relevant")
     expect(page.locator(".path")).to_contain_text(
-        f"author_id\u00a0{bundle.items.display(bundle.items.rows([item]))['author_id'][0]}"
+        f"author_id\N{NO-BREAK SPACE}{bundle.items.display(bundle.items.rows([item]))['author_id'][0]}"
     )
     # an edited request is no longer that of the log
     page.get_by_label("age").fill("3")
@@ -598,14 +598,14 @@ def test_recall_as_served_is_shown(page: Page, address: str, bundle: Bundle) -> 
     show(page, address)
     measured = bundle.manifest["measured"]
     summary = page.locator(".measured summary")
-    expect(summary).to_contain_text(f"Joint recall {100 * measured['joint_recall']['value']:.1f} %")
+    expect(summary).to_contain_text(f"Joint recall {100 * measured['joint_recall']['value']:.1f}\N{NO-BREAK SPACE}%")
     expect(summary).to_contain_text(f"over {measured['items']:,} items, on {measured['requests']} logged requests")
     summary.click()
     cells = page.locator(".measured tbody tr").last.locator("td").all_text_contents()
     ranking = measured["stages"][-1]
     assert cells[:2] == ["25", "10"]
-    assert cells[2].startswith(f"{100 * ranking['kept']['value']:.1f} %")
-    assert cells[3] == f"{100 * ranking['chance']:.1f} %"
+    assert cells[2].startswith(f"{100 * ranking['kept']['value']:.1f}\N{NO-BREAK SPACE}%")
+    assert cells[3] == f"{100 * ranking['chance']:.1f}\N{NO-BREAK SPACE}%"
 
 
 def test_values_never_seen_are_flagged(page: Page, address: str) -> None:

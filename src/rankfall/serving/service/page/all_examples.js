@@ -11,7 +11,7 @@ const DEADLINE = 30_000; // ms, since a call has many requests
 
 const keptOf = (trace) => trace.ids.slice(0, trace.kept);
 const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
-const share = (value) => (value === null ? "unknown" : `${(100 * value).toFixed(1)} %`);
+const share = (value) => (value === null ? "unknown" : `${(100 * value).toFixed(1)}\u00a0%`);
 
 /** Rank all examples with both bundles; return {examples, models}. */
 export async function rankAll(requests, known, signal) {

@@ -1,7 +1,7 @@
 // Attributes of items that were chosen at export, such as a title, and what the log knows about the items of an example.
 
 import { call } from "./api.js";
-import { el, keyOf, number, plural } from "./dom.js";
+import { el, keyOf, plural } from "./dom.js";
 
 const MOST = 10_000; // ids of one call
 
@@ -41,7 +41,7 @@ export class Attributes {
 
 function shown(value) {
   if (value === null || value === undefined) return "";
-  if (typeof value === "number" && !Number.isInteger(value)) return number(value);
+  if (typeof value === "number" && !Number.isInteger(value)) return String(Number(value.toPrecision(6))); // of 32 bits
   return String(value);
 }
 

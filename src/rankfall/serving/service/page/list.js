@@ -157,7 +157,7 @@ function aboutLine(values, reaction, isRelevant, text) {
   const mark = reaction === null ? null // the title has all feedback
     : el("span", { class: isRelevant ? "reaction" : "reaction other" }, isRelevant ? "★ relevant" : `☆ ${reaction}`);
   return el("span", { class: "about", title: [reaction, text].filter(Boolean).join(" · ") },
-    values ? el("span", {}, values) : null, mark);
+    mark, values ? el("span", { class: "values" }, values) : null);
 }
 
 function movement(was, now) {

@@ -2,8 +2,8 @@
 
 import { el, whole } from "./dom.js";
 
-const share = (value) => (value === null || value === undefined ? "" : `${(100 * value).toFixed(1)} %`);
-const range = ({ low, high }) => (low === null ? "" : ` (95 % interval ${(100 * low).toFixed(1)} to ${share(high)})`);
+const share = (value) => (value === null || value === undefined ? "" : `${(100 * value).toFixed(1)}\u00a0%`);
+const range = ({ low, high }) => (low === null ? "" : ` (95\u00a0% interval ${(100 * low).toFixed(1)} to ${share(high)})`);
 
 /** Return the recall in sentences, with a table of the stages. Bundles of early releases have none. */
 export function measuredView(about) {
@@ -28,7 +28,7 @@ function runWords(run) {
 function table(stages) {
   const heads = ["stage", "arrive", "keeps", "kept of the relevant that arrive", "chance", "lost", "share of all losses"];
   const row = (stage) => el("tr", {}, el("th", { scope: "row" }, stage.stage), [
-    whole(Math.round(stage.entered)), whole(stage.quota), share(stage.kept.value) + range(stage.kept).replace("95 % interval ", ""),
+    whole(Math.round(stage.entered)), whole(stage.quota), share(stage.kept.value) + range(stage.kept).replace("95\u00a0% interval ", ""),
     share(stage.chance), share(stage.lost.value), share(stage.loss_share.value),
   ].map((cell) => el("td", {}, cell)));
   return el("table", {},
@@ -39,5 +39,5 @@ function table(stages) {
 /** Return what a stage keeps of the relevant items that arrive, in words, or null. */
 export function stageWords(about, name) {
   const stage = about.measured?.stages.find((one) => one.stage === name);
-  return stage ? `keeps ${share(stage.kept.value)} of the relevant items that arrive` : null;
+  return stage ? `keeps ${share(stage.kept.value)} of relevant items` : null;
 }

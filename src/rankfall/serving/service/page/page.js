@@ -225,12 +225,15 @@ function showRuns() {
 function cardsOf(run) {
   const cards = el("div", { class: "cards" }, run.steps.map((_, place) => cardOf(run, place)));
   cards.style.setProperty("--columns", Math.min(run.steps.length, 4));
-  return el("div", {}, namesLine(run), cards);
+  return el("div", {}, namesLine([run]), cards);
 }
 
 /** Name the attributes that lists show below each item. */
-function namesLine({ attributes: { names } }) {
-  return names.length ? el("p", { class: "names soft small" }, `Below each item: ${names.join(" · ")}`) : null;
+function namesLine(shown) {
+  const names = shown.map(({ attributes: of }) => of.names.join(" · "));
+  const words = new Set(names).size === 1 ? names[0]
+    : shown.map(({ bundle }, place) => `${bundle}: ${names[place] || "none"}`).join("; ");
+  return names.some(Boolean) ? el("p", { class: "names soft small" }, `Below each item: ${words}`) : null;
 }
 
 /** Show what the bundles have in common over all examples, which are ranked once. */
@@ -258,7 +261,7 @@ function pairs(parts) {
   const valuesOf = (key) => ours.attributes.values(key) || theirs.attributes.values(key);
   const all = el("div", { id: "all-examples" }, el("p", { class: "soft" }, "Ranking all examples …"));
   const one = comparison(ours.answer, theirs.answer, valuesOf);
-  const found = [el("div", { class: "pair" }, parts.map(runView)), all, one, namesLine(ours), ...cards];
+  const found = [el("div", { class: "pair" }, parts.map(runView)), all, one, namesLine(parts), ...cards];
   return found.filter((part) => part !== null);
 }
 
