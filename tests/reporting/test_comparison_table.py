@@ -101,6 +101,7 @@ def test_one_seed_makes_no_claim() -> None:
     result = comparison(400, seeds=1)
     text = printed(result, 120)
     assert "NO CLAIM about which is better: one seed." in text
+    assert ".." not in text
     assert "with these weights only" in text
     assert "p, queries" in text
     assert "p, seeds" not in text

@@ -108,6 +108,20 @@ def test_production_is_measured_beside_the_model(clicks: Path, tmp_path: Path) -
     assert every.production[0].entered == ITEMS
 
 
+def test_relevance_of_shown_items_only_favours_production(tmp_path: Path) -> None:
+    """A column computed of feedback, such as 10 for a purchase, is feedback under another name."""
+    random_log(tmp_path / "log", impressions=20, description=spec(relevant={"column": "worth"}), change=_shown_only)
+    train(validate_cascade(content(tmp_path / "log", training={"epochs": 1})), tmp_path / "run")
+    note = str(evaluate_run(tmp_path / "run").summary().production_note)
+    assert "shown 100%." in note
+    assert "favours it" in note
+
+
+def _shown_only(days: dict[str, dict[str, list[list[float]]]]) -> None:
+    for columns in days.values():
+        columns["relevance"] = [[float(depth == 2) for depth in depths] for depths in columns["depth"]]
+
+
 def test_relevance_by_production_is_said_and_not_shown(tmp_path: Path) -> None:
     log = liked_log(tmp_path / "log")
     train(validate_cascade(content(log, training={"epochs": 1})), tmp_path / "run")

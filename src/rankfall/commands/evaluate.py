@@ -95,8 +95,6 @@ def evaluate(
         print_json(summary.to_json() | ({"diagnosis": diagnosis.to_json()} if diagnosis else {}))
         return
     print_result(terminal_evaluation(summary, title=_title(run, split, changes)))
-    for text in summary.warnings:
-        print_message(f"warning: {text}")
     if diagnosis:
         print_result(terminal_diagnosis(diagnosis))
     if directory is None:

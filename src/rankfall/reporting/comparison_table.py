@@ -66,7 +66,7 @@ def terminal_table(result: MethodTable) -> RenderableType:
     table.add_row("chance", *chance_levels(result), style="dim")
     runs = " x ".join(count for count in repetitions(result) if not count.startswith("1 "))
     spread = f"±standard deviation over {runs}" if runs else ""
-    marks = caption(result, best="< best mean") + f". {UP} higher is better, {DOWN} lower is better"
+    marks = caption(result, best="< best mean").removesuffix(".") + f". {UP} higher is better, {DOWN} lower is better"
     marks += "\n[ ] 95 % confidence interval of the mean" * has_few_queries(result)
     stages = [metric.rpartition("/")[0] for metric in result.metrics]
     return Group(

@@ -237,8 +237,8 @@ def ignored_sizes(sizes: tuple[float, float], spec: Spec, config: CascadeConfig)
     if grades_of_relevance and "grades" in make_objective(try_depths(config))[0].informative(torch.zeros(1, 2)):
         return None  # its grades are ordered by the relevance
     return (
-        f"relevance has sizes {least:g} to {most:g}, which this configuration ignores: it trains a relevant item of "
-        f"{most:g} as one of {least:g}. weight=relevance weights items by their relevance"
+        f"relevance has sizes {least:g} to {most:g}, which this configuration ignores: in training, an item of "
+        f"relevance {most:g} counts as much as one of {least:g}. weight=relevance weights items by their relevance"
     )
 
 
