@@ -153,8 +153,8 @@ def _error_line(details: ErrorDetails) -> str:
             tag = details["ctx"]["tag"].removeprefix(KIND)
             choices = re.findall(rf"'{KIND}([^']*)'", details["ctx"]["expected_tags"])
             return f"{key}.kind: found {tag!r}{did_you_mean(tag, choices)}; allowed are {', '.join(choices)}"
-        case "model_type":
-            return f"{key}: found {found}, expected keys and values"
+        case "model_type" | "dict_type" | "dataclass_type":
+            return f"{key}: found {found}, expected keys and values".removeprefix(": ")
         case _:
             return f"{key}: found {found}, expected {details['msg'].removeprefix('Input should be ')}"
 

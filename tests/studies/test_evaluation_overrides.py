@@ -157,3 +157,13 @@ def test_scores_of_all_items_reach_as_far_as_asked(trained: Path, reach: int | N
         measured = evaluate_run(trained, overrides=wider).values["joint_recall"]
         again = funnel(scores.scores, scores.truth, quotas=[12, 8], mask=scores.mask)
         assert torch.equal(again.joint_recall, measured)
+
+
+def test_a_misspelt_split_is_explained(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("evaluate", str(trained), "--split", "tset") == 1
+    assert "split: found 'tset', did you mean 'test', expected one of" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_name_is_no_feedback(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("evaluate", str(trained), "feedback=like") == 1
+    assert "feedback: found 'like', expected keys and values" in " ".join(capsys.readouterr().err.split())

@@ -9,9 +9,11 @@ import pytest
 import yaml
 
 from rankfall.studies.compare import compare_methods
-from rankfall.studies.comparison_plan import load_comparison
+from rankfall.studies.comparison_plan import load_comparison, make_plan
 from rankfall.studies.evaluate import evaluate_run
 from rankfall.studies.results import ComparisonResult, SplitEvaluation, StreamResult
+from rankfall.studies.stream.stream_config import StreamConfig, make_runs
+from rankfall.training.config.cascade_config import CascadeConfig
 from support.cascades import content, sized_log
 from support.logs import DAYS
 from support.streams import streamed
@@ -88,3 +90,23 @@ def test_a_stream_measures_value_and_feedback_every_day(log: Path, tmp_path: Pat
         check_names(day["methods"])
     again = streamed(settings | {"feedback": FEEDBACK}, tmp_path / "stream", resume=True)
     assert again.days == result.days == StreamResult.load(tmp_path / "stream" / "stream.json").days
+
+
+def test_methods_of_a_comparison_and_of_a_stream_have_weights(log: Path, tmp_path: Path) -> None:
+    settings = content(log, training={"batch": 64})
+    settings["training"].pop("epochs", None)
+    methods = {"plain": {}, "of likes": {"weight": "like"}, "of all": {"weight": {"of": "click", "scale": 2.0}}}
+    daily = settings | {"data": {"path": str(log), "days": list(DAYS)}, "methods": methods}
+    weights = [run.config.weight for run in make_runs(StreamConfig.model_validate(daily), tmp_path)]
+    assert [weight and (weight.of, weight.scale) for weight in weights] == [None, ("like", 1.0), ("click", 2.0)]
+
+    settings["training"]["epochs"] = 1
+    (tmp_path / "comparison.yaml").write_text(yaml.safe_dump(settings | {"methods": methods, "weight": "relevance"}))
+    trials = make_plan(load_comparison(tmp_path / "comparison.yaml"), tmp_path / "out").trials()
+    found = {}
+    for (method, _), (run,) in trials.items():
+        assert isinstance(run.config, CascadeConfig)
+        assert run.config.weight is not None
+        found[method] = (run.config.weight.of, run.config.weight.scale)
+    assert found == {"plain": ("relevance", 1.0), "of likes": ("like", 1.0), "of all": ("click", 2.0)}
+    assert len({run.directory for (run,) in trials.values()}) == 3

@@ -149,6 +149,25 @@ def test_wrong_weights_are_explained(log: Path, weight: Any, message: str) -> No
         validate_cascade(content(log) | {"weight": weight})
 
 
+def test_clipped_weights_are_said(rows: tuple[ImpressionLog, dict[int, dict[str, float]]]) -> None:
+    log, _ = rows
+    days = list(log.days)
+    revenue = [
+        value
+        for day in days
+        for row in log.days[day].table().to_pylist()
+        for value in row["feedback.revenue"]
+        if value > 0
+    ]
+    above = sum(1 + 0.5 * value > 8 for value in revenue) / len(revenue)
+    text = ItemWeights(WeightConfig(of="revenue", scale=0.5, clip=8), log).describe(log, days)
+    assert str(text).startswith(
+        f"weight: {above:.0%} of the items with revenue above 0 would have a weight above clip=8"
+    )
+    assert ItemWeights(WeightConfig(of="revenue", clip=50), log).describe(log, days) is None
+    assert ItemWeights(WeightConfig(of="relevance"), log).describe(log, days) is None
+
+
 def test_wrong_names_are_refused_before_anything_is_written(log: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"weight: found 'likes', did you mean 'like'"):
         train(validate_cascade(content(log, weight="likes")), tmp_path / "run")

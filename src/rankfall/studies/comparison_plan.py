@@ -59,6 +59,9 @@ class ComparisonConfig(Section):
     objective: dict[str, Any] = Field(default={}, description="Cascades only.")
     stage_metrics: list[str] = Field(default=[], description="Cascades only: further metrics of each stage.")
     feedback: dict[str, str] = Field(default={}, description="Cascades only: feedback whose survival is measured.")
+    weight: str | dict[str, Any] | None = Field(
+        default=None, description="Cascades only: weights of items in the objective."
+    )
     optimizer: dict[str, Any] = Field(default={})
     training: dict[str, Any] = Field(default={})
     metrics: list[str] = Field(default=[], description="Metrics to evaluate, the same for all methods.")
@@ -126,7 +129,7 @@ class _Kind:
 _RANKERS = _Kind(
     "ranker",
     ("data", "model", "loss", "optimizer", "training"),
-    ("relevant", "share", "objective", "stage_metrics", "feedback"),
+    ("relevant", "share", "objective", "stage_metrics", "feedback", "weight"),
     TrainingConfig,
     metrics=lambda config: list(dict.fromkeys(config.metrics)) or DEFAULT_METRICS,
     validate=lambda content, metrics, where: validate(content | {"metrics": metrics}, where=where),
@@ -134,7 +137,7 @@ _RANKERS = _Kind(
 )
 _CASCADES = _Kind(
     "cascade",
-    ("data", "relevant", "stages", "share", "objective", "optimizer", "training"),
+    ("data", "relevant", "stages", "share", "objective", "weight", "optimizer", "training"),
     ("model", "loss", "metrics"),
     CascadeTrainingConfig,
     metrics=lambda config: measures(

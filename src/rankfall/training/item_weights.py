@@ -9,9 +9,12 @@ import torch
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError
 from rankfall.data.impressions.spec import Dense
+from rankfall.data.inspect.impression_blocks import flat
 from rankfall.training.propensity_weights import PropensityWeights
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from rankfall.data import ImpressionLog
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from rankfall.training.config.cascade_config import CascadeConfig, WeightConfig
 
 RELEVANCE = "relevance"
+MUCH_CLIPPED = 0.01  # share of the items with a value; more is said
 
 
 class ItemWeights:
@@ -60,6 +64,26 @@ class ItemWeights:
         """Return the weights ``(B, N)`` of the items of a batch."""
         weight = self.config.base + self.config.scale * self.values(batch)
         return weight.clamp(min=0.0, max=self.config.clip)
+
+    def describe(self, log: ImpressionLog, days: Sequence[str]) -> str | None:
+        """Return a sentence if many weights of feedback or relevance are clipped, which makes unequal values equal."""
+        if self._feature is not None:
+            return None
+        of, clip = self.config.of, self.config.clip
+        column = f"feedback.{of}" if self._is_feedback else of
+        clipped = items = 0
+        for day in log.choose(days):
+            for block in day.table().select([column]).to_batches():
+                values = flat(block[column])
+                values = values[values > 0]
+                items += len(values)
+                clipped += int((self.config.base + self.config.scale * values > clip).sum())
+        if clipped <= MUCH_CLIPPED * items:
+            return None
+        return (
+            f"weight: {clipped / items:.0%} of the items with {of} above 0 would have a weight above clip={clip:g} and "
+            f"have this weight, whatever their {of}; a smaller weight.scale or a larger weight.clip tells them apart"
+        )
 
     def values(self, batch: Impressions) -> Tensor:
         """Return the values ``(B, N)`` that weights are made of."""

@@ -76,7 +76,8 @@ class PropensityWeights:
         effective = float(weights.sum() ** 2 / weights.square().sum())
         clipped = float((weights >= self.clip).double().mean())
         text = (
-            f"inverse propensity weights of {len(weights):,} clicks ({self.feedback}): mean {weights.mean():.2f}, "
+            f"the curve of {self.curve.feedback} in {self.curve.log} gives inverse propensity weights of "
+            f"{len(weights):,} clicks ({self.feedback}): mean {weights.mean():.2f}, "
             f"largest {weights.max():.2f}, {clipped:.1%} clipped at {self.clip:g}; "
             f"effective sample size {effective:,.0f} ({effective / len(weights):.0%})"
         )
@@ -90,6 +91,10 @@ def curve_checksum(path: str) -> str:
 
 
 def _read_curve(path: str) -> ExaminationCurve:
+    if not Path(path).is_file():
+        raise ConfigError(
+            f"weight.examination: found no file {path}; 'rankfall examination LOG --out {path}' writes it"
+        )
     try:
         curve = ExaminationCurve.load(Path(path))
     except (OSError, ValueError) as error:

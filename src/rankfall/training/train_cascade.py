@@ -121,8 +121,9 @@ def train(
             except ValueError as error:
                 raise ConfigError(str(error)) from None
             loop = Loop(learner, config, out, data=data, progress=progress, stop=stop)
-            if group.first and isinstance(learner.network.weights, PropensityWeights):
-                on_notice(learner.network.weights.describe(log, config.data.train))
+            weights = learner.network.weights if group.first else None
+            if weights is not None and (said := weights.describe(log, config.data.train)):
+                on_notice(said)
         files = {
             CONFIG: dump_absolute(config),
             LOG: json.dumps(encoding_signature(log), indent=1) + "\n",

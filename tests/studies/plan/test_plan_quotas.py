@@ -98,6 +98,8 @@ def test_targets_out_of_reach_say_what_is_possible() -> None:
         plan(replace(scores, relevance=scores.truth), metric="joint_value")
     with pytest.raises(ValueError, match="found one stage"):
         plan(random_scores(5, 4, 1))
+    with pytest.raises(ValueError, match=r"grid: found stage0=2, stage1=4,9, expected quotas of which no stage keeps"):
+        plan(scores, grid={"stage0": [2], "stage1": [4, 9]})
 
 
 def test_pruned_lists_limit_the_grid() -> None:

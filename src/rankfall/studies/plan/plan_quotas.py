@@ -90,7 +90,11 @@ def plan_quotas(
     tried = make_grid(scores.stages, current, grid or {}, _longest(scores, reach))
     _check_reach(scores, tried[scores.stages[0]], reach)
     lists = PricedLists(scores, weight_of(scores, metric), costs.stages, users)
-    choices = list(dict.fromkeys([*quota_tuples(tried), tuple(current)]))
+    combined = quota_tuples(tried)
+    if not combined:
+        shown = ", ".join(f"{stage}={','.join(map(str, quotas))}" for stage, quotas in tried.items())
+        raise ValueError(f"grid: found {shown}, expected quotas of which no stage keeps more than the one before it")
+    choices = list(dict.fromkeys([*combined, tuple(current)]))
     done = 0
 
     def on_requests(count: int) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 RUNS = "runs"
 ALL = ".."  # range of all days
 _USES = ("train", "valid", "test")
-_SECTIONS = ("relevant", "stages", "share", "objective", "optimizer", "training")  # sections that a method may change
+_SECTIONS = ("relevant", "stages", "share", "objective", "weight", "optimizer", "training")  # what methods may change
 _COMMON = ("stage_metrics", "feedback")  # sections that are the same for all methods
 _OF_DATA = ("labels",)  # keys of `data` that a method may change
 
@@ -53,6 +53,7 @@ class StreamConfig(Section):
     stages: list[dict[str, Any]] = Field(min_length=1)
     share: list[str] = Field(default=[])
     objective: dict[str, Any] = Field(default={})
+    weight: str | dict[str, Any] | None = Field(default=None, description="Weights of items in the objective.")
     optimizer: dict[str, Any] = Field(default={})
     training: dict[str, Any] = Field(default={})
     stage_metrics: list[str] = Field(default=[], description="Further metrics of each stage.")

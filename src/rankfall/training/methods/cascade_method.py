@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast, get_args
 
 import pyarrow as pa
 
+from rankfall._suggestions import did_you_mean
 from rankfall.data.impressions.compatibility import check_compatible
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.models import Scorer
@@ -172,7 +173,10 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         notes = _check_log(directory, model, log)
         for note in notes:
             on_notice(note)
-        days = config.data.days(cast("Role", split)) if split in get_args(Role) else [split]
+        roles = get_args(Role)
+        if (meant := did_you_mean(split, roles)) and split not in (*roles, *log.days):
+            raise ValueError(f"split: found {split!r}{meant}, expected one of {', '.join(roles)}, or a day of the log")
+        days = config.data.days(cast("Role", split)) if split in roles else [split]
         config = config.model_copy(update={"data": config.data.model_copy(update={"test": days})})
         return OpenedSplit(split, config, model, log, train_cascade.make_loader(log, config, "test"), notes)
 
