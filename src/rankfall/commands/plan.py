@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from rankfall.studies.plan.plan_quotas import Costs
-    from rankfall.studies.plan.plan_result import ChosenQuotas
+    from rankfall.studies.plan.plan_result import PlanResult
 
 EXAMPLES = examples(
     "rankfall plan runs/lcron --cost retrieval=0.1us --cost ranking=0.2ms+8us --budget 5ms",
@@ -119,7 +120,7 @@ def plan(
         print_json(result.to_json())
         return
     print_result(terminal_plan(result))
-    _print_next(run, result.chosen, overrides or ())
+    _print_next(run, result)
     print_message(f"wrote {run / PLAN} and {page}")
 
 
@@ -172,10 +173,10 @@ def _costs(
     return Costs(measured, "s", "measured")
 
 
-def _print_next(run: Path, chosen: ChosenQuotas, measured: Sequence[str]) -> None:
-    """Print the commands that use the chosen quotas; `measured` are the overrides of the plan."""
+def _print_next(run: Path, result: PlanResult) -> None:
+    """Print the commands that use the chosen quotas."""
+    chosen = result.chosen
     quotas = " ".join(chosen.train_overrides)
-    others = [word for word in measured if not word.partition("=")[0].endswith(".quota")]
-    print_result(f"measure: rankfall evaluate {' '.join([str(run), quotas, *others])}")
+    print_result(f"measure: rankfall evaluate {shlex.join([str(run), *chosen.train_overrides, *result.overrides])}")
     print_result(f"train:   rankfall train {run / 'config.yaml'} {quotas} --out NEW")
     print_result(f"export:  rankfall export {run} {' '.join(chosen.export_options)} --out BUNDLE")

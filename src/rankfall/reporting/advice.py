@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankfall.studies.diagnosis.diagnosis_result import Diagnosis, Finding
-    from rankfall.studies.plan.plan_result import ChosenQuotas, FrontPoint, PlanResult
+    from rankfall.studies.plan.plan_result import FrontPoint, PlanResult
     from rankfall.training.stage_figures import Estimate
 
 FINDINGS = 5  # findings of a diagnosis, the ones with most recall at stake
@@ -45,7 +46,7 @@ def advise(run: str, diagnosis: Diagnosis | None, plan: PlanResult | None) -> Ad
         steps.append((f"Keep the quotas: {_why_keep(plan)}.", ""))
     else:
         steps.append((f"Set the quotas to {_quotas(plan, plan.chosen.point)} ({plan.chosen.reason}).", _gain(plan)))
-        commands += _apply(run, plan.chosen)
+        commands += _apply(run, plan)
     return Advice(steps, commands)
 
 
@@ -74,12 +75,19 @@ def _stake(finding: Finding) -> str:
 
 
 def _gain(plan: PlanResult) -> str:
-    return f"{_signed(plan.chosen.difference)} {plan.metric} for {plan.chosen.cost_ratio:.2f} of the cost"
+    return f"{_signed(plan.chosen.difference)} {plan.metric} for {plan.chosen.cost_ratio:.2f} of the cost{_with(plan)}"
 
 
-def _apply(run: str, chosen: ChosenQuotas) -> list[tuple[str, str]]:
+def _with(plan: PlanResult) -> str:
+    """Return what the plan measured differently from the run, since its figures are not those of the page."""
+    return f", measured with {', '.join(plan.overrides)}" if plan.overrides else ""
+
+
+def _apply(run: str, plan: PlanResult) -> list[tuple[str, str]]:
+    chosen = plan.chosen
+    measured = shlex.join([*chosen.train_overrides, *plan.overrides])
     return [
-        ("Measure the planned quotas on this run:", f"rankfall evaluate {run} {' '.join(chosen.train_overrides)}"),
+        ("Measure the planned quotas on this run:", f"rankfall evaluate {run} {measured}"),
         ("Serve them:", f"rankfall export {run} {' '.join(chosen.export_options)} --out BUNDLE"),
     ]
 

@@ -50,7 +50,7 @@ def headline(result: PlanResult) -> str:
     undefined = f", {result.undefined:,} of them without a relevant item" if result.undefined else ""
     return (
         f"{len(result.points):,} choices of quotas, {result.metric} exact on {result.requests:,} requests of "
-        f"{result.split}{undefined}."
+        f"{', '.join([result.split, *result.overrides])}{undefined}."
     )
 
 

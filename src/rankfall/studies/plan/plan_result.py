@@ -175,3 +175,5 @@ class PlanResult(Result):
     comparisons: list[HalfComparison] = field(default_factory=list)
     lists: ListFigures | None = None
     warnings: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
+    """Values of the run's configuration that were replaced for the plan, such as ``data.length=all``; no quotas."""

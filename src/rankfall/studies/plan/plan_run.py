@@ -117,6 +117,7 @@ def plan_run(
         result,
         lists=None if catalogue is None else _list_figures(scores, catalogue, all_items=config.data.length == "all"),
         warnings=[*result.warnings, *([short] if short else [])],
+        overrides=[word for word in overrides if not word.partition("=")[0].endswith(".quota")],
     )
     result.save(run_dir / PLAN)
     return result
