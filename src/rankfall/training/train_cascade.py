@@ -122,7 +122,7 @@ def train(
                 notify = on_notice if group.first else lambda text: None
                 check_training_labels(log, config, config.data.train, built[0], notify)
             loop = Loop(learner, config, out, data=data, progress=progress, stop=stop)
-            weights = learner.network.weights if group.first else None
+            weights = item_weights(config, log) if group.first else None
             if weights is not None and (said := weights.describe(log, config.data.train)):
                 on_notice(said)
         files = {
