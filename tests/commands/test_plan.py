@@ -116,6 +116,17 @@ def test_mistakes_end_in_one_message(
     assert message in " ".join(err.replace("│", " ").split())
 
 
+def test_a_bundle_of_other_weights_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copytree(platform_run(), tmp_path / "run")
+    assert run("plan", copy, "--bundle", platform_bundle()) == 0
+    assert "other weights" not in capsys.readouterr().err
+    monkeypatch.setattr("rankfall.commands.plan.checksum", lambda path: f"weights of another {path.name}")
+    assert run("plan", copy, "--bundle", platform_bundle()) == 0
+    assert "was exported from other weights (run " in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_bundle_must_belong_to_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = content(liked_log(tmp_path / "log"), training={"epochs": 1})
     for stage, name in zip(settings["stages"], ("first", "second"), strict=True):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankfall._files import checksum
 from rankfall.commands.options import AsJson, MovedData, Overrides, Run
 from rankfall.commands.terminal import (
     examples,
@@ -97,7 +98,7 @@ def plan(
     current = current_quotas(run, overrides or ())
     tried = parse_grid(grid or (), list(current))
     with progress() as bar:
-        costs = _costs(cost, bundle, current, tried, bar)
+        costs = _costs(run, cost, bundle, current, tried, bar)
         target = Target(None if budget is None else parse_budget(budget, costs.unit), recall)
         task = bar.add_task("scoring", total=None)
         result = plan_run(
@@ -138,6 +139,7 @@ def _check_options(
 
 
 def _costs(
+    run: Path,
     words: list[str] | None,
     path: Path | None,
     current: Mapping[str, int],
@@ -161,6 +163,11 @@ def _costs(
     if bundle.names != stages:
         raise ValueError(
             f"bundle: found the stages {', '.join(bundle.names)} in {path}, expected {', '.join(stages)} as in the run"
+        )
+    source = bundle.manifest["source"]
+    if source.get("checkpoint") != checksum(run / "checkpoints" / "best.safetensors"):
+        print_note(
+            bar, f"{path} was exported from other weights (run {source.get('run')}); its costs are measured anyway"
         )
     task = bar.add_task("measuring costs", total=len(stages))
     first, *others = largest_quotas(current, grid)
