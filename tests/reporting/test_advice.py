@@ -88,6 +88,8 @@ def test_findings_come_first_and_then_the_quotas() -> None:
 def test_advice_says_what_a_plan_measured_differently() -> None:
     """A plan over all items beside a run that was measured on short lists."""
     other = replace(plan((40, 8), (0.05, 0.02, 0.08), 1.3), overrides=["data.length=all", "data.test=[a, b]"])
+    same = replace(plan((32, 8), (0.01, -0.01, 0.03), 1.0), overrides=["data.length=all"])
+    assert advise("run", None, same).steps[-1][0].endswith("joint_recall, measured with data.length=all.")
     found = advise("runs/first", None, other)
     assert found.steps[-1][1].endswith(" of the cost, measured with data.length=all, data.test=[a, b]")
     assert found.commands[-2][1] == (

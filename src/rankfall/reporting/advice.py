@@ -62,7 +62,7 @@ def _why_keep(plan: PlanResult) -> str:
     if chosen.point.quotas == plan.current.point.quotas:
         return f"they are the choice of the plan ({chosen.reason})"
     others = f"{_quotas(plan, chosen.point)} ({chosen.reason})"
-    return f"{others} cannot be told from them, {_signed(chosen.difference)} {plan.metric}"
+    return f"{others} are not distinguishable from them, {_signed(chosen.difference)} {plan.metric}{_with(plan)}"
 
 
 def _quotas(plan: PlanResult, point: FrontPoint) -> str:
