@@ -357,7 +357,7 @@ class _Meter:
             self.quotas,
             torch.stack([columns["left", stage] for stage in self.stages], -1),
             columns["ranked", ""].long(),
-            _users(columns["user", ""].long()) if self.user else None,
+            user_numbers(columns["user", ""].long()) if self.user else None,
         )
 
 
@@ -402,7 +402,7 @@ def user_feature(spec: Spec) -> str | None:
     return None
 
 
-def _users(ids: Tensor) -> Tensor:
+def user_numbers(ids: Tensor) -> Tensor:
     """Return one number per user; impressions without a known user have numbers of their own."""
     own = -1 - torch.arange(len(ids))
     return torch.where(ids >= FIRST_KNOWN, ids, own)
