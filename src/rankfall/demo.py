@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rankfall._files import write_file
@@ -21,7 +21,7 @@ from rankfall.studies.plan.costs import parse_costs
 from rankfall.studies.plan.plan_quotas import Costs
 from rankfall.studies.plan.plan_run import plan_run
 from rankfall.studies.results import SplitEvaluation
-from rankfall.training.run_directory import read_config
+from rankfall.training.run_directory import REPORT, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +91,7 @@ def run(out: Path, *, size: Size, seed: int, progress: Progress = lambda *step: 
     shutil.copytree(_first_run(result, out), chosen)  # the names of runs in a comparison are checksums
     config = dump(read_config(chosen))
     write_file(out / "config.yaml", config)
-    advice = _examine(chosen, progress)
+    advice = _examine(chosen, size, progress)
     measured = [
         SplitEvaluation.load(evaluation_files(out / one.directory)[0])
         for method in result.methods
@@ -149,7 +149,7 @@ def _config(log: ImpressionLog, size: Size, seed: int) -> ComparisonConfig:
         relevant=10,
         stages=STAGES,
         optimizer={"lr": 0.01},
-        training={"epochs": size.epochs, "batch": size.batch},
+        training={"epochs": size.epochs, "batch": size.batch, "validate_every": size.epochs},
         methods={name: {"objective": objective} for name, objective in OBJECTIVES.items()},
         seeds=[seed + number for number in range(size.seeds)],
     )
@@ -168,14 +168,21 @@ def _first_run(result: ComparisonResult, out: Path) -> Path:
     return out / method.runs[0].directory
 
 
-def _examine(run_dir: Path, progress: Progress) -> Advice:
+def _examine(run_dir: Path, size: Size, progress: Progress) -> Advice:
     """Diagnose a run and plan its quotas, write both and the page of the run, and return what to do next."""
     diagnosis = diagnose_run(run_dir, on_step=lambda name, number, of: progress(f"diagnosing: {name}", number, of))
     diagnosis.save(diagnosis_file(run_dir, "test"))
     costs = Costs(*parse_costs(COSTS, [stage["name"] for stage in STAGES]), "given")
     plan = plan_run(run_dir, costs=costs, on_step=lambda name, done, total: progress(f"planning: {name}", done, total))
     write_report(run_dir)
-    return advise(str(run_dir), diagnosis, plan)
+    advice = advise(str(run_dir), diagnosis, plan)
+    bundle = run_dir.parent / "bundle"
+    further = [
+        ("The diagnosis and the plan in full:", f"{run_dir / REPORT}"),
+        ("Serve this cascade:", f"rankfall export {run_dir} --out {bundle} && rankfall serve {bundle}"),
+    ]
+    about = f"A diagnosis and a plan of {run_dir}, the first of {size.seeds} runs of {AS_ONE}, say:"
+    return replace(advice, commands=[*advice.commands, *further], about=about)
 
 
 def _about(measured: SplitEvaluation, size: Size) -> str:
