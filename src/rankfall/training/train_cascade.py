@@ -107,7 +107,6 @@ def train(
         log = load_log(config.data)
         config = with_depths(config, log.spec.stage_names)
         check_days(log, config.data)
-        check_feedback(config, log)
         built = build_objective(log, config)
         data = checksums(log, config)
     result = finished(out, config, data, force=force, resume=resume, on_notice=on_notice, group=group)
