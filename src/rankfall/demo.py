@@ -40,11 +40,12 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     AS_ONE: {"name": "lcron", "topk": {"name": "dftopk", "tau": 1.0}},
 }
 STAGES: list[dict[str, Any]] = [
-    {"name": "retrieval", "quota": 600, "model": {"kind": "two_tower"}},
-    {"name": "preranking", "quota": 200, "model": {"kind": "mlp"}},
-    {"name": "ranking", "quota": 60, "model": {"kind": "din"}},
+    {"name": "retrieval", "quota": 400, "model": {"kind": "two_tower"}},
+    {"name": "preranking", "quota": 150, "model": {"kind": "mlp"}},
+    {"name": "ranking", "quota": 50, "model": {"kind": "din"}},
 ]
 COSTS = ("retrieval=0", "preranking=1", "ranking=4")  # of an item: an index finds, a small and a large network score
+GRID = {"retrieval": [150, 200, 250, 300, 400, 500, 600, 800]}  # quotas that the plan tries
 ABOUT = (
     "A simulated platform logged, for each request, a sample of the items that its production cascade dropped at each "
     "stage, and the 10 best that it kept. A two-tower model now retrieves {retrieval} of all {catalogue:,} items, a "
@@ -173,7 +174,12 @@ def _examine(run_dir: Path, size: Size, progress: Progress) -> Advice:
     diagnosis = diagnose_run(run_dir, on_step=lambda name, number, of: progress(f"diagnosing: {name}", number, of))
     diagnosis.save(diagnosis_file(run_dir, "test"))
     costs = Costs(*parse_costs(COSTS, [stage["name"] for stage in STAGES]), "given")
-    plan = plan_run(run_dir, costs=costs, on_step=lambda name, done, total: progress(f"planning: {name}", done, total))
+    plan = plan_run(
+        run_dir,
+        costs=costs,
+        grid=GRID,
+        on_step=lambda name, done, total: progress(f"planning: {name}", done, total),
+    )
     write_report(run_dir)
     advice = advise(str(run_dir), diagnosis, plan)
     bundle = run_dir.parent / "bundle"
