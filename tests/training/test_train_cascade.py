@@ -215,7 +215,7 @@ def test_metrics_file_matches_result(log: Path, tmp_path: Path) -> None:
     assert max(line["validation"]["joint_recall"] for line in lines) == result.best_metric
     config, cascade = load_run(run)
     loader = make_loader(ImpressionLog.load(log), config, "valid")
-    values, _ = measure(cascade, loader, config)
+    values = measure(cascade, loader, config).values
     assert float(values["joint_recall"].nanmean()) == pytest.approx(result.best_metric)
 
 
@@ -510,7 +510,7 @@ def test_labels_change_what_is_trained_and_not_what_is_measured(funnel_log: Path
     assert weights["none"] == weights["full"] != weights["published"]
     log, cascade = ImpressionLog.load(funnel_log), load_run(tmp_path / "published")[1]
     full, published = (
-        measure(cascade, make_loader(log, config, "test"), config)[0]
+        measure(cascade, make_loader(log, config, "test"), config).values
         for config in (validate_cascade(funnel_content(funnel_log, labels)) for labels in ("full", "published"))
     )
     assert all(full[name].equal(published[name]) for name in full)
