@@ -60,7 +60,7 @@ def _why_keep(plan: PlanResult) -> str:
     if chosen.point.quotas == plan.current.point.quotas:
         return f"they are the choice of the plan ({chosen.reason})"
     others = f"{_quotas(plan, chosen.point)} ({chosen.reason})"
-    return f"{others} cannot be told from them, {with_interval(chosen.difference, '+.4f')} {plan.metric}"
+    return f"{others} cannot be told from them, {with_interval(chosen.difference, '+.3f')} {plan.metric}"
 
 
 def _quotas(plan: PlanResult, point: FrontPoint) -> str:
@@ -69,11 +69,11 @@ def _quotas(plan: PlanResult, point: FrontPoint) -> str:
 
 def _stake(finding: Finding) -> str:
     one = finding.at_stake
-    return "" if one is None else f"at stake: {with_interval(one, '+.4f')} joint recall"
+    return "" if one is None else f"at stake: {with_interval(one, '+.3f')} joint recall"
 
 
 def _gain(plan: PlanResult) -> str:
-    return f"{with_interval(plan.chosen.difference, '+.4f')} {plan.metric} for {plan.chosen.cost_ratio:.2f} of the cost"
+    return f"{with_interval(plan.chosen.difference, '+.3f')} {plan.metric} for {plan.chosen.cost_ratio:.2f} of the cost"
 
 
 def _apply(run: str, chosen: ChosenQuotas) -> list[tuple[str, str]]:
