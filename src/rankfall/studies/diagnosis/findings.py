@@ -76,7 +76,7 @@ def _shallow(stage: StageDiagnosis) -> str:
     median = cut.rank_over_quota["50"]
     if cut.known_up_to is not None and median >= cut.known_up_to:
         return f"Half of the lost items are ranked beyond {cut.known_up_to:g} times its quota"
-    return f"Half of the lost items are ranked within {median:.2g} times its quota"
+    return f"Half of the lost items are ranked within {_times(median)} times its quota"
 
 
 def _later(stage: StageDiagnosis) -> str:
@@ -89,8 +89,8 @@ def _segment(stage: StageDiagnosis, segment: Segment) -> str:
     return (
         f"{stage.stage} keeps {_percent(segment.kept.value)} ({_percent(segment.kept.low)} to "
         f"{_percent(segment.kept.high)}) of the relevant items with {segment.attribute} = {segment.value}, and "
-        f"{_percent(segment.kept_elsewhere)} of all others. They are {_percent(segment.share_of_items)} of the items "
-        f"(n = {segment.items:,}) and {_percent(segment.share_of_lost)} of what it loses."
+        f"{_percent(segment.kept_elsewhere)} of all others. They are {_percent(segment.share_of_items)} of the "
+        f"relevant items that arrive (n = {segment.items:,}) and {_percent(segment.share_of_lost)} of what it loses."
     )
 
 
@@ -116,6 +116,15 @@ def _of_conflicts(conflicts: Sequence[OperatorConflict]) -> Iterator[Finding]:
                 text=f"The operator of this run ({one.operator}) lowers the scores of {_percent(one.lowered.value)} "
                 f"of the relevant items on the scores of {one.stage}. Compare it with operators that lower fewer.",
             )
+
+
+def _times(factor: float) -> str:
+    """Return two digits of a factor, never as a power of ten.
+
+    >>> _times(1.23), _times(123.4)
+    ('1.2', '123')
+    """
+    return f"{factor:.0f}" if factor >= 10 else f"{factor:.2g}"
 
 
 def _percent(share: float) -> str:
