@@ -204,8 +204,8 @@ def test_a_sample_of_long_lists_has_their_shares(monkeypatch: pytest.MonkeyPatch
     for one, other in zip(sampled, whole, strict=True):
         # other items are half as many, so that the gradients of relevant items on each other are larger
         assert one.lowered.value == pytest.approx(other.lowered.value, abs=0.15), one.operator
-        for measured in (ROW_CONFLICT, ROW_LOWERED, CANCELLED):
-            assert one.shares.get(measured) == pytest.approx(other.shares.get(measured), abs=0.1), one.operator
+        for measured, close in ((ROW_LOWERED, 0.15), (ROW_CONFLICT, 0.06), (CANCELLED, 0.06)):
+            assert one.shares.get(measured) == pytest.approx(other.shares.get(measured), abs=close), one.operator
         if one.operator == "DFTopK":
             assert one.shares[BOUNDARY] == pytest.approx(other.shares[BOUNDARY], abs=0.02)
 
