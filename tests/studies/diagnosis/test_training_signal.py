@@ -195,15 +195,16 @@ def long_lists(lengths: list[int], quota: int) -> FunnelLists:
     return FunnelLists.of_scores(collected, [quota])
 
 
-def test_a_sample_of_long_lists_has_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_of_long_lists_has_about_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     lists = long_lists([200] * 40, 30)
     whole = conflicts_of_run(lists, 0, None)
     monkeypatch.setattr(operator_conflict, "MOST_ITEMS", 100)
     sampled = conflicts_of_run(lists, 0, None)
     assert [(one.k, one.lists) for one in sampled] == [(15, 40)] * len(whole)
     for one, other in zip(sampled, whole, strict=True):
-        # other items are half as many, so that the gradients of relevant items on each other are larger
-        assert one.lowered.value == pytest.approx(other.lowered.value, abs=0.15), one.operator
+        # in a shorter list, an item is a larger part of those that compete for a place, so that fewer are lowered
+        close = 0.2 if one.operator.endswith("LCRON's code") else 0.06
+        assert one.lowered.value == pytest.approx(other.lowered.value, abs=close), one.operator
         for measured, close in ((ROW_LOWERED, 0.15), (ROW_CONFLICT, 0.06), (CANCELLED, 0.06)):
             assert one.shares.get(measured) == pytest.approx(other.shares.get(measured), abs=close), one.operator
         if one.operator == "DFTopK":

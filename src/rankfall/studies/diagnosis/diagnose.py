@@ -210,6 +210,7 @@ def _notes(scores: StageScores, lists: FunnelLists, known: LogAttributes) -> lis
     if lists.mask.shape[-1] > MOST_ITEMS:
         notes.append(
             f"Gradients are measured on the relevant items and a random sample of the others, at most {MOST_ITEMS} "
-            "items of a list, with quotas that are smaller by the same factor; gradients on the boundary are overstated"
+            "items of a list, with quotas that are smaller by the same factor. They compare operators; on whole lists, "
+            "gradients on the boundary are smaller, and soft sorts lower more relevant items"
         )
     return notes

@@ -173,8 +173,9 @@ def conflicts_of_run(lists: FunnelLists, stage: int, own: Mapping[str, Any] | No
 
     If the longest list has more than `MOST_ITEMS` items, the relevant items and a random sample of the others are
     measured. All lists and k become shorter by the same factor, so that each list keeps its share of selected items.
-    The shares of gradients on the boundary are larger on such a sample, except for DFTopK, since its two items are a
-    larger part of the list.
+    The shares are those of lists of this length. With half of the items, published gradients of soft sorts lowered up
+    to .17 fewer of the relevant items in tests, other operators differed by up to .03; shares on the boundary become
+    larger, except for DFTopK, since its two items are a larger part of the list.
 
     Args:
         lists: The lists of the run.
