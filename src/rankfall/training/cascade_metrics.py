@@ -352,7 +352,7 @@ class _Meter:
             self.quotas,
             torch.stack([columns["left", stage] for stage in self.stages], -1),
             columns["ranked", ""].long(),
-            _users(columns["user", ""].long()) if self.user else None,
+            users_of(columns["user", ""].long()) if self.user else None,
         )
 
 
@@ -397,7 +397,7 @@ def user_feature(spec: Spec) -> str | None:
     return None
 
 
-def _users(ids: Tensor) -> Tensor:
+def users_of(ids: Tensor) -> Tensor:
     """Return one number per user; impressions without a known user have numbers of their own."""
     own = -1 - torch.arange(len(ids))
     return torch.where(ids >= FIRST_KNOWN, ids, own)

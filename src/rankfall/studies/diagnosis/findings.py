@@ -34,14 +34,18 @@ def find(
         conflicts: Gradient conflict of operators on the scores of the run.
     """
     found = [
-        *(finding for number, stage in enumerate(stages) for finding in _of_stage(joint_recall, number, stage)),
+        *(
+            finding
+            for number, stage in enumerate(stages)
+            for finding in _of_stage(joint_recall, number, stage, last=number == len(stages) - 1)
+        ),
         *(finding for one in agreement for finding in _of_agreement(one)),
         *_of_conflicts(conflicts),
     ]
     return sorted(found, key=lambda finding: -1.0 if finding.at_stake is None else finding.at_stake.value, reverse=True)
 
 
-def _of_stage(joint_recall: Estimate, number: int, stage: StageDiagnosis) -> Iterator[Finding]:
+def _of_stage(joint_recall: Estimate, number: int, stage: StageDiagnosis, *, last: bool) -> Iterator[Finding]:
     gain = stage.oracle.gain
     if gain.value >= LEAST_STAKE:
         yield Finding(
@@ -62,7 +66,8 @@ def _of_stage(joint_recall: Estimate, number: int, stage: StageDiagnosis) -> Ite
             stage=stage.stage,
             text=f"{_percent(best.passes.value)} of what {stage.stage} loses is ranked from {stage.quota + 1} to "
             f"{best.quota}. With a quota of {best.quota} instead of {stage.quota}, joint recall would be "
-            f"{best.joint_recall.value:.3f}: stages.{number}.quota={best.quota}.",
+            f"{best.joint_recall.value:.3f}: stages.{number}.quota={best.quota}."
+            + (" It is the last stage, so more items would be returned." if last else ""),
             at_stake=best.gain,
         )
     for segment in [one for one in stage.segments if one.explained_by is None][:SEGMENTS]:
