@@ -109,7 +109,7 @@ def test_demo_writes_the_files_that_scripts_rely_on(demonstration: Path) -> None
     for method in written["methods"]:
         figures = method["metrics"]
         assert set(figures["joint_recall"]) == {"mean", "std", "chance", "values", "low", "high", "queries"}
-        assert 0.01 < figures["joint_recall"]["chance"] < 0.05  # the last stage keeps 60 of all items
+        assert 0.01 < figures["joint_recall"]["chance"] < 0.05  # the last stage keeps 50 of all items
         lost = [figures[f"{stage}/lost"]["mean"] for stage in ("retrieval", "preranking", "ranking")]
         assert figures["joint_recall"]["mean"] + sum(lost) == pytest.approx(1)
     assert len(written["tests"]) == 2 * len(written["metrics"])

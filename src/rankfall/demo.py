@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rankfall._files import write_file
@@ -21,7 +21,7 @@ from rankfall.studies.plan.costs import parse_costs
 from rankfall.studies.plan.plan_quotas import Costs
 from rankfall.studies.plan.plan_run import plan_run
 from rankfall.studies.results import SplitEvaluation
-from rankfall.training.run_directory import read_config
+from rankfall.training.run_directory import REPORT, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,11 +40,12 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     AS_ONE: {"name": "lcron", "topk": {"name": "dftopk", "tau": 1.0}},
 }
 STAGES: list[dict[str, Any]] = [
-    {"name": "retrieval", "quota": 600, "model": {"kind": "two_tower"}},
-    {"name": "preranking", "quota": 200, "model": {"kind": "mlp"}},
-    {"name": "ranking", "quota": 60, "model": {"kind": "din"}},
+    {"name": "retrieval", "quota": 400, "model": {"kind": "two_tower"}},
+    {"name": "preranking", "quota": 150, "model": {"kind": "mlp"}},
+    {"name": "ranking", "quota": 50, "model": {"kind": "din"}},
 ]
 COSTS = ("retrieval=0", "preranking=1", "ranking=4")  # of an item: an index finds, a small and a large network score
+GRID = {"retrieval": [150, 200, 250, 300, 400, 500, 600, 800]}  # quotas that the plan tries
 ABOUT = (
     "A simulated platform logged, for each request, a sample of the items that its production cascade dropped at each "
     "stage, and the 10 best that it kept. A two-tower model now retrieves {retrieval} of all {catalogue:,} items, a "
@@ -91,7 +92,7 @@ def run(out: Path, *, size: Size, seed: int, progress: Progress = lambda *step: 
     shutil.copytree(_first_run(result, out), chosen)  # the names of runs in a comparison are checksums
     config = dump(read_config(chosen))
     write_file(out / "config.yaml", config)
-    advice = _examine(chosen, progress)
+    advice = _examine(chosen, size, progress)
     measured = [
         SplitEvaluation.load(evaluation_files(out / one.directory)[0])
         for method in result.methods
@@ -149,7 +150,7 @@ def _config(log: ImpressionLog, size: Size, seed: int) -> ComparisonConfig:
         relevant=10,
         stages=STAGES,
         optimizer={"lr": 0.01},
-        training={"epochs": size.epochs, "batch": size.batch},
+        training={"epochs": size.epochs, "batch": size.batch, "validate_every": size.epochs},
         methods={name: {"objective": objective} for name, objective in OBJECTIVES.items()},
         seeds=[seed + number for number in range(size.seeds)],
     )
@@ -168,14 +169,26 @@ def _first_run(result: ComparisonResult, out: Path) -> Path:
     return out / method.runs[0].directory
 
 
-def _examine(run_dir: Path, progress: Progress) -> Advice:
+def _examine(run_dir: Path, size: Size, progress: Progress) -> Advice:
     """Diagnose a run and plan its quotas, write both and the page of the run, and return what to do next."""
     diagnosis = diagnose_run(run_dir, on_step=lambda name, number, of: progress(f"diagnosing: {name}", number, of))
     diagnosis.save(diagnosis_file(run_dir, "test"))
     costs = Costs(*parse_costs(COSTS, [stage["name"] for stage in STAGES]), "given")
-    plan = plan_run(run_dir, costs=costs, on_step=lambda name, done, total: progress(f"planning: {name}", done, total))
+    plan = plan_run(
+        run_dir,
+        costs=costs,
+        grid=GRID,
+        on_step=lambda name, done, total: progress(f"planning: {name}", done, total),
+    )
     write_report(run_dir)
-    return advise(str(run_dir), diagnosis, plan)
+    advice = advise(str(run_dir), diagnosis, plan)
+    bundle = run_dir.parent / "bundle"
+    further = [
+        ("The diagnosis and the plan in full:", f"{run_dir / REPORT}"),
+        ("Serve this cascade:", f"rankfall export {run_dir} --out {bundle} && rankfall serve {bundle}"),
+    ]
+    about = f"A diagnosis and a plan of {run_dir}, the first of {size.seeds} runs of {AS_ONE}, say:"
+    return replace(advice, commands=[*advice.commands, *further], about=about)
 
 
 def _about(measured: SplitEvaluation, size: Size) -> str:

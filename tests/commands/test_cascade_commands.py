@@ -468,8 +468,8 @@ def test_a_finished_run_prints_its_best_validation(
 
 
 def test_names_of_stages_become_numbers_in_the_run(config: Path, tmp_path: Path) -> None:
-    changed = set_option(yaml.safe_load(config.read_text()), "stages.1.min_depth", "shown")
+    changed = set_option(yaml.safe_load(config.read_text()), "stages.1.min_depth", "ranked")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(changed))
     words = ("objective={name: bce}", "--out", str(tmp_path / "run"))
     assert run("train", str(tmp_path / "config.yaml"), *words) == 0
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["stages"][1]["min_depth"] == 2
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["stages"][1]["min_depth"] == 1

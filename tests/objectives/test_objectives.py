@@ -254,7 +254,7 @@ def test_weighted_objectives_by_hand() -> None:
 
     def found(objective: Objective) -> float:
         tensors = [torch.tensor(numbers, dtype=torch.float64) for numbers in (first, second, truth, weight)]
-        return float(objective.double()(tensors[:2], tensors[2], weight=tensors[3]))
+        return float(objective.double()(tensors[:2], tensors[2], weight=tensors[3]).detach())
 
     def bce(scores: list[float], among: list[int]) -> float:
         costs = [-math.log(sigmoid(scores[j] if truth[j] else -scores[j])) for j in range(4)]

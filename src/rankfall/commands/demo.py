@@ -25,9 +25,10 @@ def demo(
 ) -> None:
     """Simulate a platform, train two methods on its log, and compare them.
 
-    BCE trains the cascade stage by stage, LCRON as one network. The platform logs which items each stage of its
-    production cascade kept. A retrieval and a ranking model learn from that log; the table shows how many of the
-    relevant items survive them, and where the others are lost. With --out, the log, the runs, config.yaml,
+    BCE trains the cascade stage by stage, LCRON as one network, with three seeds each. The platform logs which items
+    each stage of its production cascade kept. Three stages learn from that log; the table shows how many of the
+    relevant items survive them, of all items, and where the others are lost. The page report.html ends with what to do
+    next, from a diagnosis and a plan of the first run of LCRON. With --out, the log, the runs, config.yaml,
     comparison.json and report.html are kept.
     """
     if out is None:
@@ -39,7 +40,6 @@ def demo(
         _check_demo(out)
         out.mkdir(parents=True, exist_ok=True)
         result = _run(out, seed, quick)
-        result.save(out / "comparison.json")
     if as_json:
         print_json(result.to_json())
     else:
@@ -48,7 +48,8 @@ def demo(
         print_result(terminal_table(result))
     if out is not None:
         print_message(
-            f"wrote {out / 'report.html'}; next: rankfall train {out / 'config.yaml'} --out {out / 'runs' / 'own'}"
+            f"wrote {out / 'report.html'} and {out / 'lcron' / 'report.html'}; next: rankfall evaluate {out / 'lcron'} "
+            "--diagnose"
         )
 
 

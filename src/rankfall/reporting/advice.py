@@ -20,10 +20,17 @@ CHEAPER = 0.95  # share of the current cost, below which other quotas of the sam
 
 @dataclass(frozen=True)
 class Advice:
-    """Steps with what they are worth, and commands with what they are for."""
+    """Steps with what they are worth, and commands with what they are for.
+
+    Attributes:
+        steps: Text and worth of each step.
+        commands: Purpose and text of each command.
+        about: A sentence about the run, if the page shows several.
+    """
 
     steps: Sequence[tuple[str, str]]
     commands: Sequence[tuple[str, str]]
+    about: str = ""
 
 
 def advise(run: str, diagnosis: Diagnosis | None, plan: PlanResult | None) -> Advice:

@@ -214,8 +214,8 @@ def _test(run: Run) -> None:
 
 
 def _is_tested(run: Run) -> bool:
-    path = run.directory / VALUES
-    return path.exists() and set(run.config.metrics) <= set(pq.read_schema(path).names)
+    summary, path = evaluation_files(run.directory)
+    return summary.exists() and path.exists() and set(run.config.metrics) <= set(pq.read_schema(path).names)
 
 
 # --- results ------------------------------------------------------------------------------------------------------

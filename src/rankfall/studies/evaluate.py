@@ -145,10 +145,10 @@ def evaluation_files(run_dir: Path, split: str = "test") -> tuple[Path, Path]:
 def write_evaluation(
     directory: Path, evaluation: Evaluation, split: str = "test", *, overrides: Sequence[str] = ()
 ) -> None:
-    """Write the means and the values of every list to :func:`evaluation_files`."""
+    """Write the means and the values of every list to :func:`evaluation_files`; the values mark a tested run."""
     summary, values = evaluation_files(directory, split)
+    SplitEvaluation(**vars(evaluation.summary()), split=split, overrides=list(overrides) or None).save(summary)
     table = values_table(pa.array(evaluation.qids, pa.string()), evaluation.values, evaluation.chance)
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     write_file(values, sink.getvalue().to_pybytes())
-    SplitEvaluation(**vars(evaluation.summary()), split=split, overrides=list(overrides) or None).save(summary)

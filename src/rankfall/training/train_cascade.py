@@ -112,14 +112,15 @@ def train(
     result = finished(out, config, data, force=force, resume=resume, on_notice=on_notice, group=group)
     if result is not None:
         return result
-    with group.together():
-        check_training_labels(log, config, config.data.train, built[0], on_notice if group.first else lambda text: None)
     with seeded(config.training.seed, config.training.threads):
         with group.together():
             try:
                 learner = LogLearner(config, out, log, group, built)
             except ValueError as error:
                 raise ConfigError(str(error)) from None
+            with torch.random.fork_rng(devices=[]):  # the check must not change the weights
+                notify = on_notice if group.first else lambda text: None
+                check_training_labels(log, config, config.data.train, built[0], notify)
             loop = Loop(learner, config, out, data=data, progress=progress, stop=stop)
             if group.first and isinstance(learner.network.weights, PropensityWeights):
                 on_notice(learner.network.weights.describe(log, config.data.train))

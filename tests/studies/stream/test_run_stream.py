@@ -202,7 +202,7 @@ def test_the_page_the_picture_and_the_tables_say_the_same(out: Path, capsys: pyt
     for day, *cells, _ in rows[1:]:
         for name, cell in zip(("LCRON", "BCE, all"), cells, strict=True):
             assert float(cell.partition("±")[0].rstrip(" *")) == pytest.approx(means[day, name], abs=6e-4)
-    curves, _ = found.pictures
+    curves = found.pictures[1]  # the funnels come first
     dots = [one for one in curves.iter() if one.tag.endswith("circle")]
     heights = [float(dot.attrib["cy"]) for dot in dots]
     expected = [means[day, name] for name in ("LCRON", "BCE, all") for day in WEEK[1:4]]

@@ -879,7 +879,7 @@ OFFSETS = np.arange(0, 57, LONGEST, dtype=np.int32)
 def test_damaged_lists_are_named(
     damaged: ImpressionLog, column: int, offsets: NDArray[np.int32], message: str, prefetch: int
 ) -> None:
-    columns = 11  # of items
+    columns = 12  # of items
     path = damaged.days["a"].path / "impressions.arrow"
     overwrite(path, OFFSETS.tobytes(), offsets.astype(np.int32).tobytes(), columns + column)  # of the second block
     with pytest.raises(ValueError, match=f"^path: {path} is damaged in block 1, {message}"):
