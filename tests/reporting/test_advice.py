@@ -77,8 +77,8 @@ def test_findings_come_first_and_then_the_quotas() -> None:
         *"abcde",
         "Set the quotas to retrieval 40, ranking 8 (best joint_recall for at most 10 items).",
     ]
-    assert found.steps[0][1] == "at stake: +.100 [+.050, +.150] joint recall"
-    assert found.steps[-1][1] == "+.050 [+.020, +.080] joint_recall for 1.30 of the cost"
+    assert found.steps[0][1] == "at stake: +0.100 [+0.050, +0.150] joint recall"
+    assert found.steps[-1][1] == "+0.050 [+0.020, +0.080] joint_recall for 1.30 of the cost"
     assert [command for _, command in found.commands] == [
         "rankfall evaluate runs/first stages.0.quota=40 stages.1.quota=8",
         "rankfall export runs/first --quota retrieval=40 --quota ranking=8 --out BUNDLE",

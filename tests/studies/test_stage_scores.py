@@ -10,7 +10,7 @@ import torch
 import rankfall as rf
 from rankfall.metrics import funnel
 from rankfall.studies.stage_scores import collect_scores
-from rankfall.training.cascade_metrics import measure_funnel
+from rankfall.training.cascade_metrics import measure_lists
 from rankfall.training.scored_batch import ScoredBatch
 from support.cascades import liked_log
 from support.logs import DAYS
@@ -35,7 +35,7 @@ def test_collected_scores_give_the_measured_joint_recall(log: Path) -> None:
     loader = rf.data.ImpressionLoader(log, "..", batch=7, shuffle=False)
     seen: list[int] = []
     collected = collect_scores(score, loader, stages=["a", "b"], relevant=2, on_batch=seen.append)
-    values, _ = measure_funnel(score, loader, names=["a", "b"], quotas=[6, 3], relevant=2)
+    values = measure_lists(score, loader, names=["a", "b"], quotas=[6, 3], relevant=2).values
     result = funnel(collected.scores, collected.truth, quotas=[6, 3], mask=collected.mask)
     assert torch.equal(result.joint_recall, values["joint_recall"])
     assert sum(seen) == len(collected) == len(collected.rows) == len(collected.days)

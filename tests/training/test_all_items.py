@@ -12,7 +12,7 @@ import rankfall as rf
 from rankfall.data import ImpressionLoader
 from rankfall.training import all_items
 from rankfall.training.all_items import AllItemsScorer, best_places
-from rankfall.training.cascade_metrics import ground_truth, measure_funnel
+from rankfall.training.cascade_metrics import ground_truth, measure_lists
 from rankfall.training.train_cascade import scorer_of
 from support.cascades import liked_log
 from support.logs import DAYS, ITEMS
@@ -116,7 +116,7 @@ def test_the_funnel_over_all_items_is_that_of_brute_force(
     cascade = cascade_of(log, first)
     loader = ImpressionLoader(log, DAYS[1:], batch=16, shuffle=False, length="all", prefetch=0)
     score = AllItemsScorer(cascade, loader, reach=QUOTAS[0], device=CPU)
-    values, _ = measure_funnel(score, loader, names=cascade.names, quotas=QUOTAS, relevant=2)
+    values = measure_lists(score, loader, names=cascade.names, quotas=QUOTAS, relevant=2).values
     expected = []
     for batch in loader:
         truth = ground_truth(batch, 2)
@@ -175,10 +175,10 @@ def test_complete_lists_give_what_lists_of_that_length_give(log: Path) -> None:
     complete = torch.cat([batch.mask.all(-1) for batch in fixed])
     assert complete.sum() > 10  # left-out items are not drawn, so that some lists are shorter
     options: dict[str, Any] = {"names": cascade.names, "quotas": QUOTAS, "relevant": 2}
-    values, _ = measure_funnel(scorer_of(cascade), fixed, **options)
+    values = measure_lists(scorer_of(cascade), fixed, **options).values
     pruned = AllItemsScorer(cascade, every, reach=QUOTAS[0], device=CPU)
-    found, _ = measure_funnel(pruned, every, **options)
-    whole, _ = measure_funnel(AllItemsScorer(cascade, every, reach=known, device=CPU), every, **options)
+    found = measure_lists(pruned, every, **options).values
+    whole = measure_lists(AllItemsScorer(cascade, every, reach=known, device=CPU), every, **options).values
     for name in ("joint_recall", "s0/recall", "s0/lost", "s1/lost", "s2/lost"):
         assert torch.equal(found[name][complete].nan_to_num(2), values[name][complete].nan_to_num(2))
         assert torch.equal(whole[name].nan_to_num(2), found[name].nan_to_num(2))
@@ -221,7 +221,7 @@ def test_a_relevant_item_that_ties_with_the_last_of_the_best_does_not_pass_in_it
     cascade = rf.Cascade([rf.Stage("flat", Flat(), 9), rf.Stage("last", Flat(), 9)])
     loader = ImpressionLoader(log, DAYS, batch=32, shuffle=False, length="all")
     score = AllItemsScorer(cascade, loader, reach=9, device=CPU)
-    values, _ = measure_funnel(score, loader, names=cascade.names, quotas=[9, 9], relevant=2)
+    values = measure_lists(score, loader, names=cascade.names, quotas=[9, 9], relevant=2).values
     recall = values["joint_recall"]
     recall = recall[~recall.isnan()]
     chance = 9 / 32  # of 30 to 40 items

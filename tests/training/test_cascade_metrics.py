@@ -226,7 +226,7 @@ def test_relevance_of_one_size_has_no_value_metrics_unless_asked(tmp_path: Path)
     config = validate_cascade(content(log, training={"metric": "joint_value"}))
     cascade = make_cascade(config, ImpressionLog.load(log).features)
     loader = train_cascade.make_loader(ImpressionLog.load(log), config, "valid")
-    assert "joint_value" in train_cascade.measure(cascade, loader, config)[0]
+    assert "joint_value" in train_cascade.measure(cascade, loader, config).values
 
 
 def test_negative_feedback_has_no_share(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_figures_over_all_items_use_the_number_of_ranked_items(sized_log: Path) 
     log = ImpressionLog.load(sized_log)
     loader = train_cascade.make_loader(log, config, "test")
     cascade = make_cascade(config, log.features)
-    found = train_cascade.measure_all(cascade, loader, config)
+    found = train_cascade.measure(cascade, loader, config)
     assert [name for name in found.values if not name.endswith("value")] == config.metrics
     assert "retrieval/recall" in found.values
     assert not {"retrieval/ndcg", "ranking/recall", "ranking/ndcg"} & set(found.values)

@@ -125,12 +125,12 @@ def test_the_number_of_processes_does_not_change_what_is_measured_over_all_items
     train(config, tmp_path / "run")
     cascade = load_run(tmp_path / "run")[1]
     loader = measuring_loader(ImpressionLoader(clicks, "..").log, config, [DAYS[2]])
-    values, _ = measure(cascade, loader, config)
+    values = measure(cascade, loader, config).values
     shares: list[dict[str, Tensor]] = []
     for rank in range(2):
         group = Group()
         group.rank, group.world = rank, 2
-        shares.append(measure(cascade, loader, config, group=group)[0])
+        shares.append(measure(cascade, loader, config, group=group).values)
     for name, expected in values.items():
         assert torch.equal((shares[0][name] + shares[1][name]).nan_to_num(-1), expected.nan_to_num(-1))
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["validation"]

@@ -137,3 +137,24 @@ def test_figures_that_share_draws_are_those_of_their_own(monkeypatch: pytest.Mon
         "abc", [30, 20, 10], left, torch.full((200,), 50), alone={"a": left[:, 0]}, resampler=resampler
     )
     assert shared == own
+
+
+def test_ratios_and_means_are_those_of_estimates() -> None:
+    generator = torch.Generator().manual_seed(0)
+    part, whole = torch.rand(60, 2, generator=generator).double().unbind(-1)
+    units = torch.randint(20, (60,), generator=generator)
+    resampler = Resampler(units)
+    expected = estimates({"ratio": part, "mean": part}, {"ratio": whole}, resampler)
+    (ratio,), (mean,) = resampler.ratios([(part, whole)]), resampler.means([part])
+    for found, known in ((ratio, expected["ratio"]), (mean, expected["mean"])):
+        assert (found.value, found.low, found.high) == pytest.approx((known.value, known.low, known.high))
+
+
+def test_one_unit_has_no_interval_of_a_ratio() -> None:
+    part, whole = torch.tensor([0.5, 0.25, 0.0, 0.0]), torch.tensor([1.0, 1.0, 0.0, 0.0])
+    own, together = Resampler(), Resampler(torch.tensor([7, 7, 3, 4]))
+    (known,), (unknown,) = own.ratios([(part, whole)]), together.ratios([(part, whole)])
+    assert known.value == unknown.value == 0.375
+    assert known.low < known.high
+    assert math.isnan(unknown.low)
+    assert math.isnan(unknown.high)

@@ -29,7 +29,7 @@ from rankfall.training.build_cascade import make_objective
 from rankfall.training.cascade_metrics import (
     ground_truth,
     higher_is_better,
-    measure_funnel,
+    measure_lists,
     measures,
     published_gains,
 )
@@ -70,7 +70,8 @@ def test_measures_are_those_of_a_loop(log: Path) -> None:
     def score(batch: Impressions) -> ScoredBatch:
         return ScoredBatch.of_lists(batch, [torch.sin(batch.item.float() * 3), torch.cos(batch.item.float() * 5)])
 
-    values, chance = measure_funnel(score, loader, names=["a", "b"], quotas=[6, 3], relevant=2)
+    measured = measure_lists(score, loader, names=["a", "b"], quotas=[6, 3], relevant=2)
+    values, chance = measured.values, measured.chance
     rows = ImpressionLog.load(log).days[DAYS[1]].table().to_pylist()
     for i, row in enumerate(rows):
         relevant = {item for item, value in zip(row["item"], row["relevance"], strict=True) if value > 0}
@@ -110,7 +111,8 @@ def test_further_metrics_of_a_stage_are_those_of_a_loop(log: Path) -> None:
         ideal = sorted(gains, reverse=True)
         return float(np.dot(gains[:3], discounts) / np.dot(ideal[:3], discounts))
 
-    values, chance = measure_funnel(score, loader, names=["a"], quotas=[6], relevant=2, further=further)
+    measured = measure_lists(score, loader, names=["a"], quotas=[6], relevant=2, further=further)
+    values, chance = measured.values, measured.chance
     assert list(values) == measures(["a"], further)
     for i, row in enumerate(ImpressionLog.load(log).days[DAYS[1]].table().to_pylist()):
         items = [
@@ -213,7 +215,7 @@ def test_metrics_file_matches_result(log: Path, tmp_path: Path) -> None:
     assert max(line["validation"]["joint_recall"] for line in lines) == result.best_metric
     config, cascade = load_run(run)
     loader = make_loader(ImpressionLog.load(log), config, "valid")
-    values, _ = measure(cascade, loader, config)
+    values = measure(cascade, loader, config).values
     assert float(values["joint_recall"].nanmean()) == pytest.approx(result.best_metric)
 
 
@@ -508,7 +510,7 @@ def test_labels_change_what_is_trained_and_not_what_is_measured(funnel_log: Path
     assert weights["none"] == weights["full"] != weights["published"]
     log, cascade = ImpressionLog.load(funnel_log), load_run(tmp_path / "published")[1]
     full, published = (
-        measure(cascade, make_loader(log, config, "test"), config)[0]
+        measure(cascade, make_loader(log, config, "test"), config).values
         for config in (validate_cascade(funnel_content(funnel_log, labels)) for labels in ("full", "published"))
     )
     assert all(full[name].equal(published[name]) for name in full)

@@ -48,7 +48,7 @@ def resampled_sums(
         ([0.0, 1.0, 2.0], 0.5)
     """
     check_count("resamples", resamples)
-    values = columns.float() if units is None else _sums_by(units, columns).float()
+    values = columns.float() if units is None else sums_by(units, columns).float()
     count = len(values)
     if count == 0:
         return torch.zeros(resamples, columns.shape[1], dtype=torch.double)
@@ -58,8 +58,10 @@ def resampled_sums(
     return torch.cat([_counts(block, count, generator) @ values for block in blocks]).double()
 
 
-def _sums_by(units: Tensor, columns: Tensor) -> Tensor:
-    """Return the sums of the values of each unit."""
+def sums_by(
+    units: Integer[Tensor, " requests"], columns: Float[Tensor, "requests columns"]
+) -> Float[Tensor, "units columns"]:
+    """Return the sums of the values of each unit, in the order of the numbers of the units."""
     found, place = units.unique(return_inverse=True)
     return columns.new_zeros(len(found), columns.shape[1], dtype=torch.double).index_add(0, place, columns.double())
 

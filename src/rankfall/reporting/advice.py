@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankfall.reporting.comparison_table import short
+from rankfall.reporting.estimates import with_interval
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankfall.studies.diagnosis.diagnosis_result import Diagnosis, Finding
     from rankfall.studies.plan.plan_result import ChosenQuotas, FrontPoint, PlanResult
-    from rankfall.training.stage_figures import Estimate
 
 FINDINGS = 5  # findings of a diagnosis, the ones with most recall at stake
 CHEAPER = 0.95  # share of the current cost, below which other quotas of the same recall are worth a change
@@ -61,7 +60,7 @@ def _why_keep(plan: PlanResult) -> str:
     if chosen.point.quotas == plan.current.point.quotas:
         return f"they are the choice of the plan ({chosen.reason})"
     others = f"{_quotas(plan, chosen.point)} ({chosen.reason})"
-    return f"{others} cannot be told from them, {_signed(chosen.difference)} {plan.metric}"
+    return f"{others} cannot be told from them, {with_interval(chosen.difference, '+.3f')} {plan.metric}"
 
 
 def _quotas(plan: PlanResult, point: FrontPoint) -> str:
@@ -70,11 +69,11 @@ def _quotas(plan: PlanResult, point: FrontPoint) -> str:
 
 def _stake(finding: Finding) -> str:
     one = finding.at_stake
-    return "" if one is None else f"at stake: {_signed(one)} joint recall"
+    return "" if one is None else f"at stake: {with_interval(one, '+.3f')} joint recall"
 
 
 def _gain(plan: PlanResult) -> str:
-    return f"{_signed(plan.chosen.difference)} {plan.metric} for {plan.chosen.cost_ratio:.2f} of the cost"
+    return f"{with_interval(plan.chosen.difference, '+.3f')} {plan.metric} for {plan.chosen.cost_ratio:.2f} of the cost"
 
 
 def _apply(run: str, chosen: ChosenQuotas) -> list[tuple[str, str]]:
@@ -82,11 +81,3 @@ def _apply(run: str, chosen: ChosenQuotas) -> list[tuple[str, str]]:
         ("Measure the planned quotas on this run:", f"rankfall evaluate {run} {' '.join(chosen.train_overrides)}"),
         ("Serve them:", f"rankfall export {run} {' '.join(chosen.export_options)} --out BUNDLE"),
     ]
-
-
-def _signed(one: Estimate) -> str:
-    return " ".join([_plus(one.value), f"[{_plus(one.low)}, {_plus(one.high)}]"])
-
-
-def _plus(value: float) -> str:
-    return f"+{short(value)}" if value >= 0 else short(value)

@@ -12,13 +12,13 @@ from rankfall.reporting.diagnosis_table import (
     conflict_tables,
     headline,
     operator_name,
-    percent,
     rank_text,
     segments_note,
     shown,
     stake,
 )
-from rankfall.reporting.page import Cell, Table
+from rankfall.reporting.estimates import percent, percent_ends
+from rankfall.reporting.page import Cell, Table, estimate_cell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,14 +80,16 @@ def oracle_chart(result: Diagnosis) -> Chart:
 # --- tables -------------------------------------------------------------------------------------------------------
 
 
-def _with_interval(one: Estimate, shape: str = ".3f") -> Cell:
-    if math.isnan(one.value):
-        return Cell("none")
-    return Cell(f"{one.value:{shape}}", below=f"{one.low:{shape}} to {one.high:{shape}}")
+def _number(one: Estimate) -> Cell:
+    return estimate_cell(one, "{:.3f}".format)
+
+
+def _difference(one: Estimate) -> Cell:
+    return estimate_cell(one, "{:+.4f}".format)
 
 
 def _share(one: Estimate) -> Cell:
-    return Cell(percent(one.value), below=f"{100 * one.low:.1f} to {100 * one.high:.1f}")
+    return Cell(percent(one.value), below=percent_ends(one))
 
 
 def _cuts_table(stages: Sequence[StageDiagnosis]) -> Table:
@@ -96,7 +98,7 @@ def _cuts_table(stages: Sequence[StageDiagnosis]) -> Table:
     body: list[Row] = [
         [
             stage.stage,
-            _with_interval(stage.lost),
+            _number(stage.lost),
             f"{stage.cut.items:,}",
             *(rank_text(stage.cut, quantile) for quantile in ("25", "50", "75")),
             "none" if math.isnan(stage.cut.score_distance["50"]) else f"{stage.cut.score_distance['50']:.2f}",
@@ -115,7 +117,7 @@ def _cuts_table(stages: Sequence[StageDiagnosis]) -> Table:
 def _quotas_table(stages: Sequence[StageDiagnosis]) -> Table | None:
     """Return what larger quotas of single stages would recover."""
     body: list[Row] = [
-        [stage.stage, f"{one.quota:,}", percent(one.passes.value), _with_interval(one.gain, "+.4f")]
+        [stage.stage, f"{one.quota:,}", percent(one.passes.value), _difference(one.gain)]
         for stage in stages
         for one in stage.cut.larger_quotas
     ]
@@ -139,7 +141,7 @@ def _segment_row(one: Segment) -> list[str | Cell]:
         percent(one.kept_elsewhere),
         percent(one.share_of_items),
         percent(one.share_of_lost),
-        _with_interval(one.at_stake, "+.4f"),
+        _difference(one.at_stake),
     ]
 
 
@@ -147,7 +149,7 @@ def _agreement_table(agreement: Sequence[Agreement]) -> Table:
     body: list[Row] = [
         [
             " → ".join(one.stages),
-            _with_interval(one.correlation),
+            _number(one.correlation),
             _share(one.overlap),
             percent(one.overlap_chance),
             "not measured" if one.wanted is None else _share(one.wanted),

@@ -6,6 +6,7 @@ import math
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from rankfall.reporting.estimates import percent, percents, with_interval
 from rankfall.studies.diagnosis.operator_conflict import BOUNDARY, CANCELLED, LOWERED, ROW_CONFLICT, ROW_LOWERED
 
 if TYPE_CHECKING:
@@ -71,22 +72,7 @@ def headline(diagnosis: Diagnosis) -> str:
 
 def stake(one: Estimate) -> str:
     """Return what a finding is worth."""
-    return f"At stake: {one.value:+.4f} joint recall [{one.low:+.4f}, {one.high:+.4f}]"
-
-
-def with_interval(one: Estimate, digits: int = 4) -> str:
-    """Return a value and its 95 % interval."""
-    return f"{one.value:.{digits}f} [{one.low:.{digits}f}, {one.high:.{digits}f}]"
-
-
-def percent(share: float) -> str:
-    """Return a share in percent with one decimal, "-" for NaN."""
-    return "-" if math.isnan(share) else f"{100 * share:.1f} %"
-
-
-def percents(one: Estimate) -> str:
-    """Return a share and its 95 % interval in percent."""
-    return f"{percent(one.value)} [{100 * one.low:.1f}, {100 * one.high:.1f}]"
+    return f"At stake: {with_interval(one, '+.4f')} joint recall"
 
 
 def shown(segments: Sequence[Segment]) -> list[Segment]:
@@ -117,7 +103,7 @@ def rank_text(cut: CutDistance, quantile: str) -> str:
 def larger_quota_texts(stage: StageDiagnosis) -> Iterator[tuple[str, str]]:
     """Yield each larger quota, and what it would recover."""
     for one in stage.cut.larger_quotas:
-        gain = f"{one.gain.value:+.4f} [{one.gain.low:+.4f}, {one.gain.high:+.4f}]"
+        gain = with_interval(one.gain, "+.4f")
         yield f"quota {one.quota:,}", f"{percent(one.passes.value)} of the lost items pass, joint recall {gain}"
 
 
@@ -183,7 +169,7 @@ def _stages(stages: Sequence[StageDiagnosis]) -> Table:
         table.add_row(
             stage.stage,
             f"{stage.oracle.perfect.value:.3f}",
-            f"{stage.oracle.gain.value:+.3f} [{stage.oracle.gain.low:+.3f}, {stage.oracle.gain.high:+.3f}]",
+            with_interval(stage.oracle.gain, "+.3f"),
             f"{stage.oracle.others_perfect.value:.3f}",
             *(rank_text(stage.cut, quantile) for quantile in ("25", "50", "75")),
             percent(stage.recoverable.value),
@@ -204,7 +190,7 @@ def _segments(stage: StageDiagnosis) -> Table:
             percent(one.kept_elsewhere),
             percent(one.share_of_items),
             percent(one.share_of_lost),
-            f"{one.at_stake.value:+.4f} [{one.at_stake.low:+.4f}, {one.at_stake.high:+.4f}]",
+            with_interval(one.at_stake, "+.4f"),
         )
     return table
 
@@ -215,7 +201,7 @@ def _agreement(agreement: Sequence[Agreement]) -> Table:
     for one in agreement:
         table.add_row(
             " → ".join(one.stages),
-            with_interval(one.correlation, 3),
+            with_interval(one.correlation, ".3f"),
             percents(one.overlap),
             percent(one.overlap_chance),
             "-" if one.wanted is None else percents(one.wanted),

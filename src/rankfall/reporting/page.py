@@ -22,11 +22,12 @@ from rankfall.studies.comparison_summary import higher_is_better
 from rankfall.training.config.cascade_metric_names import shown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from jinja2 import Environment
 
     from rankfall.reporting.comparison_table import Cell as MetricCell
+    from rankfall.training.stage_figures import Estimate
 
     Row = Sequence[str | "Cell"]
 
@@ -165,6 +166,19 @@ def metric_cell(cell: MetricCell) -> Cell:
     number, sign, spread = cell.number.partition("±")
     mark = f" {cell.mark}" if cell.mark else ""
     return Cell(number, "best" if cell.best else "", mark=mark, below=sign + spread)
+
+
+def estimate_cell(one: Estimate, show: Callable[[float], str], kind: str = "") -> Cell:
+    """Return a figure with its 95 % interval below it, "none" for NaN.
+
+    Args:
+        one: The figure.
+        show: Returns the text of a number.
+        kind: Class of the cell.
+    """
+    if math.isnan(one.value):
+        return Cell("none", kind)
+    return Cell(show(one.value), kind, below="" if math.isnan(one.low) else f"{show(one.low)} to {show(one.high)}")
 
 
 def words(text: str) -> Cell:

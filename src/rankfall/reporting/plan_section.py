@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from rankfall.reporting.chart import Chart, Key, Panel, Strip
 from rankfall.reporting.charts import Axes, Series, grid, lines
 from rankfall.reporting.comparison_table import short
-from rankfall.reporting.page import Cell, Table
+from rankfall.reporting.estimates import with_interval
+from rankfall.reporting.page import Cell, Table, estimate_cell
 from rankfall.reporting.plan_table import (
     COST_HEAD,
     THRESHOLDS_NOTE,
@@ -19,7 +20,6 @@ from rankfall.reporting.plan_table import (
     mark_of,
     shown_front,
     thresholds_verdict,
-    with_interval,
 )
 from rankfall.reporting.svg import GRID, INK, Scale, circle, color, line, round_powers, text
 from rankfall.studies.plan.costs import SECONDS, show_cost
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankfall.studies.plan.plan_result import FrontPoint, PlanResult, ThresholdPoint
-    from rankfall.training.stage_figures import Estimate
 
 _HEIGHT, _BELOW = 220, 44  # pixels: the chart, and its labels below
 _LAST = 93  # percent of the width, beyond which a label would be cut
@@ -61,7 +60,7 @@ def _front_table(result: PlanResult) -> Table:
         mark = mark_of(point, result)
         kind = "best" if mark.startswith("chosen") else ""
         quotas = [f"{quota:,}" for quota in point.quotas]
-        value = Cell(short(point.value.value), kind, below=f"{short(point.value.low)} to {short(point.value.high)}")
+        value = estimate_cell(point.value, short, kind)
         body.append([*quotas, Cell(show_cost(point.cost, result.unit), kind, below=mark), value])
     head = [*result.stages, "cost", result.metric]
     below = f"Below each value its 95 % interval over {result.resampled}."
@@ -84,15 +83,11 @@ def _thresholds_table(result: PlanResult) -> Table:
             show_cost(one.budget, result.unit),
             _value_for_cost(one.quotas, result.unit),
             _value_for_cost(one.thresholds, result.unit),
-            _difference(one.difference),
+            estimate_cell(one.difference, "{:+.4f}".format),
         ]
         for one in result.comparisons
     ]
     return Table(["budget", "quotas", "thresholds", "difference"], body, caption=thresholds_verdict(result))
-
-
-def _difference(one: Estimate) -> Cell:
-    return Cell(f"{one.value:+.4f}", below=f"{one.low:+.4f} to {one.high:+.4f}")
 
 
 def _value_for_cost(point: FrontPoint | ThresholdPoint, unit: str) -> Cell:
@@ -163,10 +158,6 @@ def threshold_chart(result: PlanResult) -> Chart:
         caption=THRESHOLDS_NOTE,
         rows=[{"rule": name, **point.to_json()} for name, _, front in fronts for point in front],
     )
-
-
-def _in_words(point: FrontPoint, unit: str) -> str:
-    return f"{with_interval(point.value)} for {show_cost(point.cost, unit)}"
 
 
 def _axes(costs: Sequence[float], values: Sequence[float], unit: str) -> tuple[Axes, float, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankfall.reporting.estimates import with_interval
 from rankfall.studies.plan.costs import show_cost
 from rankfall.studies.plan.thresholds import spread
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rankfall.studies.plan.plan_result import FrontPoint, PlanResult
-    from rankfall.training.stage_figures import Estimate
 
 ROWS = 20  # of the front in a table
 COST_HEAD = ("stage", "fixed cost", "cost per item", "items now", "cost now")
@@ -95,7 +95,7 @@ def conclusions(result: PlanResult) -> Iterator[str]:
         return
     yield (
         f"Chosen: {quotas_text(chosen.point.quotas)} ({chosen.reason}). Against the current quotas: {result.metric} "
-        f"{signed(chosen.difference)}, {chosen.cost_ratio:.2f} times the cost."
+        f"{with_interval(chosen.difference, '+.4f')}, {chosen.cost_ratio:.2f} times the cost."
     )
 
 
@@ -151,16 +151,6 @@ def quotas_text(quotas: list[int]) -> str:
     return " → ".join(f"{quota:,}" for quota in quotas)
 
 
-def with_interval(one: Estimate) -> str:
-    """Return a value and its 95 % interval."""
-    return f"{one.value:.4f} [{one.low:.4f}, {one.high:.4f}]"
-
-
-def signed(one: Estimate) -> str:
-    """Return a difference and its 95 % interval."""
-    return f"{one.value:+.4f} [{one.low:+.4f}, {one.high:+.4f}]"
-
-
 # --- tables of the terminal ---------------------------------------------------------------------------------------
 
 
@@ -200,6 +190,6 @@ def _comparison_table(result: PlanResult) -> Table:
             f"{one.quotas.value.value:.4f}",
             f"{one.thresholds.value.value:.4f}",
             show_cost(one.thresholds.cost, result.unit),
-            signed(one.difference),
+            with_interval(one.difference, "+.4f"),
         )
     return table

@@ -22,6 +22,7 @@ from rankfall.reporting.page import (
     Tile,
     decimal,
     directions,
+    estimate_cell,
     flow,
     render,
     sentences,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from rankfall.reporting.funnel_chart import Step
     from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.methods import Funnel
-    from rankfall.training.stage_figures import Estimate, ListFigures, StageFigures
+    from rankfall.training.stage_figures import ListFigures, StageFigures
 
     Points = dict[str, list[tuple[float, float]]]
 
@@ -234,10 +235,10 @@ def _stages_table(funnel: Sequence[StageFigures]) -> Table:
     body: list[list[str | Cell]] = []
     for one in funnel:
         row: list[str | Cell] = [one.stage, f"{one.quota:,}", f"{one.entered:,.1f}".removesuffix(".0")]
-        row += [_estimate_cell(one.survived), _estimate_cell(one.kept), short(one.chance)]
-        row += [_estimate_cell(one.lost), _estimate_cell(one.loss_share)]
+        row += [estimate_cell(one.survived, short), estimate_cell(one.kept, short), short(one.chance)]
+        row += [estimate_cell(one.lost, short), estimate_cell(one.loss_share, short)]
         if alone:
-            row.append(_estimate_cell(one.alone) if one.alone else "none")
+            row.append(estimate_cell(one.alone, short) if one.alone else "none")
             row.append("none" if one.alone_chance is None else short(one.alone_chance))
         body.append(row)
     return Table(
@@ -247,12 +248,6 @@ def _stages_table(funnel: Sequence[StageFigures]) -> Table:
         "what a random stage would keep of what arrived." + " Alone: the stage by itself, over the whole list." * alone,
         better={"left": "up", "kept of what arrived": "up", "lost": "down", "alone: recall": "up"},
     )
-
-
-def _estimate_cell(one: Estimate) -> Cell:
-    if math.isnan(one.value):
-        return Cell("none")
-    return Cell(short(one.value), below="" if math.isnan(one.low) else f"{short(one.low)} to {short(one.high)}")
 
 
 # --- metrics ------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rankfall.training.distributed.group import Group
     from rankfall.training.scored_batch import ScoreBatch, ScoredBatch
 
-__all__ = ["JOINT", "JOINT_VALUE", "ground_truth", "higher_is_better", "measure_funnel", "measures", "shown_name"]
+__all__ = ["JOINT", "JOINT_VALUE", "ground_truth", "higher_is_better", "measure_lists", "measures", "shown_name"]
 
 SEED = 0  # seed of the order of items with equal scores
 BEST_PUBLISHED, WORST_PUBLISHED = 27.0, 5.0  # gains of the best item and of items of the first logged stage
@@ -132,33 +132,6 @@ class MeasuredFunnel:
     left: Tensor
     ranked: Tensor
     users: Tensor | None
-
-
-def measure_funnel(
-    score: ScoreBatch,
-    loader: ImpressionLoader,
-    *,
-    names: Sequence[str],
-    quotas: Sequence[int],
-    relevant: int,
-    further: Sequence[str] = (),
-    feedback: Mapping[str, str] | None = None,
-    on_batch: Callable[[int], None] = lambda count: None,
-    group: Group = ALONE,
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the values of :func:`measure_lists` and those of a random cascade, with the same arguments."""
-    measured = measure_lists(
-        score,
-        loader,
-        names=names,
-        quotas=quotas,
-        relevant=relevant,
-        further=further,
-        feedback=feedback,
-        on_batch=on_batch,
-        group=group,
-    )
-    return measured.values, measured.chance
 
 
 def measure_lists(
@@ -352,7 +325,7 @@ class _Meter:
             self.quotas,
             torch.stack([columns["left", stage] for stage in self.stages], -1),
             columns["ranked", ""].long(),
-            users_of(columns["user", ""].long()) if self.user else None,
+            user_numbers(columns["user", ""].long()) if self.user else None,
         )
 
 
@@ -397,7 +370,7 @@ def user_feature(spec: Spec) -> str | None:
     return None
 
 
-def users_of(ids: Tensor) -> Tensor:
+def user_numbers(ids: Tensor) -> Tensor:
     """Return one number per user; impressions without a known user have numbers of their own."""
     own = -1 - torch.arange(len(ids))
     return torch.where(ids >= FIRST_KNOWN, ids, own)

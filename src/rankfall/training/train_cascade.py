@@ -284,8 +284,8 @@ class LogLearner(CascadeLearner):
 
     def validate(self) -> dict[str, float]:
         """Return the means of all metrics over the validation impressions."""
-        values, _ = measure(self.cascade, self.valid, self.config, group=self.group)
-        means = means_of(values)
+        measured = measure(self.cascade, self.valid, self.config, group=self.group)
+        means = means_of(measured.values)
         if math.isnan(means[self.metric]):
             days = ", ".join(self.config.data.valid)
             with self.group.together():
@@ -378,20 +378,6 @@ def check_feedback(config: CascadeConfig, log: ImpressionLog) -> None:
 
 
 def measure(
-    cascade: Cascade,
-    loader: ImpressionLoader,
-    config: CascadeConfig,
-    *,
-    on_batch: Callable[[int], None] = lambda count: None,
-    on_scored: Callable[[Impressions, ScoredBatch], None] = lambda loaded, scored: None,
-    group: Group = ALONE,
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the metrics of each impression in evaluation mode, and those of a random cascade."""
-    measured = measure_all(cascade, loader, config, on_batch=on_batch, on_scored=on_scored, group=group)
-    return measured.values, measured.chance
-
-
-def measure_all(
     cascade: Cascade,
     loader: ImpressionLoader,
     config: CascadeConfig,

@@ -12,8 +12,8 @@ from scipy import stats
 from rankfall.metrics import funnel
 from rankfall.studies.diagnosis.cut_distance import FACTORS, QUANTILES, cut_distance, oracle, quantiles
 from rankfall.studies.diagnosis.funnel_lists import FunnelLists
-from rankfall.studies.diagnosis.resampling import Resampler
 from rankfall.studies.diagnosis.stage_agreement import agreement
+from rankfall.training.stage_figures import Resampler
 from support.stage_scores import pruned, random_scores
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def test_requests_of_one_user_are_drawn_together() -> None:
     (alone,), (together,) = Resampler().means([values]), Resampler(users).means([values])
     assert together.value == alone.value
     assert together.high - together.low > 3 * (alone.high - alone.low)
-    assert torch.equal(Resampler(users).per_user(values), 20 * torch.arange(50.0))
+    assert torch.equal(Resampler(users).per_unit(values.unsqueeze(-1))[:, 0], 20 * torch.arange(50.0).double())
 
 
 def test_requests_without_relevant_items_are_an_error() -> None:

@@ -11,8 +11,8 @@ from scipy import stats
 
 from rankfall.studies.diagnosis.attributes import Attribute, TruthItems
 from rankfall.studies.diagnosis.funnel_lists import FunnelLists
-from rankfall.studies.diagnosis.resampling import Resampler
 from rankfall.studies.diagnosis.segments import benjamini_hochberg, find_segments, score_test
+from rankfall.training.stage_figures import Resampler
 from support.stage_scores import random_scores
 
 if TYPE_CHECKING:

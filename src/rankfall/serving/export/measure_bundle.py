@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rankfall._results import Number, Result
-from rankfall.training.cascade_metrics import users_of
+from rankfall.training.cascade_metrics import user_numbers
 from rankfall.training.stage_figures import Estimate, StageFigures, stage_figures
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def measure_bundle(
     left = _left(bundle, sample, reactions, places, on_requests)
     counted = np.isin(reactions.request, places) & (reactions.share > 0)
     ranked = torch.full((len(places),), len(bundle.items))
-    users = None if sample.users is None else users_of(torch.from_numpy(sample.users[places]))
+    users = None if sample.users is None else user_numbers(torch.from_numpy(sample.users[places]))
     stages = stage_figures(bundle.names, bundle.quotas, torch.from_numpy(left), ranked, units=users)
     return ServedFigures(
         requests=len(places),

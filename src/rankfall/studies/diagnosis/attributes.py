@@ -19,7 +19,7 @@ from rankfall.data.impressions.loader import ItemFirstSeen
 from rankfall.data.impressions.loader.window import DayBlocks
 from rankfall.data.impressions.spec import FIRST_KNOWN, column_of, is_dense
 from rankfall.studies.diagnosis.raw_values import RawValues, number_text
-from rankfall.training.cascade_metrics import user_feature
+from rankfall.training.cascade_metrics import user_feature, user_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -154,12 +154,8 @@ class LogAttributes:
         return None if self._user is None else self.of_requests(f"user.{self._user}")
 
     def user_groups(self) -> Tensor | None:
-        """Return numbers ``(R,)`` of users from 0; a request of an unknown user is a group of its own."""
-        if self.users is None:
-            return None
-        known = self.users >= FIRST_KNOWN
-        keys = np.where(known, self.users.astype(np.int64), -1 - np.arange(len(self.users)))
-        return torch.from_numpy(np.unique(keys, return_inverse=True)[1].astype(np.int64))
+        """Return the number ``(R,)`` of the user of each request; a request of an unknown user has its own number."""
+        return None if self.users is None else user_numbers(torch.from_numpy(self.users.astype(np.int64)))
 
     @cached_property
     def activity(self) -> Ints | None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.studies.diagnosis.funnel_lists import FunnelLists
-    from rankfall.studies.diagnosis.resampling import Resampler
+    from rankfall.training.stage_figures import Resampler
 
 FACTORS = (1.25, 1.5, 2.0)  # of larger quotas
 QUANTILES = (10, 25, 50, 75, 90)  # percent
@@ -38,7 +38,7 @@ def cut_distance(lists: FunnelLists, stage: int, resampler: Resampler, *, reach:
     censored = stage == 0 and not lists.complete
     known = None if not censored else max(reach or quota, quota) / quota
     multiples = ranks[where].double().numpy() / quota
-    distance = _score_distance(lists, stage, ranks)[where].numpy()
+    distance = _score_distance(lists, stage)[where].numpy()
     return CutDistance(
         items=len(weight),
         requests=int(lost.any(-1).sum()),
@@ -49,7 +49,7 @@ def cut_distance(lists: FunnelLists, stage: int, resampler: Resampler, *, reach:
     )
 
 
-def _score_distance(lists: FunnelLists, stage: int, ranks: Tensor) -> Tensor:
+def _score_distance(lists: FunnelLists, stage: int) -> Tensor:
     """Return the score of the last kept item minus that of each item, in deviations of the scores that arrived."""
     alive, scores = lists.arrived[stage], lists.scores[stage].double()
     last = scores.masked_fill(~lists.arrived[stage + 1], torch.inf).amin(-1, keepdim=True)

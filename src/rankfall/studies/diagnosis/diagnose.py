@@ -14,7 +14,6 @@ from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis, St
 from rankfall.studies.diagnosis.findings import find
 from rankfall.studies.diagnosis.funnel_lists import FunnelLists
 from rankfall.studies.diagnosis.operator_conflict import MOST_ITEMS, conflicts_of_run
-from rankfall.studies.diagnosis.resampling import Resampler
 from rankfall.studies.diagnosis.segments import find_segments
 from rankfall.studies.diagnosis.stage_agreement import agreement
 from rankfall.studies.diagnosis.survival_bound import survival_bound
@@ -24,11 +23,15 @@ from rankfall.training.build_cascade import make_objective, with_depths
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.evaluation_overrides import with_evaluation_overrides
 from rankfall.training.run_directory import read_config_as
+from rankfall.training.stage_figures import Resampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from torch import Tensor
+
+    from rankfall.studies.diagnosis.segments import FoundSegments
     from rankfall.studies.stage_scores import StageScores
 
     OnStep = Callable[[str, int, int], None]
@@ -118,25 +121,7 @@ def diagnose(
     for number, name in enumerate(lists.stages):
         steps.next(f"losses of {name}")
         found = find_segments(lists, number, truth, attributes, resampler)
-        before, after = (lists.recall(lists.arrived[at]) for at in (number, number + 1))
-        recoverable = lists.recall(lists.arrived[number] & ~lists.arrived[number + 1] & lists.would_survive(number))
-        every = torch.ones_like(before)
-        figures = [(before, every), (before - after, every), (recoverable, before - after)]
-        arrived, lost, recovered = resampler.ratios(figures)
-        stages.append(
-            StageDiagnosis(
-                stage=name,
-                quota=quotas[number],
-                arrived=arrived,
-                lost=lost,
-                recoverable=recovered,
-                cut=cut_distance(lists, number, resampler, reach=reach),
-                oracle=oracle(lists, perfect, number, resampler),
-                segments=found.worse,
-                tested=found.tested,
-                best_segments=found.better,
-            )
-        )
+        stages.append(_diagnose_stage(lists, number, found, perfect, resampler, reach))
     neighbours = [agreement(lists, stage, resampler) for stage in range(len(quotas) - 1)]
     steps.next("survival bound")
     bound = survival_bound(lists, own)
@@ -159,6 +144,34 @@ def diagnose(
             lists, truth, [stage.segments for stage in stages], attributes, known, reach=reach or quotas[0]
         ),
         notes=list(_notes(scores, lists, known)),
+    )
+
+
+def _diagnose_stage(
+    lists: FunnelLists,
+    number: int,
+    segments: FoundSegments,
+    perfect: list[Tensor],
+    resampler: Resampler,
+    reach: int | None,
+) -> StageDiagnosis:
+    """Return what a stage lost, and how it could be kept; `perfect` has the perfect order of each stage."""
+    before, after = (lists.recall(lists.arrived[at]) for at in (number, number + 1))
+    recoverable = lists.recall(lists.arrived[number] & ~lists.arrived[number + 1] & lists.would_survive(number))
+    every = torch.ones_like(before)
+    figures = [(before, every), (before - after, every), (recoverable, before - after)]
+    arrived, lost, recovered = resampler.ratios(figures)
+    return StageDiagnosis(
+        stage=lists.stages[number],
+        quota=lists.quotas[number],
+        arrived=arrived,
+        lost=lost,
+        recoverable=recovered,
+        cut=cut_distance(lists, number, resampler, reach=reach),
+        oracle=oracle(lists, perfect, number, resampler),
+        segments=segments.worse,
+        tested=segments.tested,
+        best_segments=segments.better,
     )
 
 

@@ -24,7 +24,7 @@ import torch
 
 from rankfall import ops
 from rankfall.studies.diagnosis.diagnosis_result import OperatorConflict
-from rankfall.studies.diagnosis.resampling import Resampler
+from rankfall.training.stage_figures import Resampler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

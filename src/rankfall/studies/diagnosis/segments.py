@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from rankfall.studies.diagnosis.attributes import Attribute, TruthItems
     from rankfall.studies.diagnosis.funnel_lists import FunnelLists
-    from rankfall.studies.diagnosis.resampling import Resampler
+    from rankfall.training.stage_figures import Resampler
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
@@ -165,7 +165,7 @@ def _compare(items: _Items, attribute: str, value: str, chosen: Ints) -> _Tested
     all_arrived, all_lost = items.per_request(items.arrived), items.per_request(items.lost)
     if min(int((arrived > 0).sum()), int((all_arrived - arrived > 1e-9).sum())) < LEAST_REQUESTS:
         return None
-    sums = items.resampler.per_user(torch.stack([lost, arrived, all_lost, all_arrived], -1))
+    sums = items.resampler.per_unit(torch.stack([lost, arrived, all_lost, all_arrived], -1))
     total = items.lost[chosen].sum()
     return _Tested(
         attribute=attribute,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.studies.diagnosis.funnel_lists import FunnelLists
-    from rankfall.studies.diagnosis.resampling import Resampler
+    from rankfall.training.stage_figures import Resampler
 
 
 def agreement(lists: FunnelLists, stage: int, resampler: Resampler) -> Agreement:

@@ -11,7 +11,7 @@ from rankfall import ops
 from rankfall.metrics.cascade_survival import check_claims, survival_of
 from rankfall.studies.diagnosis.diagnosis_result import CalibrationBin, ClaimCheck, SurvivalBound
 from rankfall.studies.diagnosis.operator_conflict import operator_text
-from rankfall.studies.diagnosis.resampling import Resampler
+from rankfall.training.stage_figures import Resampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -9,7 +9,7 @@ from rankfall._lists import safe_divide
 from rankfall.studies.plan.costs import Unit, items_scored, show_cost
 from rankfall.studies.plan.front import best_for_budget, cheapest_for_value, make_grid, pareto, quota_tuples
 from rankfall.studies.plan.plan_result import ChosenQuotas, CurrentQuotas, GridPoint, PlanResult
-from rankfall.studies.plan.priced_lists import PricedLists, estimate_means
+from rankfall.studies.plan.priced_lists import PricedLists
 from rankfall.studies.plan.thresholds import FEWEST, compare_thresholds
 
 if TYPE_CHECKING:
@@ -81,14 +81,8 @@ def plan_quotas(
         ValueError: The grid or the metric do not fit the lists, or no quotas of the grid reach the target. The message
             says what can be reached.
     """
-    if len(scores.stages) < 2:
-        raise ValueError(
-            "stages: found one stage, expected at least two; the quota of the last stage has no cost, so there is "
-            "nothing to plan"
-        )
     target = target or Target()
-    tried = make_grid(scores.stages, current, grid or {}, _longest(scores, reach))
-    _check_reach(scores, tried[scores.stages[0]], reach)
+    tried = _make_grid(scores, current, grid or {}, reach)
     lists = PricedLists(scores, weight_of(scores, metric), costs.stages, users)
     choices = list(dict.fromkeys([*quota_tuples(tried), tuple(current)]))
     done = 0
@@ -126,9 +120,7 @@ def plan_quotas(
         chosen=ChosenQuotas(
             point=points[chosen],
             reason=reason,
-            difference=estimate_means(
-                found.values[[places.index(chosen)]] - found.values[[places.index(priced.current)]], found.users
-            )[0],
+            difference=found.difference(places.index(chosen), places.index(priced.current)),
             cost_ratio=float(priced.cost[chosen] / priced.cost[priced.current]),
             train_overrides=[f"stages.{place}.quota={quota}" for place, quota in enumerate(choices[chosen])],
             export_options=[
@@ -162,18 +154,24 @@ def weight_of(scores: StageScores, metric: Metric) -> Floats:
     return safe_divide(weight, weight.sum(1, keepdim=True)).numpy()
 
 
-def _longest(scores: StageScores, reach: int | None) -> int:
-    """Return the largest quota of the first stage for which the lists are exact."""
-    longest = int(scores.mask.sum(1).max())
-    return longest if scores.complete else min(longest, reach or longest)
-
-
-def _check_reach(scores: StageScores, quotas: Sequence[int], reach: int | None) -> None:
-    if not scores.complete and reach is not None and max(quotas) > reach:
+def _make_grid(
+    scores: StageScores, current: Sequence[int], grid: Mapping[str, Sequence[int]], reach: int | None
+) -> dict[str, list[int]]:
+    """Return the quotas to try, for which the lists are exact."""
+    if len(scores.stages) < 2:
         raise ValueError(
-            f"grid: found a quota of {scores.stages[0]} of {max(quotas):,}, expected at most {reach:,}, the number of "
+            "stages: found one stage, expected at least two; the quota of the last stage has no cost, so there is "
+            "nothing to plan"
+        )
+    longest = int(scores.mask.sum(1).max())
+    tried = make_grid(scores.stages, current, grid, longest if scores.complete else min(longest, reach or longest))
+    largest = max(tried[scores.stages[0]])
+    if not scores.complete and reach is not None and largest > reach:
+        raise ValueError(
+            f"grid: found a quota of {scores.stages[0]} of {largest:,}, expected at most {reach:,}, the number of "
             "items that the lists hold"
         )
+    return tried
 
 
 @dataclass(frozen=True, slots=True, eq=False)

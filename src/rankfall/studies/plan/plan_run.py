@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from rankfall.data import ImpressionLog
-from rankfall.data.impressions.spec import FIRST_KNOWN
 from rankfall.studies.evaluate import scores_of_run
 from rankfall.studies.plan.front import default_reach
 from rankfall.studies.plan.plan_quotas import plan_quotas
 from rankfall.studies.plan.plan_result import PLAN
-from rankfall.training.cascade_metrics import user_feature
+from rankfall.training.cascade_metrics import user_feature, user_numbers
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.evaluation_overrides import with_evaluation_overrides
 from rankfall.training.measured_lists import short_lists
@@ -131,7 +131,7 @@ def _users(log: ImpressionLog, scores: StageScores) -> Rows | None:
     ids = np.empty(len(scores), np.int64)
     for day in dict.fromkeys(scores.days):
         ids[days == day] = log.days[day].table()[f"user.{feature}"].to_numpy()[rows[days == day]]
-    return np.where(ids >= FIRST_KNOWN, ids, -1 - np.arange(len(ids)))
+    return user_numbers(torch.from_numpy(ids)).numpy()
 
 
 def _list_figures(scores: StageScores, catalogue: int, *, all_items: bool) -> ListFigures:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from rankfall.metrics.bootstrap import interval, resampled_sums
 from rankfall.studies.plan.plan_result import FrontPoint
 from rankfall.studies.plan.quota_search import search
-from rankfall.training.stage_figures import Estimate
+from rankfall.training.stage_figures import Resampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from rankfall.studies.plan.plan_result import StageCost
     from rankfall.studies.plan.quota_search import Floats, Outcomes, Rule
     from rankfall.studies.stage_scores import StageScores
+    from rankfall.training.stage_figures import Estimate
 
     Rows = NDArray[np.int64]
 
@@ -127,6 +127,11 @@ class Measured:
         """Mean value of each choice with its interval."""
         return estimate_means(self.values, self.users)
 
+    def difference(self, place: int, other: int) -> Estimate:
+        """Return the mean difference of the values of two choices with its interval."""
+        (found,) = estimate_means(self.values[[place]] - self.values[[other]], self.users)
+        return found
+
     def quota_point(self, place: int) -> FrontPoint:
         """Return a choice of quotas."""
         return FrontPoint(
@@ -143,11 +148,8 @@ def estimate_means(values: Floats, users: Rows | None = None) -> list[Estimate]:
 
     All rows have the same resamples, so that the interval of a row of differences is that of a paired comparison.
     """
-    columns = torch.from_numpy(np.vstack([values, np.ones(values.shape[1])]).T)
-    sums = resampled_sums(columns, units=None if users is None else torch.from_numpy(users))
-    low, high = interval(sums[:, :-1] / sums[:, -1:])
-    means = values.mean(1).tolist()
-    return [Estimate(*ends) for ends in zip(means, low.tolist(), high.tolist(), strict=True)]
+    resampler = Resampler(None if users is None else torch.from_numpy(users))
+    return resampler.means(torch.from_numpy(values).unbind())
 
 
 _TENSORS = ("rows", "mask", "truth", "relevance", "item", "depth", "rank", "ranked")

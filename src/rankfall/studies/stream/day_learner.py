@@ -277,8 +277,9 @@ class _DayLearner(CascadeLearner):
     def validate(self, on_batch: Callable[[int], None] = lambda count: None) -> dict[str, float]:
         """Measure the current day."""
         loader = measuring_loader(self.log, self.config, [self.loader.day], self._first_days)
-        self.measured = measure(self.cascade, loader, self.config, on_batch=on_batch)
-        return means_of(self.measured[0])
+        measured = measure(self.cascade, loader, self.config, on_batch=on_batch)
+        self.measured = measured.values, measured.chance
+        return means_of(measured.values)
 
     def line(self, position: Position) -> DayEpoch:
         """Return the line of a day for ``metrics.jsonl``."""

@@ -142,7 +142,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         opened = self.open_split(directory, split, data=data, on_notice=on_notice)
         lists = MeasuredLists(opened.loader, opened.config)
         with opened.refusing_new_ids():
-            measured = train_cascade.measure_all(
+            measured = train_cascade.measure(
                 opened.cascade,
                 opened.loader,
                 opened.config,
