@@ -23,7 +23,7 @@ from support.command_line import run
 from support.logs import DAYS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from support.logs import Columns
@@ -364,10 +364,10 @@ def test_a_training_run_stops_and_is_resumed(
     out = str(tmp_path / "run")
     before = signal.getsignal(signal.SIGINT)
 
-    def interrupt(step: Step, metric: str) -> str:
+    def interrupt(step: Step, metric: str, stages: Sequence[str]) -> str:
         if step.batch == 3:
             os.kill(os.getpid(), signal.SIGINT)
-        return _status(step, metric)
+        return _status(step, metric, stages)
 
     monkeypatch.setattr("rankfall.commands.train._status", interrupt)
     assert run("train", str(config), "--out", out) == 130
@@ -385,7 +385,7 @@ def test_a_training_run_stops_and_is_resumed(
 def test_a_second_interrupt_prints_what_is_kept(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(step: Step, metric: str) -> str:
+    def interrupt(step: Step, metric: str, stages: Sequence[str]) -> str:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
         return ""
@@ -443,7 +443,8 @@ def test_replacing_and_continuing_exclude_each_other(config: Path, tmp_path: Pat
 def test_the_status_shows_the_loss_and_the_validation() -> None:
     parts = {"e2e": 0.5, "stage1/single": 0.25}
     step = Step(1, 3, 4, 10, parts, {}, 812.4)
-    assert _status(step, "joint_recall") == "loss 0.7500 = e2e 0.5000 + stage1/single 0.2500"
+    shown = _status(step, "joint_recall", ["retrieval", "ranking"])
+    assert shown == "loss 0.7500 = e2e 0.5000 + retrieval/single 0.2500"
     validation = {"joint_recall": 0.6, "retrieval/recall": 0.8, "retrieval/ndcg": 0.7, "retrieval/lost": 0.2}
     step = Step(2, 3, 4, 10, parts, validation, 812.4)
     assert _status(step, "joint_recall").splitlines()[1:] == [

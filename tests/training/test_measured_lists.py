@@ -92,6 +92,8 @@ def test_production_is_measured_beside_the_model(clicks: Path, tmp_path: Path) -
     assert [stage.survived.value for stage in summary.production] == pytest.approx(expected)
     assert summary.production_note is not None
     assert "favours it" in summary.production_note
+    sampled = any(stage.sample is not None for stage in loader.log.spec.stages)
+    assert ("The log holds a sample of its items" in summary.production_note) == sampled
     reached = []
     for batch in loader:
         truth = ground_truth(batch, 2)

@@ -13,6 +13,7 @@ from rankfall._yaml_config import ConfigError
 from rankfall.data import ImpressionLoader
 from rankfall.examination import ExaminationCurve, ExaminationPoint
 from rankfall.simulation.simulate import Simulation, simulate_log
+from rankfall.studies.stream.day_learner import train_days
 from rankfall.training.config.cascade_config import WeightConfig, validate_cascade
 from rankfall.training.propensity_weights import PropensityWeights
 from rankfall.training.run_directory import TrainingError
@@ -129,6 +130,15 @@ def test_training_weights_clicks(log: ImpressionLog, tmp_path: Path, monkeypatch
             tmp_path / "run-falling",
             resume=True,
         )
+
+
+def test_a_stream_prints_what_weights_cost(log: ImpressionLog, tmp_path: Path) -> None:
+    weight = {"examination": write_curve(tmp_path / "curve.json", *CURVES["falling"]), "of": VIEW}
+    config = config_of(log, weight=weight)
+    notices: list[str] = []
+    days = {name: day.manifest["sha256"] for name, day in log.days.items()}
+    train_days(validate_cascade(config), tmp_path / "run", log, days, on_notice=notices.append)
+    assert sum("inverse propensity weights" in notice for notice in notices) == 1
 
 
 CURVES = {"ones": (1.0, 1.0), "falling": (1.0, 0.5, 0.25)}

@@ -107,6 +107,26 @@ def test_at_least_99_of_100_lists_without_order_are_refused(tmp_path: Path) -> N
     train_on(tmp_path / "log4", tmp_path / "run4", {"name": "fs_ranknet"})
 
 
+def test_few_lists_with_an_order_can_be_allowed(tmp_path: Path) -> None:
+    few, none = (liked_log(tmp_path / f"log{keep}", change=set_lists("grade", 0, keep=keep)) for keep in (2, 0))
+    with pytest.raises(ConfigError, match=r"99.3% of 300 .*; data.least_informative=0 trains nevertheless$"):
+        train_on(few, tmp_path / "run", {"name": "fs_ranknet"})
+    notices = train_on(few, tmp_path / "run", {"name": "fs_ranknet"}, data={"least_informative": 0})
+    assert notices == ["fs_ranknet learns from grades: 99.3% of 300 training lists give no order to learn"]
+    with pytest.raises(ConfigError, match=r"all 300 training lists give no order to learn .*with its stages"):
+        train_on(none, tmp_path / "none", {"name": "fs_ranknet"}, data={"least_informative": 0})
+
+
+@pytest.mark.parametrize(("name", "noted"), [("bce", True), ("lcron", True), ("icc", False), ("fs_ranknet", False)])
+def test_items_without_weight_are_noted(log: Path, tmp_path: Path, name: str, noted: bool) -> None:
+    weight = {"of": "relevance", "base": 0}
+    notices = train_on(log, tmp_path / "run", {"name": name}, weight=weight)
+    message = (
+        f"weight.base is 0, so that items without relevance have no weight: {name} does not learn to rank them lower"
+    )
+    assert [text.startswith(message) for text in notices] == [True] * noted
+
+
 def test_random_negatives_order_lists_of_equal_positive_grades(tmp_path: Path) -> None:
     log = liked_log(tmp_path / "log", change=set_lists("grade", 4))
     with pytest.raises(ConfigError, match="all grades are 4"):

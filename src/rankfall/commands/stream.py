@@ -194,13 +194,15 @@ def _doing(run: StreamRun, day: str) -> str:
 
 def _status(step: Step) -> str:
     """Return the progress of the day, and its metrics."""
+    from rankfall.training.config.cascade_metric_names import shown_name
+
     if not step.batch:
         return f"day {step.epoch} of {step.epochs}: measuring"
     lines = [
         f"day {step.epoch} of {step.epochs}: batch {step.batch} of {step.batches}, {step.per_second:,.0f} "
         f"impressions/s, loss {sum(step.parts.values()):.4f}"
     ]
-    recalls = [f"{name} {value:.4f}" for name, value in step.validation.items() if name.endswith("recall")]
+    recalls = [f"{shown_name(name)} {value:.4f}" for name, value in step.validation.items() if name.endswith("recall")]
     return "\n".join([*lines, *([f"before it: {', '.join(recalls)}"] if recalls else [])])
 
 

@@ -36,7 +36,7 @@ from rankfall.commands.terminal import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rich.progress import Progress
     from rich.table import Table
@@ -192,6 +192,7 @@ def _train(
     from rankfall.training.run_directory import Stopped
 
     metric = settings.training.metric
+    stages = [stage.name for stage in getattr(settings, "stages", [])]
     unit = method_of(settings).unit
     task = bar.add_task("opening the data", total=None)
 
@@ -202,7 +203,7 @@ def _train(
             total=step.epochs * step.batches,
             completed=(step.epoch - 1) * step.batches + step.batch,
             description=f"epoch {step.epoch}/{step.epochs}, {doing}",
-            status=_status(step, metric),
+            status=_status(step, metric, stages),
         )
 
     try:
@@ -213,9 +214,13 @@ def _train(
         raise typer.Exit(128 + (stop() or signal.SIGTERM)) from None  # the convention of shells
 
 
-def _status(step: Step, metric: str) -> str:
-    """Return the loss and its terms, and the metrics of the last validation."""
-    parts = " + ".join(f"{name} {value:.4f}" for name, value in step.parts.items())
+def _status(step: Step, metric: str, stages: Sequence[str] = ()) -> str:
+    """Return the loss and its terms, with the names of the stages, and the metrics of the last validation."""
+    names = {f"stage{number}": name for number, name in enumerate(stages, 1)}
+    terms = {name: name.partition("/") for name in step.parts}
+    parts = " + ".join(
+        f"{names.get(stage, stage)}{slash}{term} {step.parts[name]:.4f}" for name, (stage, slash, term) in terms.items()
+    )
     if len(step.parts) > 1:
         parts = f"loss {sum(step.parts.values()):.4f} = {parts}"
     if not step.validation:

@@ -337,6 +337,7 @@ def _is_settled(config: ComparisonConfig, method: str) -> bool:
 _LATER = (
     ("data", "labels", "full"),
     ("data", "length_from", "items"),
+    ("data", "least_informative", 0.01),
     ("model", "init", "default"),
     ("training", "validate_every", 1),
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rankfall._lists import top_labels
+from rankfall._lists import relevant_order, top_labels
 from rankfall.data.impressions.spec import FIRST_KNOWN, Categorical, column_of
 from rankfall.metrics import funnel
 from rankfall.metrics.named import parse
@@ -54,17 +54,12 @@ def ground_truth(batch: Impressions, relevant: int) -> Tensor:
 
     Items that tie at the last place share it, so memberships are between 0 and 1.
     """
-    return top_labels(_order(batch) + 1, relevant, batch.mask & (batch.relevance > 0)).float()
+    return top_labels(_order(batch), relevant, batch.mask & (batch.relevance > 0)).float()
 
 
 def _order(batch: Impressions) -> Tensor:
     """Return numbers ``(B, N)`` that order the relevant items of a list: by relevance, then by grade."""
-    sizes, grade = batch.relevance, batch.grade.double()
-    present = sizes[sizes > 0]
-    if len(present) == 0 or bool(present.min() == present.max()):
-        return grade
-    smaller = torch.searchsorted(sizes.sort(-1).values, sizes.contiguous())
-    return smaller * (grade.max() + 1) + grade
+    return relevant_order(batch.relevance, batch.grade.double(), batch.mask)
 
 
 def graded_truth(batch: Impressions, truth: Tensor) -> Tensor:

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from rankfall.training.loop import OnNotice
 
 SAMPLED_DAYS, SAMPLED_LISTS = 8, 2048  # days and lists that are looked at before training
-MOST_WITHOUT_ORDER = 0.99  # share of lists from which an objective learns nothing
+LEAST_INFORMATIVE = 0.01  # share of lists with an order up to which nothing useful is learned
 
 _OF_RELEVANCE = "bce, lcron, icc, rankflow"
+_WEIGHT_SINGLE_ITEMS = ("bce", "lcron", "rankflow")  # all others weight pairs by their better item
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ def _batches(log: ImpressionLog, config: CascadeConfig, days: Sequence[str]) -> 
 def check_training_labels(
     log: ImpressionLog, config: CascadeConfig, days: Sequence[str], objective: Objective, on_notice: OnNotice
 ) -> None:
-    """Refuse training days whose labels have no order for the objective, and note sizes of relevance that it ignores.
+    """Refuse training days whose labels have no order for the objective, and note what it can hardly learn from.
 
     Args:
         log: The log to train on.
@@ -136,13 +137,19 @@ def check_training_labels(
         on_notice: Called with warnings.
 
     Raises:
-        ConfigError: If at least 99 % of the lists have no order, with what to change.
+        ConfigError: If at most `data.least_informative` of the lists have an order, with what to change.
     """
     sample = sample_labels(log, config, days, objective)
     check_labels(sample, log, config)
-    ignored = ignored_sizes(sample.sizes, log.spec, config)
-    if ignored:
-        on_notice(ignored)
+    for kind, count in sample.informative.items():
+        if count <= LEAST_INFORMATIVE * sample.lists:
+            on_notice(
+                f"{config.objective.name} learns from {_words(kind, config)}: {_share(count, sample.lists)} training "
+                "lists give no order to learn"
+            )
+    for notice in (ignored_sizes(sample.sizes, log.spec, config), weightless_items(config)):
+        if notice:
+            on_notice(notice)
 
 
 def check_labels(sample: LabelSample, log: ImpressionLog, config: CascadeConfig) -> None:
@@ -154,13 +161,14 @@ def check_labels(sample: LabelSample, log: ImpressionLog, config: CascadeConfig)
         config: Configuration of the cascade.
 
     Raises:
-        ConfigError: If at least 99 % of the lists have no order, with what to change.
+        ConfigError: If at most `data.least_informative` of the lists have an order, with what to change.
     """
     problems = [
         f"objective: {config.objective.name} learns from {_words(kind, config)}, but {_share(count, sample.lists)} "
         f"training lists give no order to learn{_found(kind, sample)}; {_advice(kind, sample, log, config)}"
+        f"{'; data.least_informative=0 trains nevertheless' if count else ''}"
         for kind, count in sample.informative.items()
-        if sample.lists and count <= (1 - MOST_WITHOUT_ORDER) * sample.lists
+        if sample.lists and count <= config.data.least_informative * sample.lists
     ]
     if problems:
         raise ConfigError("\n".join(problems))
@@ -203,7 +211,7 @@ def _advice(kind: str, sample: LabelSample, log: ImpressionLog, config: CascadeC
             words.append(f"an objective that learns from the relevance ({_OF_RELEVANCE})")
         words.append(f"prepare the log again with its stages and ranks, or another `relevant` than {_relevant(log)}")
         return "try " + ", or ".join(words)
-    if not sample.relevant or sample.relevant <= (1 - MOST_WITHOUT_ORDER) * sample.lists:
+    if not sample.relevant or sample.relevant <= LEAST_INFORMATIVE * sample.lists:
         return (
             f"`relevant` of the log is {_relevant(log)}: prepare the log again with another one, or without the "
             "requests that have no relevant item"
@@ -242,6 +250,26 @@ def ignored_sizes(sizes: tuple[float, float], spec: Spec, config: CascadeConfig)
     )
 
 
+def weightless_items(config: CascadeConfig) -> str | None:
+    """Return a notice if items without the value of `weight` have no weight in an objective that needs them.
+
+    Most objectives weight a pair by its better item. Those that weight every item by itself learn nothing from items of
+    weight 0, which usually are those that are not relevant.
+
+    Args:
+        config: Configuration of the cascade.
+    """
+    weight = config.weight
+    if weight is None or weight.examination is not None or weight.base > 0:
+        return None
+    if config.objective.name not in _WEIGHT_SINGLE_ITEMS:
+        return None
+    return (
+        f"weight.base is {weight.base:g}, so that items without {weight.of} have no weight: {config.objective.name} "
+        "does not learn to rank them lower. weight.base=1 gives them the weight 1"
+    )
+
+
 def check_lists(lists: Lists, name: str) -> None:
     """Refuse ranking lists of which (nearly) all have one label only: no loss can learn an order from them.
 
@@ -257,7 +285,7 @@ def check_lists(lists: Lists, name: str) -> None:
         return
     differ = np.maximum.reduceat(lists.labels, starts) > np.minimum.reduceat(lists.labels, starts)
     ordered, count = int(differ.sum()), len(starts)
-    if ordered > (1 - MOST_WITHOUT_ORDER) * count:
+    if ordered > LEAST_INFORMATIVE * count:
         return
     labels = f" (all labels are {lists.labels[0]:g})" if lists.labels.min() == lists.labels.max() else ""
     raise ConfigError(

@@ -148,6 +148,8 @@ class MeasuredLists:
             "Production is the system that wrote the log: its order, deepest stage first and then by rank, cut at the "
             f"same quotas. Share of the relevant items that reached each of its stages: {reached}."
         )
+        if any(stage.sample is not None for stage in spec.stages):
+            note += " The log holds a sample of its items. Of all of them it would keep at most these shares."
         if spec.relevant.column in spec.feedback or shares[-1] == 1:  # feedback, also under the name of another column
             note += " Feedback exists only for items that production showed, which favours it."
         return note

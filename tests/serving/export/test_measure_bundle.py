@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +126,22 @@ def test_figures_of_stages_add_up() -> None:
 
 
 @pytest.mark.slow
+def test_intervals_are_over_users_as_in_an_evaluation() -> None:
+    measured = measured_in(bundle_of_three())
+    summary = evaluate_run(three_stages(), overrides=["data.length=all"]).summary()
+    assert measured["resampled"] == summary.resampled == "users"
+    low, high = summary.intervals["joint_recall"]
+    assert [measured["joint_recall"][end] for end in ("low", "high")] == pytest.approx([low, high], abs=0.01)
+    bundle = Bundle.load(bundle_of_three())
+    best = bundle.examples()[0]["ids"]
+    sample = sample_of(bundle, np.ones(3), best[:3])
+    assert sample.reactions is not None
+    sample = sample._replace(reactions=replace(sample.reactions, request=np.arange(3)))
+    assert not np.isnan(measure_bundle(bundle, sample, None).joint_recall.low)  # type: ignore[union-attr]
+    alike = measure_bundle(bundle, sample._replace(users=np.array([7, 7, 7])), None)
+    assert np.isnan(alike.joint_recall.low)  # type: ignore[union-attr]  # one user says nothing about others
+
+
 def test_relevant_items_that_are_not_exported_are_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     items = platform_log().items()
     pq.write_table(items.slice(0, len(items) // 2), tmp_path / "half.parquet")

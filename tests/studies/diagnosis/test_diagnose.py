@@ -122,6 +122,9 @@ def test_findings_are_ordered_by_what_is_at_stake(diagnosis: Diagnosis) -> None:
     for stage in diagnosis.stages:
         if stage.stage in of_stages:
             assert of_stages[stage.stage].at_stake == stage.oracle.gain
+    for one in diagnosis.findings:
+        if one.kind == "quota":
+            assert ("more items would be returned" in one.text) == (one.stage == diagnosis.stages[-1].stage)
 
 
 def test_requests_are_spread_over_causes(log: Path, diagnosis: Diagnosis) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -181,6 +182,52 @@ def test_the_own_operator_is_measured_with_its_own_temperature() -> None:
 
 def test_lists_within_the_quota_have_no_conflict() -> None:
     assert conflicts_of_run(lists_of(quotas=(16, 4)), 0, None) == []
+
+
+def long_lists(lengths: list[int], quota: int) -> FunnelLists:
+    """Lists of these lengths with five relevant items, whose scores are higher on average."""
+    generator = torch.Generator().manual_seed(4)
+    collected = random_scores(0, requests=len(lengths), items=max(lengths), stages=("only",))
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    truth = (torch.rand(mask.shape, generator=generator).masked_fill(~mask, 2.0).argsort(-1).argsort(-1) < 5).float()
+    scores = torch.randn(mask.shape, generator=generator) + 2 * truth
+    collected = replace(collected, mask=mask, truth=truth, scores=[scores], complete=True)
+    return FunnelLists.of_scores(collected, [quota])
+
+
+def test_a_sample_of_long_lists_has_about_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = long_lists([200] * 40, 30)
+    whole = conflicts_of_run(lists, 0, None)
+    monkeypatch.setattr(operator_conflict, "MOST_ITEMS", 100)
+    sampled = conflicts_of_run(lists, 0, None)
+    assert [(one.k, one.lists) for one in sampled] == [(15, 40)] * len(whole)
+    for one, other in zip(sampled, whole, strict=True):
+        # in a shorter list, an item is a larger part of those that compete for a place, so that fewer are lowered
+        close = 0.2 if one.operator.endswith("LCRON's code") else 0.06
+        assert one.lowered.value == pytest.approx(other.lowered.value, abs=close), one.operator
+        for measured, close in ((ROW_LOWERED, 0.15), (ROW_CONFLICT, 0.06), (CANCELLED, 0.06)):
+            assert one.shares.get(measured) == pytest.approx(other.shares.get(measured), abs=close), one.operator
+        if one.operator == "DFTopK":
+            assert one.shares[BOUNDARY] == pytest.approx(other.shares[BOUNDARY], abs=0.02)
+
+
+def test_a_sample_keeps_relevant_items_and_the_selected_share_of_each_list() -> None:
+    lists = long_lists([1000, 500, 60, 12], 10)
+    relevant = lists.weight > 0
+    places, mask = operator_conflict._sample(lists.mask, relevant, 0.1, 2, torch.Generator().manual_seed(0))
+    assert mask.sum(-1).tolist() == [100, 50, 6, 5]  # relevant items are more than a tenth of the last list
+    assert (relevant.gather(-1, places) & mask).sum(-1).tolist() == [5] * 4
+    assert lists.mask.gather(-1, places)[mask].all()
+    for row, real in zip(places, mask, strict=True):
+        assert len(row[real].unique()) == real.sum()
+
+
+def test_lists_up_to_the_limit_are_measured_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = lists_of()
+    whole = conflicts_of_run(lists, 0, DFTOPK)
+    monkeypatch.setattr(operator_conflict, "MOST_ITEMS", lists.mask.shape[-1])
+    monkeypatch.setattr(operator_conflict, "_sample", None)
+    assert conflicts_of_run(lists, 0, DFTOPK) == whole
 
 
 def test_equal_scores_do_not_divide_by_zero() -> None:

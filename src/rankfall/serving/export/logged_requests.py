@@ -13,7 +13,7 @@ from rankfall.encoding import UNSEEN
 from rankfall.serving.encoded_requests import NO_ITEM, EncodedRequests
 from rankfall.serving.export.item_table import ids_of
 from rankfall.serving.request_encoder import MASK
-from rankfall.training.cascade_metrics import ground_truth
+from rankfall.training.cascade_metrics import ground_truth, user_feature
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -72,12 +72,14 @@ class RequestSample(NamedTuple):
         times: Their times in milliseconds since 1970.
         reactions: What the log knows about relevant items, None if it knows nothing.
         length: The mean number of items of the lists in the log.
+        users: The id of the user of each request, where the log knows it.
     """
 
     requests: EncodedRequests
     times: NDArray[np.int64]
     reactions: Reactions | None = None
     length: float = 0.0
+    users: NDArray[np.int64] | None = None
 
 
 class LoggedItems(NamedTuple):
@@ -118,6 +120,7 @@ def sample_requests(
     numbers, ids = ids_of(log)
     rows_of = items.lookup.find(ids) if items.lookup.values.type == ids.type else np.full(len(ids), NO_ITEM)
     parts: list[tuple[RequestSample, LoggedItems]] = []
+    user, users = user_feature(log.spec), []
     for day in chosen:
         each = -(-count // len(chosen))
         loader = ImpressionLoader(log, day, batch=each, window=max(each, 4096), seed=0, prefetch=0)
@@ -127,6 +130,8 @@ def sample_requests(
         sample, logged_items = _convert(impressions, rows, features, inputs, k)
         reactions = _reactions(impressions, rows, ids, places, relevant)
         parts.append((sample._replace(reactions=reactions), logged_items))
+        if user is not None:
+            users.append(impressions.user[user].long().numpy())
     samples = [sample for sample, _ in parts]
     counts = [len(sample.requests) for sample in samples]
     logged = [of for _, of in parts]
@@ -135,6 +140,7 @@ def sample_requests(
         np.concatenate([sample.times for sample in samples]),
         Reactions.join([sample.reactions for sample in samples if sample.reactions is not None], counts),
         float(np.average([sample.length for sample in samples], weights=counts)),
+        np.concatenate(users) if users else None,
     )
     return joined, LoggedItems(
         np.concatenate([of.rows for of in logged]),

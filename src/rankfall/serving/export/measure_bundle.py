@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
 from rankfall._results import Number, Result
+from rankfall.training.cascade_metrics import user_numbers
 from rankfall.training.stage_figures import Estimate, StageFigures, stage_figures
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class ServedFigures(Result):
     """Number of relevant items of all these requests."""
     not_exported: int
     """Number of these that the bundle does not have."""
+    resampled: Literal["requests", "users"] = "requests"
+    """What intervals are over, as in an evaluation."""
 
 
 def measure_bundle(
@@ -82,7 +85,8 @@ def measure_bundle(
     left = _left(bundle, sample, reactions, places, on_requests)
     counted = np.isin(reactions.request, places) & (reactions.share > 0)
     ranked = torch.full((len(places),), len(bundle.items))
-    stages = stage_figures(bundle.names, bundle.quotas, torch.from_numpy(left), ranked)
+    users = None if sample.users is None else user_numbers(torch.from_numpy(sample.users[places]))
+    stages = stage_figures(bundle.names, bundle.quotas, torch.from_numpy(left), ranked, units=users)
     return ServedFigures(
         requests=len(places),
         items=len(bundle.items),
@@ -91,6 +95,7 @@ def measure_bundle(
         index_recall=bundle.manifest["stages"][0].get("index", {}).get("recall"),
         run=run,
         relevant=int(counted.sum()),
+        resampled="requests" if users is None else "users",
         not_exported=int((reactions.row[counted] < 0).sum()),
     )
 

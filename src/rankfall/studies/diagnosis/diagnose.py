@@ -13,7 +13,7 @@ from rankfall.studies.diagnosis.cut_distance import cut_distance, oracle
 from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis, StageDiagnosis
 from rankfall.studies.diagnosis.findings import find
 from rankfall.studies.diagnosis.funnel_lists import FunnelLists
-from rankfall.studies.diagnosis.operator_conflict import conflicts_of_run
+from rankfall.studies.diagnosis.operator_conflict import MOST_ITEMS, conflicts_of_run
 from rankfall.studies.diagnosis.segments import find_segments
 from rankfall.studies.diagnosis.stage_agreement import agreement
 from rankfall.studies.diagnosis.survival_bound import survival_bound
@@ -219,5 +219,11 @@ def _notes(scores: StageScores, lists: FunnelLists, known: LogAttributes) -> lis
         notes.append(
             "The lists hold the best items of the first stage and all relevant items, not all items: agreement of the "
             "first two stages over all items is unknown, and the survival bound and gradients are those of these lists"
+        )
+    if lists.mask.shape[-1] > MOST_ITEMS:
+        notes.append(
+            f"Gradients are measured on the relevant items and a random sample of the others, at most {MOST_ITEMS} "
+            "items of a list, with quotas that are smaller by the same factor. They compare operators; on whole lists, "
+            "gradients on the boundary are smaller, and soft sorts lower more relevant items"
         )
     return notes

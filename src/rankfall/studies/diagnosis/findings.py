@@ -34,14 +34,18 @@ def find(
         conflicts: Gradient conflict of operators on the scores of the run.
     """
     found = [
-        *(finding for number, stage in enumerate(stages) for finding in _of_stage(joint_recall, number, stage)),
+        *(
+            finding
+            for number, stage in enumerate(stages)
+            for finding in _of_stage(joint_recall, number, stage, last=number == len(stages) - 1)
+        ),
         *(finding for one in agreement for finding in _of_agreement(one)),
         *_of_conflicts(conflicts),
     ]
     return sorted(found, key=lambda finding: -1.0 if finding.at_stake is None else finding.at_stake.value, reverse=True)
 
 
-def _of_stage(joint_recall: Estimate, number: int, stage: StageDiagnosis) -> Iterator[Finding]:
+def _of_stage(joint_recall: Estimate, number: int, stage: StageDiagnosis, *, last: bool) -> Iterator[Finding]:
     gain = stage.oracle.gain
     if gain.value >= LEAST_STAKE:
         yield Finding(
@@ -62,7 +66,8 @@ def _of_stage(joint_recall: Estimate, number: int, stage: StageDiagnosis) -> Ite
             stage=stage.stage,
             text=f"{_percent(best.passes.value)} of what {stage.stage} loses is ranked from {stage.quota + 1} to "
             f"{best.quota}. With a quota of {best.quota} instead of {stage.quota}, joint recall would be "
-            f"{best.joint_recall.value:.3f}: stages.{number}.quota={best.quota}.",
+            f"{best.joint_recall.value:.3f}: stages.{number}.quota={best.quota}."
+            + (" It is the last stage, so more items would be returned." if last else ""),
             at_stake=best.gain,
         )
     for segment in [one for one in stage.segments if one.explained_by is None][:SEGMENTS]:
@@ -76,7 +81,7 @@ def _shallow(stage: StageDiagnosis) -> str:
     median = cut.rank_over_quota["50"]
     if cut.known_up_to is not None and median >= cut.known_up_to:
         return f"Half of the lost items are ranked beyond {cut.known_up_to:g} times its quota"
-    return f"Half of the lost items are ranked within {median:.2g} times its quota"
+    return f"Half of the lost items are ranked within {_times(median)} times its quota"
 
 
 def _later(stage: StageDiagnosis) -> str:
@@ -89,8 +94,8 @@ def _segment(stage: StageDiagnosis, segment: Segment) -> str:
     return (
         f"{stage.stage} keeps {_percent(segment.kept.value)} ({_percent(segment.kept.low)} to "
         f"{_percent(segment.kept.high)}) of the relevant items with {segment.attribute} = {segment.value}, and "
-        f"{_percent(segment.kept_elsewhere)} of all others. They are {_percent(segment.share_of_items)} of the items "
-        f"(n = {segment.items:,}) and {_percent(segment.share_of_lost)} of what it loses."
+        f"{_percent(segment.kept_elsewhere)} of all others. They are {_percent(segment.share_of_items)} of the "
+        f"relevant items that arrive (n = {segment.items:,}) and {_percent(segment.share_of_lost)} of what it loses."
     )
 
 
@@ -116,6 +121,15 @@ def _of_conflicts(conflicts: Sequence[OperatorConflict]) -> Iterator[Finding]:
                 text=f"The operator of this run ({one.operator}) lowers the scores of {_percent(one.lowered.value)} "
                 f"of the relevant items on the scores of {one.stage}. Compare it with operators that lower fewer.",
             )
+
+
+def _times(factor: float) -> str:
+    """Return two digits of a factor, never as a power of ten.
+
+    >>> _times(1.23), _times(123.4)
+    ('1.2', '123')
+    """
+    return f"{factor:.0f}" if factor >= 10 else f"{factor:.2g}"
 
 
 def _percent(share: float) -> str:

@@ -171,8 +171,11 @@ def conflicts_of_run(lists: FunnelLists, stage: int, own: Mapping[str, Any] | No
     Operators differ in the meaning of their temperature. NeuralSort multiplies scores by the number of items, so that
     its temperature is multiplied too; then all operators of the same softness blur about the same number of items.
 
-    Of lists with more than `MOST_ITEMS` items, the relevant items and a random sample of the others are measured, with
-    a k that is smaller by the same factor.
+    If the longest list has more than `MOST_ITEMS` items, the relevant items and a random sample of the others are
+    measured. All lists and k become shorter by the same factor, so that each list keeps its share of selected items.
+    The shares are those of lists of this length. With half of the items, published gradients of soft sorts lowered up
+    to .17 fewer of the relevant items in tests, other operators differed by up to .03; shares on the boundary become
+    larger, except for DFTopK, since its two items are a larger part of the list.
 
     Args:
         lists: The lists of the run.
@@ -194,9 +197,9 @@ def conflicts_of_run(lists: FunnelLists, stage: int, own: Mapping[str, Any] | No
     mask, relevant = lists.mask[chosen], lists.weight[chosen] > 0
     scores = lists.scores[stage][chosen].double().masked_fill(~mask, 0.0)
     if width > items:
-        places = _sample(mask, relevant, items, generator)
-        mask, relevant, scores = (values.gather(-1, places) for values in (mask, relevant, scores))
         k = max(1, k * items // width)
+        places, mask = _sample(mask, relevant, items / width, k + 1, generator)
+        relevant, scores = relevant.gather(-1, places) & mask, scores.gather(-1, places)
     length = float(mask.sum(-1).double().mean())
     scaled = scores / _spread(scores, mask)
     compared: list[tuple[str, float | None, dict[str, Any], Tensor]] = []
@@ -221,10 +224,25 @@ def conflicts_of_run(lists: FunnelLists, stage: int, own: Mapping[str, Any] | No
     return found
 
 
-def _sample(mask: Tensor, relevant: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Return the places ``(lists, count)`` of the relevant items and of random others, padding last."""
+def _sample(
+    mask: Tensor, relevant: Tensor, share: float, least: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Choose a share of the items of each list: all relevant items, then random others.
+
+    Args:
+        mask: Real items ``(lists, items)``.
+        relevant: Relevant items.
+        share: Share of the items of a list that are chosen.
+        least: Smallest number of chosen items, at most the length of any list.
+        generator: Random generator.
+
+    Returns:
+        The places ``(lists, chosen)`` of the items, padded to the longest list, and a mask of the same shape.
+    """
+    count = (share * mask.sum(-1, keepdim=True)).ceil().long().clamp(min=least).maximum(relevant.sum(-1, keepdim=True))
     keys = torch.rand(mask.shape, generator=generator) + relevant.float() - (~mask).float()
-    return keys.topk(count, -1).indices
+    places = keys.topk(int(count.max()), -1).indices
+    return places, torch.arange(places.shape[-1]) < count
 
 
 def operator_text(options: Mapping[str, Any]) -> str:

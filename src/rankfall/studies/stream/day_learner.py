@@ -35,9 +35,11 @@ from rankfall.training.config.component_checks import has_schedule
 from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.sections import Role
+from rankfall.training.item_weights import item_weights
 from rankfall.training.label_checks import check_training_labels
 from rankfall.training.loop import Loop, train_in
 from rankfall.training.per_list_table import values_table
+from rankfall.training.propensity_weights import PropensityWeights
 from rankfall.training.run_directory import (
     CONFIG,
     DAYS,
@@ -129,6 +131,9 @@ def train_days(
     else:
         present = [day for day in days if day in log.days]
         check_training_labels(log, config, present, built[0], on_notice)
+        weights_of_items = item_weights(config, log)
+        if isinstance(weights_of_items, PropensityWeights):
+            on_notice(weights_of_items.describe(log, present))
         check_quotas(config, measuring_loader(log, config, present[1:] or present, first_days))
         check_kept(built[0], training_loader(log, config, present, first_days=first_days))
     with seeded(config.training.seed, config.training.threads):

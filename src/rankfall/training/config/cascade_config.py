@@ -105,6 +105,14 @@ class LogConfig(Section):
         "relevance alone. Metrics do not depend on this option.",
     )
 
+    least_informative: float = Field(
+        default=0.01,
+        ge=0,
+        lt=1,
+        description="Training is refused if the objective can learn an order from at most this share of the training "
+        "lists; 0: only if there is none.",
+    )
+
     @model_validator(mode="after")
     def _check_length(self) -> Self:
         if self.length == "all" and self.length_from == "batch":
