@@ -57,14 +57,14 @@ def evaluate(
 
     KEY=VALUE changes what is measured: of a cascade data.length (all: every item that the log has by the end of the
     day, as in a service), quotas such as stages.0.quota, relevant, days, another log (data.path), stage_metrics. The
-    files of the run stay as they are; --out names a directory for such a result.
+    files of the run stay as they are; --out names a directory for such a result and its page.
 
     --diagnose prints how far below the cut lost items were, which segments suffer, what perfect stages would gain,
     whether stages agree, and requests that show each cause. It writes diagnosis.json beside evaluation.json.
     """
     from rankfall.reporting.diagnosis_table import terminal_diagnosis
     from rankfall.reporting.evaluation_table import terminal_evaluation
-    from rankfall.reporting.files import write_report
+    from rankfall.reporting.files import write_evaluation_report, write_report
     from rankfall.studies.evaluate import evaluate_run, evaluation_files, result_directory
     from rankfall.training.config.cascade_config import CascadeConfig
     from rankfall.training.run_directory import CONFIG, RESULT, read_config_as
@@ -87,10 +87,12 @@ def evaluate(
         )
     directory = result_directory(run, data=moved, overrides=changes, out=out)
     diagnosis = _diagnose(run, split, moved, changes, directory) if diagnose else None
-    page = write_report(run) if directory == run else None
+    page = None
+    if directory is not None:
+        page = write_report(run) if directory == run else write_evaluation_report(run, directory)
     summary = evaluation.summary()
     if figures is not None:
-        write_evaluation_figures(summary, figures, run if page and split == "test" else None)
+        write_evaluation_figures(summary, figures, run if directory == run and split == "test" else None)
     if as_json:
         print_json(summary.to_json() | ({"diagnosis": diagnosis.to_json()} if diagnosis else {}))
         return
@@ -100,7 +102,7 @@ def evaluate(
     if directory is None:
         print_message(f"{run} was not changed; --out DIR writes this result")
         return
-    files = [page] if page and split == "test" else evaluation_files(directory, split)
+    files = evaluation_files(directory, split) if split != "test" and directory == run else (page,)
     print_message(f"wrote {' and '.join(map(str, files))}")
 
 

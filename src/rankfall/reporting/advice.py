@@ -33,14 +33,22 @@ class Advice:
     about: str = ""
 
 
-def advise(run: str, diagnosis: Diagnosis | None, plan: PlanResult | None) -> Advice:
-    """Return what to do next about a run, and the commands that find out more."""
+def advise(run: str, diagnosis: Diagnosis | None, plan: PlanResult | None, overrides: Sequence[str] = ()) -> Advice:
+    """Return what to do next about a run, and the commands that find out more.
+
+    Args:
+        run: Path of the run directory.
+        diagnosis: Diagnosis of the run, if there is one.
+        plan: Plan of its quotas, if there is one.
+        overrides: What was measured differently from the configuration of the run.
+    """
+    measured = shlex.join([run, *overrides])
     steps = [(one.text, _stake(one)) for one in (diagnosis.findings[:FINDINGS] if diagnosis else ())]
     commands = []
     if diagnosis is None:
-        commands.append(("Find out why each stage loses items:", f"rankfall evaluate {run} --diagnose"))
+        commands.append(("Find out why each stage loses items:", f"rankfall evaluate {measured} --diagnose"))
     if plan is None:
-        commands.append(("Find the quotas that keep most for their cost:", f"rankfall plan {run}"))
+        commands.append(("Find the quotas that keep most for their cost:", f"rankfall plan {measured}"))
     elif _is_no_better(plan):
         steps.append((f"Keep the quotas: {_why_keep(plan)}.", ""))
     else:

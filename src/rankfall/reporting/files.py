@@ -54,6 +54,18 @@ def write_report(path: Path, out: Path | None = None) -> Path:
     return out
 
 
+def write_evaluation_report(run: Path, measured: Path) -> Path:
+    """Write the page of another evaluation of a run to the directory of its result, and return the file.
+
+    Args:
+        run: Run directory.
+        measured: Directory with the evaluation, and its diagnosis if there is one.
+    """
+    out = measured / REPORT
+    _write_page(run_page(run, measured), out)
+    return out
+
+
 def page_of(path: Path) -> str:
     """Return the page of a directory of a run, a comparison or a stream as HTML."""
     if (path / COMPARISON).is_file():

@@ -35,6 +35,7 @@ from rankfall.studies.plan.plan_result import PLAN, PlanResult
 from rankfall.studies.results import SplitEvaluation
 from rankfall.training.cascade_metrics import JOINT
 from rankfall.training.config.cascade_metric_names import measured_name, shown_name, with_one_name
+from rankfall.training.config.evaluation_overrides import with_evaluation_overrides
 from rankfall.training.methods import method_of
 from rankfall.training.per_list_table import CHANCE
 from rankfall.training.run_directory import CONFIG, DAYS, is_finished, read_config, read_lines, read_result
@@ -91,17 +92,24 @@ class _Funnel:
     notes: list[str]
 
 
-def run_page(run: Path) -> str:
-    """Return the page of a run directory as HTML."""
-    return render("run.html", f"Run {run.name}", **run_content(run))
+def run_page(run: Path, measured: Path | None = None) -> str:
+    """Return the page of a run as HTML.
+
+    Args:
+        run: Run directory.
+        measured: Directory of another evaluation of the run, with its diagnosis. Default: the run directory.
+    """
+    evaluated = _load_evaluation(measured or run)
+    title = ", ".join([f"Run {run.name}", *_overrides(evaluated)])
+    return render("run.html", title, **run_content(run, measured))
 
 
-def run_content(run: Path) -> dict[str, Any]:
-    """Return the parts of the page of a run directory, for the template."""
+def run_content(run: Path, measured: Path | None = None) -> dict[str, Any]:
+    """Return the parts of the page of a run, for the template; see :func:`run_page`."""
     config, lines = read_config(run), read_lines(run)
-    evaluated = _load_evaluation(run)
+    evaluated = _load_evaluation(measured or run)
     return {
-        **(_without_evaluation(run) if evaluated is None else _evaluation_parts(run, config, evaluated)),
+        **(_evaluation_parts(run, measured or run, config, evaluated) if evaluated else _without_evaluation(run)),
         **_training_parts(config, lines),
         "about": _about_table(run, config, lines),
         "config": (run / CONFIG).read_text(encoding="utf-8"),
@@ -122,6 +130,11 @@ def _load_evaluation(run: Path) -> _Evaluated | None:
     return None
 
 
+def _overrides(evaluated: _Evaluated | None) -> list[str]:
+    """Return what an evaluation measured differently from the configuration of its run."""
+    return (evaluated.summary.overrides or []) if evaluated else []
+
+
 def _without_evaluation(run: Path) -> dict[str, Any]:
     parts: dict[str, Any] = dict.fromkeys(_EVALUATION_PARTS)
     if (run / DAYS).is_dir():
@@ -131,11 +144,11 @@ def _without_evaluation(run: Path) -> dict[str, Any]:
     return {**parts, "summary": text, "evaluate_command": f"rankfall evaluate {run}", "warnings": []}
 
 
-def _evaluation_parts(run: Path, config: TrainConfig, evaluated: _Evaluated) -> dict[str, Any]:
-    method, summary = method_of(config), evaluated.summary
+def _evaluation_parts(run: Path, measured: Path, config: TrainConfig, evaluated: _Evaluated) -> dict[str, Any]:
+    method, summary = method_of(with_evaluation_overrides(config, _overrides(evaluated))), evaluated.summary
     metric = _main_metric(method.main_metric, evaluated)
     steps = _steps(method.funnel, evaluated)
-    diagnosis, plan = _load(run / DIAGNOSIS, Diagnosis), _load(run / PLAN, PlanResult)
+    diagnosis, plan = _load(measured / DIAGNOSIS, Diagnosis), _load(measured / PLAN, PlanResult)
     histogram, quantiles = _distribution(evaluated, metric)
     return {
         "metric": shown_name(metric),
@@ -145,7 +158,7 @@ def _evaluation_parts(run: Path, config: TrainConfig, evaluated: _Evaluated) -> 
         "warnings": sentences(summary.warnings),
         "headline": [*_headline(evaluated, metric), *map(_kept_tile, summary.funnel or ())],
         "headline_note": _headline_note(evaluated),
-        "advice": advise(str(run), diagnosis, plan) if steps else None,
+        "advice": advise(str(run), diagnosis, plan, _overrides(evaluated)) if steps else None,
         "diagnosis": diagnosis_section(diagnosis) if diagnosis else None,
         "plan": _plan_parts(plan, summary.warnings) if plan else None,
         "stages": _stages_table(summary.funnel) if summary.funnel else None,

@@ -99,6 +99,11 @@ def test_other_measurements_do_not_touch_the_run(trained: Path, tmp_path: Path) 
     assert {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()} == before
     assert run("evaluate", copy, "stages.0.quota=4", "--diagnose", "--out", tmp_path / "other") == 0
     assert Diagnosis.load(tmp_path / "other" / DIAGNOSIS).stages[0].quota == 4
+    page = (tmp_path / "other" / "report.html").read_text()  # of the evaluation with 4 items, not of the run
+    assert "<h1>Run run, stages.0.quota=4</h1>" in page
+    assert "keeps 4" in page
+    assert "<h2>Diagnosis</h2>" in page
+    assert f"rankfall plan {copy} stages.0.quota=4" in page
 
 
 def test_rankers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
