@@ -258,6 +258,19 @@ def test_nothing_was_defined(ranker: Path, tmp_path: Path) -> None:
     assert Page(copy / "report.html").table("metric")[1][1] == "none"
 
 
+def test_a_single_validation_is_a_sentence(cascade: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(cascade, tmp_path / "run")
+    lines = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    for line in lines[:-1]:
+        line["validation"] = {}
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run("report", str(copy)) == 0
+    found = Page(copy / "report.html")
+    assert len(found.pictures) == len(Page(cascade / "report.html").pictures) - 1
+    recall = f"{lines[-1]['validation']['joint_recall']:.3f}".removeprefix("0")
+    assert f"Validation joint_recall {recall} in epoch {len(lines)}." in found.words
+
+
 def test_one_epoch_is_a_table_and_none_a_sentence(cascade: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(cascade, tmp_path / "run")
     first, *_ = (copy / "metrics.jsonl").read_text().splitlines()

@@ -420,10 +420,12 @@ def _training_parts(config: TrainConfig, epochs: Sequence[Mapping[str, Any]]) ->
         return parts | {"single_epoch": Table([f"after one {step}", ""], body)}
     speed = epochs[-1].get("impressions_per_second") or epochs[-1].get("lists_per_second")
     last = "on the last day" if step == "day" else "in the last epoch"
-    drawn = {f"Training loss by {step}": losses, f"Validation by {step}": metrics}
+    once = {name: points[0] for name, points in metrics.items() if len(points) == 1}  # one point is no curve
+    notes = [f"Validation {name} {short(value)} in {step} {at:.0f}." for name, (at, value) in once.items()]
+    drawn = {f"Training loss by {step}": losses, f"Validation by {step}": {} if once else metrics}
     return parts | {
         "curves": [_curve(title, series) for title, series in drawn.items() if series],
-        "training_note": f"{speed:,.0f} lists per second {last}." if speed else "",
+        "training_note": " ".join([*notes, f"{speed:,.0f} lists per second {last}." if speed else ""]).strip(),
     }
 
 
