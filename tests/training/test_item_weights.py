@@ -127,7 +127,7 @@ def test_a_lost_scaling_is_an_error(log: Path) -> None:
 
 def test_a_name_stands_for_the_defaults(log: Path) -> None:
     config = validate_cascade(content(log, weight="like"))
-    assert config.weight == WeightConfig(of="like", base=1.0, scale=1.0, clip=10.0)
+    assert config.weight == WeightConfig(of="like", base=1.0, scale=1.0, clip=100.0)
     assert validate_cascade(json.loads(config.model_dump_json())) == config
     assert validate_cascade(content(log)).weight is None
     assert item_weights(validate_cascade(content(log)), ImpressionLog.load(log)) is None
@@ -136,7 +136,7 @@ def test_a_name_stands_for_the_defaults(log: Path) -> None:
 @pytest.mark.parametrize(
     ("weight", "message"),
     [
-        ({"of": "like", "scale": 0.0}, "weight: found base 1, scale 0 and clip 10, so that all items have the same"),
+        ({"of": "like", "scale": 0.0}, "weight: found base 1, scale 0 and clip 100, so that all items have the same"),
         ({"of": "like", "base": 3.0, "clip": 2.0}, "weight: found base 3, scale 1 and clip 2"),
         ({"of": "like", "scael": 2.0}, "weight: unknown key 'scael', did you mean 'scale'"),
         ({"scale": 2.0}, "weight.of is missing"),

@@ -156,6 +156,11 @@ def test_wrong_curves_and_logs(log: ImpressionLog, tmp_path: Path) -> None:
         PropensityWeights(WeightConfig(examination=curve, of="click"), random_log(tmp_path / "log"))
 
 
+def test_propensities_have_a_smaller_default_clip() -> None:
+    assert WeightConfig.model_validate({"of": "click", "examination": "curve.json"}).clip == 10
+    assert WeightConfig.model_validate({"of": "click"}).clip == 100
+
+
 @pytest.mark.parametrize("wrong", [{"clip": 1.0}, {"base": 2.0}, {"scale": 0.0}])
 def test_weights_of_a_curve_have_no_base_and_no_scale(log: ImpressionLog, wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=r"with examination, expected no base, no scale and a clip above 1"):

@@ -221,7 +221,14 @@ class WeightConfig(Section):
     )
     base: float = Field(default=1.0, ge=0, description="Weight of an item with the value 0.")
     scale: float = Field(default=1.0, ge=0, description="Weight that a value of 1 adds.")
-    clip: float = Field(default=10.0, gt=0, description="Largest weight.")
+    clip: float = Field(default=100.0, gt=0, description="Largest weight; with examination by default 10.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clip_propensities(cls, value: object) -> object:
+        if isinstance(value, dict) and value.get("examination") is not None:
+            return {"clip": 10.0, **value}
+        return value
 
     @model_validator(mode="after")
     def _is_not_constant(self) -> Self:
