@@ -17,6 +17,7 @@ from rich.table import Table
 import rankfall
 from rankfall import ops
 from rankfall.cli import app
+from rankfall.commands.terminal import print_error, print_message, print_result
 from rankfall.reporting.folding import FoldedTable
 from support.command_line import run
 
@@ -88,6 +89,13 @@ def test_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr("rankfall.commands.methods.find_methods", interrupt)
     assert run("methods") == 130
     assert capsys.readouterr() == ("", "")
+
+
+def test_messages_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    print_error("feedback.a:b: found nothing")  # rich would make a picture of the letter between colons
+    print_message("data.a:b: [bold]x[/]")
+    print_result("a:b: 1")
+    assert capsys.readouterr() == ("a:b: 1\n", "error: feedback.a:b: found nothing\ndata.a:b: [bold]x[/]\n")
 
 
 # --- demo ---------------------------------------------------------------------------------------------------

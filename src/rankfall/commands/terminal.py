@@ -31,9 +31,9 @@ def examples(*commands: str) -> str:
 
 def print_result(content: RenderableType) -> None:
     """Print a report on standard output."""
-    console = Console()
+    console = Console(emoji=False)
     if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH)
+        console = Console(width=PIPE_WIDTH, emoji=False)
     # plain text may contain brackets that are no markup; tables are built with markup
     console.print(content, markup=not isinstance(content, str))
 
@@ -50,12 +50,14 @@ def json_text(content: object) -> str:
 
 def print_message(message: str) -> None:
     """Print a message on standard error."""
-    Console(stderr=True, soft_wrap=True).print(message, markup=False)
+    Console(stderr=True, soft_wrap=True, emoji=False).print(message, markup=False)
 
 
 def print_error(message: str) -> None:
     """Print an error as one red line on standard error."""
-    Console(stderr=True, soft_wrap=True).print(f"error: {message}", style="red", markup=False, highlight=False)
+    Console(stderr=True, soft_wrap=True, emoji=False).print(
+        f"error: {message}", style="red", markup=False, highlight=False
+    )
 
 
 def exit_for_failures(failures: Sequence[RunFailure]) -> None:
@@ -128,7 +130,7 @@ class _Progress(Progress):
 
 def progress() -> Progress:
     """Return a progress bar on standard error, disabled if that is not a terminal."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     return _Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),  # leaves room for the description in a terminal of 80 columns
