@@ -317,7 +317,7 @@ def test_requests_are_built_from_examples(bundle: Bundle, monkeypatch: pytest.Mo
 @pytest.fixture(scope="module")
 def measured(bundle: Bundle) -> serve.Report:
     reports: list[str] = []
-    found = serve.measure(bundle.path, seconds=0.2, turns=1, report=reports.append)
+    found = serve.measure(bundle.path, seconds=0.6, turns=1, report=reports.append)
     assert len(reports) == serve.steps(1)
     return found
 
