@@ -267,7 +267,10 @@ def test_stages_that_take_turns_are_trained(log: Path, tmp_path: Path) -> None:
     """One batch per epoch trains one of the two stages."""
     objective = {"name": "rankflow", "schedule": "alternate"}
     settings = content(log, training={"epochs": 2, "batch": 512}) | {"objective": objective}
-    train(validate_cascade(settings), tmp_path / "run")
+    notices: list[str] = []
+    result = train(validate_cascade(settings), tmp_path / "run", on_notice=notices.append)
+    assert result.epochs == 2
+    assert notices == []
 
 
 class _Still(Learner[Any]):

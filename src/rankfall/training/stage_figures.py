@@ -107,7 +107,7 @@ class Resampler:
     def ratios(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Estimate]:
         """Return ratios of sums over all requests with their intervals. The columns are not kept.
 
-        The draws take most of the time, so many ratios at once cost little more than one.
+        Drawing the samples takes most of the time, so it is faster to pass all ratios in one call.
 
         Args:
             pairs: Values ``(R,)`` per request in the numerator and in the denominator of each ratio. A ratio is NaN if
