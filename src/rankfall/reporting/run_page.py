@@ -99,9 +99,7 @@ def run_page(run: Path, measured: Path | None = None) -> str:
         run: Run directory.
         measured: Directory of another evaluation of the run, with its diagnosis. Default: the run directory.
     """
-    evaluated = _load_evaluation(measured or run)
-    title = ", ".join([f"Run {run.name}", *_overrides(evaluated)])
-    return render("run.html", title, **run_content(run, measured))
+    return render("run.html", **run_content(run, measured))
 
 
 def run_content(run: Path, measured: Path | None = None) -> dict[str, Any]:
@@ -109,6 +107,7 @@ def run_content(run: Path, measured: Path | None = None) -> dict[str, Any]:
     config, lines = read_config(run), read_lines(run)
     evaluated = _load_evaluation(measured or run)
     return {
+        "title": ", ".join([f"Run {run.name}", *_overrides(evaluated)]),
         **(_evaluation_parts(run, measured or run, config, evaluated) if evaluated else _without_evaluation(run)),
         **_training_parts(config, lines),
         "about": _about_table(run, config, lines),
