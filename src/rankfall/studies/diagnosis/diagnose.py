@@ -194,7 +194,7 @@ def own_operator(config: CascadeConfig, log: ImpressionLog) -> dict[str, Any] | 
         options["gradient"] = operator.gradient
     if not operator.normalised:
         options["normalised"] = False
-    return {"name": operator.name, **options}
+    return {"name": operator.function or operator.name, **options}
 
 
 class _Steps:
