@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall import register
 from rankfall._suggestions import did_you_mean
+from rankfall._trust import check_import
 from rankfall.registry import user_files
 from rankfall.registry.builtin_components import place as builtin_place
 
@@ -181,6 +182,8 @@ def _split(kind: Kind, reference: str) -> tuple[str, str]:
 def _load_file(kind: Kind, reference: str) -> ModuleType:
     file = find(kind, reference)
     assert file is not None
+    if not user_files.is_loaded(file):
+        check_import(reference, file)
     try:
         return user_files.load(file)
     except Exception as error:
@@ -189,6 +192,8 @@ def _load_file(kind: Kind, reference: str) -> ModuleType:
 
 def _load_module(kind: Kind, reference: str, name: str) -> ModuleType:
     file = _find_module(kind, reference, name)
+    if str(file) not in _LOADED and reference not in dict(_all_entry_points()).values():
+        check_import(reference, file)
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)  # stays there: the module may import others later, also in processes started from here

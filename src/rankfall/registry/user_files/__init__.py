@@ -50,9 +50,15 @@ def load(file: Path) -> ModuleType:
         file: Absolute path of a Python file.
     """
     name = module_name(file)
-    if name in sys.modules and _HASHES.get(name) != sha256(file):
-        del sys.modules[name]
+    if not is_loaded(file):
+        sys.modules.pop(name, None)
     return importlib.import_module(name)
+
+
+def is_loaded(file: Path) -> bool:
+    """Return whether this process has read a file as it is now."""
+    name = module_name(file)
+    return name in sys.modules and _HASHES.get(name) == sha256(file)
 
 
 def sha256(file: Path) -> str:
