@@ -32,10 +32,7 @@ OTHERS: dict[str, list[Any]] = {
     "tau": [torch.tensor(0.5)],
     "label_tau": [0.5],
     "steepness": [2.0, torch.tensor(0.5)],
-    "power": [2],
     "p": [4 / 3],
-    "network": ["bitonic"],
-    "swap": ["logistic", "reciprocal", "optimal"],
     "depth": [2, 3],
     "branches": [[2, 5, 4]],
     "gumbel_samples": [2, {"gumbel_samples": 2, "generator": torch.Generator}],
@@ -94,7 +91,7 @@ def make_lists(dtype: torch.dtype = torch.float64) -> Lists:
 def place(value: Any, device: torch.device | str) -> Any:
     """Return a copy of a value with all tensors on a device. The class of generators becomes one of the device."""
     if isinstance(value, Tensor):
-        return value.detach().clone().to(device)
+        return value.detach().clone().to(device, non_blocking=True)
     if value is GENERATOR:
         return torch.Generator(device).manual_seed(0)
     if isinstance(value, dict):
