@@ -12,7 +12,7 @@ from torch import Tensor
 from rankfall import losses
 from rankfall.losses import _pairs
 from support.standin_device import DEVICE, standin_device
-from support.variants import Options, make_lists, place, variants
+from support.variants import Device, Options, compare, make_lists, place, variants
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,28 +23,25 @@ GIVEN = ("scores", "logits", "labels", "mask", "weight")
 LISTS = make_lists()
 
 
-def run(name: str, options: Options, arguments: Options, device: torch.device, labels: Tensor) -> list[Tensor]:
-    """Return the value of a loss, or of its module, and the gradient of the scores."""
-    torch.manual_seed(0)
-    scores = place(LISTS.scores, device).requires_grad_()
-    inputs = torch.stack([scores, -scores, 2 * scores, scores / 2], -1) if "rade" in name else scores
-    component: Callable[..., Any] = getattr(losses, name)
-    arguments, options = place(arguments, device), place(options, device)
-    if inspect.isclass(component):
-        component, options = component(**options).to(device, torch.float64, non_blocking=True), {}
-    value = component(inputs, place(labels, device), **arguments, **options)
-    value.sum().backward()
-    assert scores.grad is not None
-    return [value, scores.grad]
+def check(
+    name: str, options: Options, arguments: Options, *, labels: Tensor = LISTS.labels, like: Device = "cuda"
+) -> None:
+    """Compare the value of a loss, or of its module, and the gradient of the scores."""
 
+    def run(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+        torch.manual_seed(0)
+        scores = place(LISTS.scores, device, dtype).requires_grad_()
+        inputs = torch.stack([scores, -scores, 2 * scores, scores / 2], -1) if "rade" in name else scores
+        component: Callable[..., Any] = getattr(losses, name)
+        given, set_ = place(arguments, device, dtype), place(options, device, dtype)
+        if inspect.isclass(component):
+            component, set_ = component(**set_).to(device, dtype, non_blocking=True), {}
+        value = component(inputs, place(labels, device, dtype), **given, **set_)
+        value.sum().backward()
+        assert scores.grad is not None
+        return [value, scores.grad]
 
-def check(name: str, options: Options, arguments: Options, labels: Tensor = LISTS.labels) -> None:
-    expected = run(name, options, arguments, torch.device("cpu"), labels)
-    with standin_device() as device:
-        with device.without_synchronisation():
-            found = run(name, options, arguments, DEVICE, labels)
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one.cpu(), other, rtol=1e-9, atol=1e-9, msg=lambda text: f"{options}: {text}")
+    compare(run, options, like=like)
 
 
 @pytest.mark.witness("stand-in device")
@@ -53,6 +50,7 @@ def test_computes_what_a_cpu_computes(name: str) -> None:
     for number, options in enumerate(variants(getattr(losses, name), given=GIVEN)):
         for arguments in LISTS.arguments if number == 0 else LISTS.arguments[-1:]:
             check(name, options, arguments)
+    check(name, next(variants(getattr(losses, name), given=GIVEN)), LISTS.arguments[-1], like="mps")
 
 
 @pytest.mark.parametrize("name", MODULES)

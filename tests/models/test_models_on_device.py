@@ -15,7 +15,7 @@ from rankfall import registry
 from rankfall.models import MLP, FeatureScaling, Linear, attention
 from support.batches import FEATURES, Impressions, random_batch
 from support.standin_device import DEVICE, SynchronisationError, standin_device
-from support.variants import Options, place
+from support.variants import Options, compare, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,21 +51,18 @@ def train(model: nn.Module, batch: Impressions) -> list[Tensor]:
 
 
 def check(call: Callable[[Any, Any], list[Tensor]], model: nn.Module, batch: Any) -> None:
-    expected = call(copy.deepcopy(model), batch)
-    with standin_device() as device:
-        moved = copy.deepcopy(model).to(DEVICE)
-        given = place(batch, DEVICE)
-        with device.without_synchronisation():
-            found = call(moved, given)
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one.cpu(), other)
+    def run(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+        return call(copy.deepcopy(model).to(device, dtype, non_blocking=True), place(batch, device, dtype))
+
+    compare(run, model)
+    compare(run, model, like="mps")
 
 
 @every_model
 def test_computes_what_a_cpu_computes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(attention, "_BLOCK_ON_ACCELERATOR", 200)  # several blocks, as of long lists
     for options in options_of(name):
-        check(train, registry.get("model", name)(FEATURES, **options), random_batch())
+        check(train, registry.get("model", name)(FEATURES, **options), random_batch(dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -80,12 +77,12 @@ def test_models_of_rows(model: nn.Module) -> None:
         scores.sum().backward()
         return [scores, *(parameter.grad for parameter in model.parameters()), *model.buffers()]
 
-    check(step, model, torch.randn(6, 4))
+    check(step, model, torch.randn(6, 4, dtype=torch.float64))
 
 
 def test_scaling() -> None:
     scaling = FeatureScaling(torch.arange(4.0), torch.full((4,), 2.0), log1p=True)
-    check(lambda model, rows: [model(rows)], scaling, torch.randn(6, 4))
+    check(lambda model, rows: [model(rows)], scaling, torch.randn(6, 4, dtype=torch.float64))
 
 
 def test_a_cascade_recommends() -> None:
@@ -95,7 +92,7 @@ def test_a_cascade_recommends() -> None:
         found = cascade.recommend(batch)
         return [*found.places, *found.scores, *found.items(batch.items["video"])]
 
-    check(recommend, rf.Cascade(stages), random_batch())
+    check(recommend, rf.Cascade(stages), random_batch(dtype=torch.float64))
 
 
 def test_stages_share_tables_on_a_device() -> None:

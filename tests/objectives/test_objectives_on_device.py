@@ -9,47 +9,41 @@ from torch import Tensor
 from rankfall import registry
 from rankfall.objectives import RankFlow
 from support.standin_device import DEVICE, standin_device
-from support.variants import Options, make_lists, place, variants
+from support.variants import Device, Options, compare, make_lists, place, variants
 
 LISTS = make_lists()
 LOGGED: Options = {"relevance": LISTS.labels * (LISTS.labels > 1), "depth": (LISTS.labels // 2).long()}
-every_objective = pytest.mark.parametrize("name", registry.names("objective"))
+OBJECTIVES = {made.__name__: made for made in (registry.get("objective", n) for n in registry.names("objective"))}
 
 
-def run(name: str, options: Options, arguments: Options, device: torch.device) -> list[Tensor]:
-    """Return the value, the gradients of the scores and of the weights of an objective, and what informs it."""
-    torch.manual_seed(0)
-    objective = registry.get("objective", name)(**place(options, device))
-    objective = objective.to(device, torch.float64, non_blocking=True)
-    scores = [place(scores, device).requires_grad_() for scores in (LISTS.scores, LISTS.scores.flip(-1))]
-    labels, arguments = place(LISTS.labels, device), place(arguments, device)
-    value = objective(scores, labels, **arguments)
-    value.backward()
-    arguments.pop("weight", None)
-    informative = objective.informative(labels, **arguments)
-    grads = [tensor.grad for tensor in (*scores, *objective.parameters()) if tensor.grad is not None]
-    return [value, *grads, *informative.values()]
+def check(name: str, options: Options, arguments: Options, *, like: Device = "cuda") -> None:
+    """Compare the value, the gradients of the scores and of an objective's weights, and what informs it."""
 
+    def run(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+        torch.manual_seed(0)
+        objective = OBJECTIVES[name](**place(options, device, dtype)).to(device, dtype, non_blocking=True)
+        scores = [place(scores, device, dtype).requires_grad_() for scores in (LISTS.scores, LISTS.scores.flip(-1))]
+        labels, given = place(LISTS.labels, device, dtype), place(arguments, device, dtype)
+        value = objective(scores, labels, **given)
+        value.backward()
+        given.pop("weight", None)
+        informative = objective.informative(labels, **given)
+        grads = [tensor.grad for tensor in (*scores, *objective.parameters()) if tensor.grad is not None]
+        return [value, *grads, *informative.values()]
 
-def check(name: str, options: Options, arguments: Options) -> None:
-    expected = run(name, options, arguments, torch.device("cpu"))
-    with standin_device() as device:
-        with device.without_synchronisation():
-            found = run(name, options, arguments, DEVICE)
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one.cpu(), other, rtol=1e-9, atol=1e-9, msg=lambda text: f"{options}: {text}")
+    compare(run, options, like=like)
 
 
 @pytest.mark.witness("stand-in device")
-@every_objective
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_computes_what_a_cpu_computes(name: str) -> None:
-    objective = registry.get("objective", name)
     everything = LOGGED | LISTS.arguments[-1]
-    needed, *others = variants(objective, given=())
+    needed, *others = variants(OBJECTIVES[name], given=())
     check(name, needed, {})
+    check(name, needed, everything, like="mps")
     check(name, needed, everything)
     for options in others:
-        if options.get("variant") == "published" and name == "arf_v2":
+        if options.get("variant") == "published" and name == "ARFv2":
             options["quotas"] = [4, 3]
         if options.get("labels") == "relevance":
             options["relevant"] = 2

@@ -13,13 +13,14 @@ from torch import Tensor
 from rankfall import ops, registry
 from rankfall.ops import _rows
 from support.standin_device import DEVICE, standin_device
-from support.variants import Options, make_lists, place, variants
+from support.variants import Device, Options, compare, make_lists, place, variants
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 every_operator = pytest.mark.parametrize("name", registry.names("operator"))
-MASKED = {"mask": make_lists().mask}
+LISTS = make_lists()
+MASKED = {"mask": LISTS.mask}
 
 
 @pytest.fixture
@@ -31,23 +32,18 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["rankfall.ops.diff_sort"], "RECORDED", 0)
 
 
-def run(call: Callable[..., Any], options: Options, device: torch.device) -> list[Tensor]:
-    """Return the results and the gradient of the scores."""
-    torch.manual_seed(0)
-    scores = place(make_lists().scores, device).requires_grad_()
-    results = call(scores, **place(options, device))
-    results = [results] if isinstance(results, Tensor) else list(results)
-    torch.stack([result.square().sum() for result in results]).sum().backward()
-    return [*results, scores.grad]
+def check(call: Callable[..., Any], options: Options, *, like: Device = "cuda") -> None:
+    """Compare the results and the gradient of the scores."""
 
+    def run(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+        torch.manual_seed(0)
+        scores = place(LISTS.scores, device, dtype).requires_grad_()
+        results = call(scores, **place(options, device, dtype))
+        results = [results] if isinstance(results, Tensor) else list(results)
+        torch.stack([result.square().sum() for result in results]).sum().backward()
+        return [*results, scores.grad]
 
-def check(call: Callable[..., Any], options: Options) -> None:
-    expected = run(call, options, torch.device("cpu"))
-    with standin_device() as device:
-        with device.without_synchronisation():
-            found = run(call, options, DEVICE)
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one.cpu(), other, rtol=1e-9, atol=1e-9, msg=lambda text: f"{options}: {text}")
+    compare(run, options, like=like)
 
 
 @pytest.mark.witness("stand-in device")
@@ -58,6 +54,7 @@ def test_computes_what_a_cpu_computes(name: str) -> None:
         check(operator, options | MASKED)
         if number == 0:
             check(operator, options)
+            check(operator, options, like="mps")
 
 
 @every_operator
