@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rankfall import register
 from rankfall._lists import (
     Reduction,
     add_gumbel,
@@ -24,16 +25,19 @@ from rankfall.losses._pairs import map_rows
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
+    from rankfall.option_types import NotNegativeCount, Positive
 
+
+@register.loss
 def approx_ndcg_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    tau: float | Tensor = 1.0,
-    gumbel_samples: int = 0,
-    beta: float = 1.0,
+    tau: Positive | Tensor = 1.0,
+    gumbel_samples: NotNegativeCount = 0,
+    beta: Positive = 1.0,
     generator: torch.Generator | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:

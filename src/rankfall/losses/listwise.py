@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rankfall import register
 from rankfall._lists import (
     Reduction,
     check_lists,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 
+@register.loss
 def softmax_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
@@ -61,6 +63,7 @@ def softmax_loss(
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
+@register.loss
 def listmle_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from rankfall import register
 from rankfall._lists import Reduction, check_choice, check_lists, has_positive, is_published, item_weight, reduce_lists
 from rankfall.losses.approx import approx_ndcg_loss
 from rankfall.losses.listwise import listmle_loss, softmax_loss
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
     from rankfall.ops import SoftSort, TopK
+    from rankfall.option_types import Count, Positive
 
 
 class _Loss(nn.Module):
@@ -212,6 +214,7 @@ class _AdaptiveLoss(nn.Module):
         return reduce_lists(per_list, weight=weight, reduction=self.reduction)
 
 
+@register.loss("arf")
 class ARFLoss(_AdaptiveLoss):
     r"""ARF: :func:`relax_loss` and :func:`sort_cross_entropy_loss`, balanced by a trained weight (ARF, eq. 13).
 
@@ -251,11 +254,11 @@ class ARFLoss(_AdaptiveLoss):
     def __init__(
         self,
         *,
-        m: int,
-        k: int,
-        tau: float | Tensor | None = None,
+        m: Count,
+        k: Count,
+        tau: Positive | Tensor | None = None,
         sort: SoftSort = neural_sort,
-        label_tau: float | Tensor | None = None,
+        label_tau: Positive | Tensor | None = None,
         ties: Literal["average", "position"] = "average",
         positive_only: bool = True,
         variant: Literal["sound", "published"] = "sound",
@@ -287,6 +290,7 @@ def adaptive_scales(scale: str) -> tuple[Literal["mean", "sum"], Literal["mean",
     return "mean" if scale == "mean" else "sum", "sum" if scale == "sum" else "mean"
 
 
+@register.loss("arf_v2")
 class ARFv2Loss(_AdaptiveLoss):
     r"""ARF-v2: ARF with :func:`topk_bce_loss` instead of :func:`relax_loss` (LCR, baseline).
 
@@ -321,12 +325,12 @@ class ARFv2Loss(_AdaptiveLoss):
     def __init__(
         self,
         *,
-        k: int,
-        m: int | None = None,
+        k: Count,
+        m: Count | None = None,
         topk: TopK | None = None,
-        tau: float | Tensor | None = None,
+        tau: Positive | Tensor | None = None,
         sort: SoftSort = neural_sort,
-        label_tau: float | Tensor | None = None,
+        label_tau: Positive | Tensor | None = None,
         ties: Literal["average", "position"] = "average",
         positive_only: bool = True,
         scale: Literal["mean", "sum", "mixed"] = "mean",

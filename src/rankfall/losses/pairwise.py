@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rankfall import register
 from rankfall._lists import (
     Reduction,
     check_choice,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jaxtyping import Bool, Float
+
+    from rankfall.option_types import Count, Fraction, Positive
 
     # The weight of rank i against the lower rank j, for rows start..stop and columns start..n; 0 unless i < j.
     RankWeight = Callable[[int, int], Tensor]
@@ -168,13 +171,14 @@ def _mixed(mix: float, first: RankWeight, second: RankWeight) -> RankWeight:
 # --- the losses -------------------------------------------------------------------------------------------------
 
 
+@register.loss
 def ranknet_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    sigma: float = 1.0,
+    sigma: Positive = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
     r"""RankNet: logistic loss of every pair with different labels (Burges et al. 2005; LLK, eq. 6).
@@ -221,14 +225,15 @@ def _pairs(labels: Tensor, mask: Tensor) -> Tensor:
     return below.masked_fill(~mask, 0).sum(-1).to(labels.dtype)
 
 
+@register.loss
 def lambdarank_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    k: int | None = None,
-    sigma: float = 1.0,
+    k: Count | None = None,
+    sigma: Positive = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
     r"""LambdaRank: RankNet with pairs weighted by the NDCG that a swap changes (Burges 2010; LLK, eq. 11 and 12).
@@ -260,16 +265,17 @@ def lambdarank_loss(
     return lambda_loss(scores, labels, mask=mask, weight=weight, k=k, mix=1.0, sigma=sigma, reduction=reduction)
 
 
+@register.loss
 def lambda_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    k: int | None = None,
+    k: Count | None = None,
     version: Literal["sound", "heuristic"] = "sound",
-    mix: float = 0.0,
-    sigma: float = 1.0,
+    mix: Fraction = 0.0,
+    sigma: Positive = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
     r"""LambdaLoss, and LambdaLoss@K in both versions (Wang et al. 2018; LLK, eq. 13 and 15-17).
@@ -327,16 +333,17 @@ def lambda_loss(
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
+@register.loss
 def lambda_recall_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    m: int,
-    k: int,
+    m: Count,
+    k: Count,
     positive_only: bool = True,
-    sigma: float = 1.0,
+    sigma: Positive = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
     r"""Logistic loss of the pairs whose swap changes Recall@m@k (ARF, eq. 6 and 7).

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rankfall import register
 from rankfall._lists import (
     Reduction,
     check_lists,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 
+@register.loss
 def mse_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
@@ -55,6 +57,7 @@ def mse_loss(
     return _mean_over_items((scores - labels).square(), scores, mask, weight, reduction)
 
 
+@register.loss
 def bce_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
@@ -98,6 +101,7 @@ def bce_loss(
     return _mean_over_items(costs, scores, mask, weight, reduction)
 
 
+@register.loss
 def grade_softmax_loss(
     logits: Float[Tensor, "*batch n grades"],
     labels: Float[Tensor, "*batch n"],

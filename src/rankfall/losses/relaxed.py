@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from rankfall import register
 from rankfall._lists import (
     Reduction,
     check_choice,
@@ -33,16 +34,18 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
     from rankfall.ops import SoftSort, TopK
+    from rankfall.option_types import Count, Positive
 
 
+@register.loss
 def pirank_ndcg_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    k: int | None = None,
-    tau: float | Tensor | None = None,
+    k: Count | None = None,
+    tau: Positive | Tensor | None = None,
     sort: SoftSort = neural_sort,
     straight_through: bool = False,
     reduction: Reduction = "mean",
@@ -89,14 +92,15 @@ def pirank_ndcg_loss(
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
+@register.loss
 def pirank_arp_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    k: int | None = None,
-    tau: float | Tensor | None = None,
+    k: Count | None = None,
+    tau: Positive | Tensor | None = None,
     sort: SoftSort = neural_sort,
     straight_through: bool = False,
     variant: Literal["sound", "published"] = "sound",
@@ -150,15 +154,16 @@ def pirank_arp_loss(
     return reduce_lists(per_list.masked_fill(~has_positive(labels, mask), 0.0), weight=weight, reduction=reduction)
 
 
+@register.loss
 def sort_cross_entropy_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    tau: float | Tensor | None = None,
+    tau: Positive | Tensor | None = None,
     sort: SoftSort = neural_sort,
-    label_tau: float | Tensor | None = None,
+    label_tau: Positive | Tensor | None = None,
     ties: Literal["average", "position"] = "average",
     variant: Literal["sound", "published"] = "sound",
     scale: Literal["mean", "sum"] | None = None,
@@ -218,18 +223,19 @@ def sort_cross_entropy_loss(
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
+@register.loss
 def relax_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    m: int,
-    k: int,
-    tau: float | Tensor | None = None,
+    m: Count,
+    k: Count,
+    tau: Positive | Tensor | None = None,
     sort: SoftSort = neural_sort,
     positive_only: bool = True,
-    label_tau: float | Tensor | None = None,
+    label_tau: Positive | Tensor | None = None,
     variant: Literal["sound", "published"] = "sound",
     scale: Literal["mean", "sum"] | None = None,
     reduction: Reduction = "mean",
@@ -289,14 +295,15 @@ def relax_loss(
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
+@register.loss
 def topk_bce_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    k: int,
-    m: int | None = None,
+    k: Count,
+    m: Count | None = None,
     topk: TopK | None = None,
     positive_only: bool = True,
     scale: Literal["mean", "sum"] = "mean",

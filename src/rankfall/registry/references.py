@@ -22,6 +22,7 @@ from rankfall import register
 from rankfall._suggestions import did_you_mean
 from rankfall._trust import check_import
 from rankfall.registry import user_files
+from rankfall.registry.builtin_components import place as builtin_place
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -100,9 +101,9 @@ def resolve(kind: Kind, reference: str) -> object:
     for part in attribute.split("."):
         if not hasattr(found, part):
             has = _public(found)
+            shown = f"{', '.join(has[:20])}{', ...' if len(has) > 20 else ''}" or "nothing public"
             raise UnresolvedError(
-                f"found {reference!r}, but {place} has no {part!r}{did_you_mean(part, has)}; "
-                f"it has {', '.join(has) or 'nothing public'}"
+                f"found {reference!r}, but {place} has no {part!r}{did_you_mean(part, has)}; it has {shown}"
             )
         found = getattr(found, part)
     return found
@@ -141,9 +142,7 @@ def source_of(kind: Kind, name: str) -> Source | None:
     name = name.partition("@")[0] if kind == "metric" else name
     if is_reference(name):
         return _source(kind, name, find(kind, name))
-    from rankfall.registry import builtins  # uses references
-
-    if builtins.place(kind, name):
+    if builtin_place(kind, name):
         return None
     if found := register.registered(kind).get(name):
         return _source(kind, name, Path(found.file) if found.file and Path(found.file).is_file() else None)
@@ -260,10 +259,12 @@ def _modules_in(folders: list[str]) -> list[str]:
 
 
 def _public(owner: object) -> list[str]:
-    """Return the functions and classes that a module defines itself, or the public attributes of a class."""
+    """Return the public functions and classes of a module or class: those it lists, or those it defines itself."""
+    if listed := getattr(owner, "__all__", None):
+        return [str(name) for name in listed]
     own = getattr(owner, "__name__", None)
     found = {name: one for name, one in vars(owner).items() if not name.startswith("_") and callable(one)}
-    return [name for name, one in found.items() if getattr(one, "__module__", own) == own]
+    return [name for name, one in found.items() if getattr(one, "__module__", own) == own] or list(found)
 
 
 def _explain(error: BaseException) -> str:
