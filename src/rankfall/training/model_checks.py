@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -40,7 +41,8 @@ def check_models(cascade: Cascade, config: CascadeConfig, log: ImpressionLog, on
     if not own:
         return
     loader = ImpressionLoader(log, list(log.days)[:1], batch=_IMPRESSIONS, window=_IMPRESSIONS, shuffle=False)
-    batch = next(iter(loader))
+    with closing(iter(loader)) as batches:
+        batch = next(batches)
     features = features_of(batch)  # what a service knows: a model that reads labels is refused
     for name, kind in own.items():
         model, what = cascade.models[name], f"stages: the model of {name}, {kind},"
