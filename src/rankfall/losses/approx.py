@@ -20,6 +20,7 @@ from rankfall._lists import (
     reduce_lists,
     safe_divide,
 )
+from rankfall.losses._module import LossModule
 from rankfall.losses._pairs import map_rows
 
 if TYPE_CHECKING:
@@ -85,6 +86,12 @@ def approx_ndcg_loss(
     reached = safe_divide((weighted * discount).sum(-1), ideal)
     per_list = (best - reached).mean(0).masked_fill(~has_positive(gain, mask), 0.0)
     return reduce_lists(per_list, weight=weight, reduction=reduction)
+
+
+class ApproxNDCGLoss(LossModule):
+    """Module of :func:`approx_ndcg_loss`."""
+
+    function = staticmethod(approx_ndcg_loss)
 
 
 def _smooth_ranks(scores: Tensor, mask: Tensor) -> Tensor:

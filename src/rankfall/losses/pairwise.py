@@ -31,6 +31,7 @@ from rankfall._lists import (
     safe_divide,
     top_labels,
 )
+from rankfall.losses._module import LossModule
 from rankfall.losses._pairs import row_blocks
 
 if TYPE_CHECKING:
@@ -218,6 +219,12 @@ def ranknet_loss(
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
+class RankNetLoss(LossModule):
+    """Module of :func:`ranknet_loss`."""
+
+    function = staticmethod(ranknet_loss)
+
+
 def _pairs(labels: Tensor, mask: Tensor) -> Tensor:
     """Return the number of pairs of real items with different labels."""
     ascending = labels.masked_fill(~mask, torch.inf).sort(-1).values
@@ -263,6 +270,12 @@ def lambdarank_loss(
         tensor(0.4847)
     """
     return lambda_loss(scores, labels, mask=mask, weight=weight, k=k, mix=1.0, sigma=sigma, reduction=reduction)
+
+
+class LambdaRankLoss(LossModule):
+    """Module of :func:`lambdarank_loss`."""
+
+    function = staticmethod(lambdarank_loss)
 
 
 @register.loss
@@ -333,6 +346,12 @@ def lambda_loss(
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
+class LambdaLoss(LossModule):
+    """Module of :func:`lambda_loss`."""
+
+    function = staticmethod(lambda_loss)
+
+
 @register.loss
 def lambda_recall_loss(
     scores: Float[Tensor, "*batch n"],
@@ -385,6 +404,12 @@ def lambda_recall_loss(
         rows=m,
     )
     return reduce_lists(total / k, weight=weight, reduction=reduction)
+
+
+class LambdaRecallLoss(LossModule):
+    """Module of :func:`lambda_recall_loss`."""
+
+    function = staticmethod(lambda_recall_loss)
 
 
 def _check_share(name: str, value: float) -> None:

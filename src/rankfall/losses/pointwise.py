@@ -19,6 +19,7 @@ from rankfall._lists import (
     list_mean,
     reduce_lists,
 )
+from rankfall.losses._module import LossModule
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -55,6 +56,12 @@ def mse_loss(
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     return _mean_over_items((scores - labels).square(), scores, mask, weight, reduction)
+
+
+class MSELoss(LossModule):
+    """Module of :func:`mse_loss`."""
+
+    function = staticmethod(mse_loss)
 
 
 @register.loss
@@ -101,6 +108,12 @@ def bce_loss(
     return _mean_over_items(costs, scores, mask, weight, reduction)
 
 
+class BCELoss(LossModule):
+    """Module of :func:`bce_loss`."""
+
+    function = staticmethod(bce_loss)
+
+
 @register.loss
 def grade_softmax_loss(
     logits: Float[Tensor, "*batch n grades"],
@@ -142,6 +155,12 @@ def grade_softmax_loss(
     check_none("labels", (labels < 0) | (labels >= grades), f"values outside 0..{grades - 1}, the {grades} grades")
     costs = -F.log_softmax(logits, -1).gather(-1, labels.long()[..., None]).squeeze(-1)
     return _mean_over_items(costs, labels, mask, weight, reduction)
+
+
+class GradeSoftmaxLoss(LossModule):
+    """Module of :func:`grade_softmax_loss`."""
+
+    function = staticmethod(grade_softmax_loss)
 
 
 def expected_grade(logits: Float[Tensor, "*batch n grades"]) -> Float[Tensor, "*batch n"]:

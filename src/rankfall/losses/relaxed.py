@@ -27,6 +27,7 @@ from rankfall._lists import (
     safe_divide,
     top_labels,
 )
+from rankfall.losses._module import LossModule
 from rankfall.ops import LOG_ZERO, log_inclusion, log_rows, neural_sort
 from rankfall.ops import topk as make_topk
 
@@ -92,6 +93,12 @@ def pirank_ndcg_loss(
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
+class PiRankNDCGLoss(LossModule):
+    """Module of :func:`pirank_ndcg_loss`."""
+
+    function = staticmethod(pirank_ndcg_loss)
+
+
 @register.loss
 def pirank_arp_loss(
     scores: Float[Tensor, "*batch n"],
@@ -152,6 +159,12 @@ def pirank_arp_loss(
         counted = labels.masked_fill(mask.cumsum(-1) > by_rank.shape[-1], 0.0)
     per_list = safe_divide((by_rank * position).sum(-1), counted.sum(-1))
     return reduce_lists(per_list.masked_fill(~has_positive(labels, mask), 0.0), weight=weight, reduction=reduction)
+
+
+class PiRankARPLoss(LossModule):
+    """Module of :func:`pirank_arp_loss`."""
+
+    function = staticmethod(pirank_arp_loss)
 
 
 @register.loss
@@ -221,6 +234,12 @@ def sort_cross_entropy_loss(
     scale = scale or ("sum" if published else "mean")
     per_list = _scaled(by_rank, real, scale).masked_fill(~has_positive(labels, mask), 0.0)
     return reduce_lists(per_list, weight=weight, reduction=reduction)
+
+
+class SortCrossEntropyLoss(LossModule):
+    """Module of :func:`sort_cross_entropy_loss`."""
+
+    function = staticmethod(sort_cross_entropy_loss)
 
 
 @register.loss
@@ -295,6 +314,12 @@ def relax_loss(
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
+class RelaxLoss(LossModule):
+    """Module of :func:`relax_loss`."""
+
+    function = staticmethod(relax_loss)
+
+
 @register.loss
 def topk_bce_loss(
     scores: Float[Tensor, "*batch n"],
@@ -349,6 +374,12 @@ def topk_bce_loss(
     per_list = _scaled(cost if of_items is None else cost * of_items, mask, scale)
     per_list = per_list.masked_fill(~has_recall_signal(truth, mask, kept), 0.0)
     return reduce_lists(per_list, weight=weight, reduction=reduction)
+
+
+class TopKBCELoss(LossModule):
+    """Module of :func:`topk_bce_loss`."""
+
+    function = staticmethod(topk_bce_loss)
 
 
 def _tie_shares(by_rank: Tensor, labels: Tensor, mask: Tensor) -> Float[Tensor, "*batch n n"]:

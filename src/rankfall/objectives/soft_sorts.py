@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rankfall import register
 from rankfall._lists import check_choice, check_count, has_order, has_positive, is_published, mean_over_lists
 from rankfall.losses import relax_loss, sort_cross_entropy_loss, topk_bce_loss
-from rankfall.losses.modules import adaptive_scales
+from rankfall.losses.adaptive import adaptive_scales
 from rankfall.objectives._stages import Impression, Objective, check_quotas, count_stages, grades_order
 from rankfall.ops import neural_sort
 from rankfall.ops import topk as make_topk

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -16,7 +17,7 @@ from rankfall.register import Kind, snake_case
 from rankfall.registry.signatures import parameters_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from rankfall.registry.signatures import Parameter
 
@@ -83,25 +84,37 @@ def place(kind: Kind, name: str) -> str | None:
     return found and f"{found.module}.{found.attribute}"
 
 
-def public_names(package: str) -> dict[str, str]:
-    """Return the modules of the names that a package of components exports without listing them.
+def export_others(package: str, listed: list[str]) -> Callable[[str], object]:
+    """Export the components of a package's files that its ``__init__`` does not import.
 
-    These are the registered components, and the public classes beside them that hold the options of a loss.
+    So a new component needs nothing but its file.
 
     Args:
-        package: Package such as ``"rankfall.losses"``.
+        package: Name of the package, such as ``"rankfall.losses"``.
+        listed: Its ``__all__``, to which the names of the other components are added.
+
+    Returns:
+        The ``__getattr__`` of the package.
     """
-    return dict(_public_names(package))
+    others = {name: module for name, module in _public_names(package) if name not in listed}
+    listed.extend(others)
+
+    def find(name: str) -> object:
+        if name in others:
+            return getattr(import_module(others[name]), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return find
 
 
-@cache
-def _public_names(package: str) -> tuple[tuple[str, str], ...]:
+def _public_names(package: str) -> list[tuple[str, str]]:
+    """Return the names of registered components and of the loss modules beside them, each with its module."""
     found: dict[str, str] = {}
     for file in sorted((_ROOT / package.removeprefix("rankfall.")).glob("*.py")):
         for node in _definitions(file):
             if not node.name.startswith("_") and (list(_decorators(node)) or _is_loss_module(node)):
                 found[node.name] = f"{package}.{file.stem}"
-    return tuple(sorted(found.items()))
+    return sorted(found.items())
 
 
 def _is_loss_module(node: ast.FunctionDef | ast.ClassDef) -> bool:
