@@ -98,7 +98,11 @@ def parts_of(kind: Kind, name: str, options: Iterable[str]) -> dict[str, Part]:
     """
     known = registry.options(kind, name)
     by_name: dict[str, Part] = {"sort": "sort", "topk": "topk", "loss": "loss"}
-    found = {key: known[key].part or (by_name.get(key) if known[key].annotation is _EMPTY else None) for key in options if key in known}
+    found = {
+        key: known[key].part or (by_name.get(key) if known[key].annotation is _EMPTY else None)
+        for key in options
+        if key in known
+    }
     return {key: part for key, part in found.items() if part is not None}
 
 
