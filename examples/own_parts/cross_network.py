@@ -1,6 +1,7 @@
 """A model: a deep and cross network (DCN-V2, Wang et al. 2021), which multiplies features with each other."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ class CrossNetwork(nn.Module):
         width = self.embedding.request_width + events + self.embedding.item_width
         self.crosses = nn.ModuleList(nn.Linear(width, width) for _ in range(crosses))
         widths = [width, *hidden]
-        layers = [nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in zip(widths, widths[1:])]
+        layers = [nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise(widths)]
         self.deep = nn.Sequential(*layers, nn.Linear(widths[-1], 1))
 
     def forward(self, batch: rf.models.ImpressionFeatures) -> Tensor:

@@ -25,7 +25,7 @@ def gaussian_topk(scores: Tensor, k: int, *, mask: Tensor | None = None, tau: Po
     threshold = _threshold(scores.detach(), k, real, tau)
     # One step of Newton's method from the solution changes no value. It gives the threshold its gradient.
     z = (scores - threshold) / tau
-    slope = (torch.exp(-z.detach() ** 2 / 2) * real).sum(-1, keepdim=True).clamp(min=1e-12)
+    slope = (torch.exp(-(z.detach() ** 2) / 2) * real).sum(-1, keepdim=True).clamp(min=1e-12)
     excess = (torch.special.ndtr(z) * real).sum(-1, keepdim=True)
     shift = (excess - excess.detach()) * (2 * torch.pi) ** 0.5 / slope
     p = torch.special.ndtr(z - shift)
