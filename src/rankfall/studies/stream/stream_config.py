@@ -30,7 +30,6 @@ from rankfall.studies.method_config import Methods, Seeds, check_keys, validated
 from rankfall.training.config.cascade_config import LogConfig, validate_cascade
 from rankfall.training.config.component_checks import has_schedule
 from rankfall.training.config.overrides import apply_overrides, merge, set_option
-from rankfall.training.methods import method_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,8 +109,11 @@ def make_runs(config: StreamConfig, out: Path) -> list[StreamRun]:
         for seed in config.seeds:
             resolved = _resolve(config, method, changes or {}, seed)
             runs.append(StreamRun(method, seed, resolved, out / RUNS / f"{names[method]}-{seed}"))
+    from rankfall.training.methods import method_of  # needs torch, without which configurations are validated
+
     first = runs[0]
     for run in runs:
+        method_of(run.config).check_components(f"methods.{run.method}" if config.methods else "config")
         for name, found, expected in (
             ("the metrics", run.config.metrics, first.config.metrics),
             ("training.metric", run.config.training.metric, first.config.training.metric),
@@ -144,7 +146,6 @@ def _resolve(config: StreamConfig, method: str, changes: dict[str, Any], seed: i
         raise ConfigError(f"{where}: training.epochs and training.patience: a stream trains on each day once")
     if resolved.training.validate_every != 1:
         raise ConfigError(f"{where}: training.validate_every: a stream measures every day before it trains on it")
-    method_of(resolved).check_components(where)
     return resolved
 
 
