@@ -47,6 +47,8 @@ RESUME_MUTABLE_KEYS = (
     "training.checkpoint_every",
     "training.track",
     "training.mlflow",
+    "training.device",
+    "training.compile",
 )
 """Keys of a configuration that may change between the start and the resumption of a run."""
 
@@ -96,6 +98,7 @@ class TrainResult:
         epochs: Number of epochs trained.
         seconds: Working time.
         parameters: Number of trained weights.
+        device: Device that computed the last epochs, such as ``"cpu"`` or ``"cuda:0"``.
     """
 
     best_metric: float
@@ -103,6 +106,7 @@ class TrainResult:
     epochs: int
     seconds: float
     parameters: int
+    device: str = "cpu"
 
 
 def read_config(directory: Path) -> TrainConfig:

@@ -35,6 +35,7 @@ from rankfall.training.config.component_checks import has_schedule
 from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.sections import Role
+from rankfall.training.device import placement_of
 from rankfall.training.item_weights import item_weights
 from rankfall.training.label_checks import check_training_labels
 from rankfall.training.loop import Loop, train_in
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from rankfall.training.checkpoint import State
     from rankfall.training.config.cascade_config import CascadeConfig
     from rankfall.training.config.load_config import TrainConfig
+    from rankfall.training.device import Placement
     from rankfall.training.learner import Position
     from rankfall.training.loop import OnNotice, Progress
     from rankfall.training.run_directory import TrainResult
@@ -120,6 +122,7 @@ def train_days(
         on_notice: receives messages, for instance about damaged checkpoints.
         stop: called after every batch; a true value ends the run, which raises :class:`Stopped`.
     """
+    placement = placement_of(config.training)
     config, first_days = with_depths(config, log.spec.stage_names), first_days or ItemFirstSeen()
     # negatives are drawn from days of the stream, whatever other days the log has
     log = replace(log, days={day: log.days[day] for day in days if day in log.days})
@@ -136,9 +139,9 @@ def train_days(
             on_notice(weights_of_items.describe(log, present))
         check_quotas(config, measuring_loader(log, config, present[1:] or present, first_days))
         check_kept(built[0], training_loader(log, config, present, first_days=first_days))
-    with seeded(config.training.seed, config.training.threads):
+    with seeded(config.training.seed, config.training.threads, placement.device):
         try:
-            learner = _DayLearner(config, out, log, days, first_days, built)
+            learner = _DayLearner(config, out, log, days, first_days, built, placement)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         loop = _DayLoop(learner, config, out, days=days, weights=weights, on_day=on_day, progress=progress, stop=stop)
@@ -191,10 +194,16 @@ class _OneDay:
     """Batches of one day at a time, shuffled as in a first epoch."""
 
     def __init__(
-        self, log: ImpressionLog, config: CascadeConfig, days: Mapping[str, str], first_days: ItemFirstSeen
+        self,
+        log: ImpressionLog,
+        config: CascadeConfig,
+        days: Mapping[str, str],
+        first_days: ItemFirstSeen,
+        *,
+        pin_memory: bool = False,
     ) -> None:
         self._log, self._config, self._days, self._checksums = log, config, list(days), days
-        self._first_days = first_days
+        self._first_days, self._pin_memory = first_days, pin_memory
         self._number = -1
         self._loader: ImpressionLoader | None = None
         self._state: Mapping[str, Any] = {}
@@ -226,7 +235,9 @@ class _OneDay:
             return
         self._number, self._loader = epoch, None
         self._check_day()
-        self._loader = training_loader(self._log, self._config, [self.day], first_days=self._first_days)
+        self._loader = training_loader(
+            self._log, self._config, [self.day], first_days=self._first_days, pin_memory=self._pin_memory
+        )
         if self._state.get("day") == self.day:
             self._loader.load_state_dict(self._state["loader"])
 
@@ -267,10 +278,11 @@ class _DayLearner(CascadeLearner):
         days: Mapping[str, str],
         first_days: ItemFirstSeen,
         built: BuiltObjective,
+        placement: Placement,
     ) -> None:
-        super().__init__(config, out, log, built)
+        super().__init__(config, out, log, built, placement)
         self.log, self._first_days = log, first_days
-        self.loader = _OneDay(log, config, days, first_days)
+        self.loader = _OneDay(log, config, days, first_days, pin_memory=self.placement.pins)
         self.batches = _batches(log, config, days) if has_schedule(config.objective.options) else 0
         self.measured: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
 
