@@ -17,8 +17,10 @@ be the accelerator of the whole process, of all other tests, too.
 
 from __future__ import annotations
 
+import functools
 import traceback
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
@@ -27,10 +29,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
 DEVICE = torch.device("lazy", 0)
@@ -105,12 +106,14 @@ class StandinDevice:
         synchronisations: Each synchronisation of the host with the device, with the line that caused it.
         refused_dtypes: Types that the device does not have.
         generators: Generators of the device by their address.
+        operations: All operations that ran on the device.
     """
 
     def __init__(self, refused_dtypes: tuple[torch.dtype, ...]) -> None:
         self.synchronisations: list[str] = []
         self.refused_dtypes = refused_dtypes
         self.generators: dict[int, torch.Generator] = {}
+        self.operations: set[Any] = set()
         self._synchronises = True
 
     @contextmanager
@@ -124,30 +127,32 @@ class StandinDevice:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation on the CPU tensors inside, if the device allows it."""
-        _check_devices(func, args, kwargs)
-        for reason in _synchronisations(func, args, kwargs):
+        operation = _operation(func)
+        _check_devices(operation, args, kwargs)
+        for reason in _synchronisations(operation, args, kwargs):
             self._synchronise(f"{func}: {reason}")
-        if func.namespace != "aten" and func.namespace != "prim":
+        self.operations.add(func)
+        if operation.custom:
             return _run_custom(func, args, kwargs)
-        on_device = _is_here(kwargs["device"]) if kwargs.get("device") is not None else _any_here((args, kwargs))
-        inside = {name: torch.device("cpu") if name == "device" else value for name, value in kwargs.items()}
-        found = func(*tree_map(_unwrap, args), **tree_map(_unwrap, inside))
-        return self._wrap(func, args, kwargs, found, on_device=on_device)
+        device = kwargs.get("device")
+        on_device = _any_here(args, kwargs) if device is None else _is_here(device)
+        inside = {name: _map(_unwrap, value) for name, value in kwargs.items()}
+        if device is not None:
+            inside["device"] = torch.device("cpu")
+        found = func(*[_map(_unwrap, value) for value in args], **inside)
+        written = operation.written(args, kwargs)
+        _check_written(written)
+        if len(operation.returns) == 1:
+            return self._result(found, operation.returns[0], written, on_device=on_device)
+        if operation.returns:
+            pairs = zip(found, operation.returns, strict=True)
+            return tuple(self._result(value, memory, written, on_device=on_device) for value, memory in pairs)
+        return None
 
-    def _wrap(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any, *, on_device: bool) -> Any:
-        written = _written(func, args, kwargs)
-        _check_written([*written.values()])
-        returns = func._schema.returns
-        if not returns:
-            return None
-        results = list(found) if len(returns) > 1 else [found]
-        for place, returned in enumerate(returns):
-            alias = returned.alias_info
-            if alias is not None and alias.is_write:
-                results[place] = written[min(alias.before_set)]
-            elif on_device:
-                results[place] = tree_map(self._wrap_tensor, results[place])
-        return tuple(results) if len(returns) > 1 else results[0]
+    def _result(self, value: Any, memory: str | None, written: dict[str, Any], *, on_device: bool) -> Any:
+        if memory is not None:
+            return written[memory]
+        return _map(self._wrap_tensor, value) if on_device else value
 
     def _wrap_tensor(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or isinstance(value, StandinTensor):
@@ -206,7 +211,7 @@ class _Factories(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if _is_here(kwargs.get("device")) or _any_here((args, kwargs)):
+        if _is_here(kwargs.get("device")) or _any_here(args, kwargs):
             return _active().run(func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -224,8 +229,9 @@ class _Functions(TorchFunctionMode):
         if func in _FROM_DATA and _is_here(kwargs.get("device")):
             requires_grad = kwargs.pop("requires_grad", False)
             return func(*args, **kwargs | {"device": "cpu"}).to(DEVICE).requires_grad_(requires_grad)
-        if func in _LOWERED and _AUTOCAST and _AUTOCAST[-1] is not None and _any_here((args, kwargs)):
-            args, kwargs = tree_map(lambda value: _lower(value, _AUTOCAST[-1]), (args, kwargs))
+        if func in _LOWERED and _AUTOCAST and _AUTOCAST[-1] is not None and _any_here(args, kwargs):
+            args = tuple(_lower(value, _AUTOCAST[-1]) for value in args)
+            kwargs = {name: _lower(value, _AUTOCAST[-1]) for name, value in kwargs.items()}
         return func(*args, **kwargs)
 
 
@@ -299,35 +305,85 @@ _INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_in
 _WAITING = ("_coalesce", "histc", "embedding_renorm_", "_embedding_bag")
 
 
-def _check_devices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    leaves = tree_leaves((args, kwargs))
+@dataclass(frozen=True)
+class _Operation:
+    """What the schema and the tags of an operation say.
+
+    Attributes:
+        func: The operation.
+        name: Its name, without an overload.
+        custom: Whether it is not one of PyTorch's own.
+        writes: Place, name and memory of each argument that it writes to.
+        returns: Memory of each result that is such an argument, else None.
+        takes_scalars: Whether it takes scalars on the CPU.
+        reads: Whether it reads a value.
+        dynamic: Whether the shape of its result depends on values.
+    """
+
+    func: Any
+    name: str
+    custom: bool
+    writes: tuple[tuple[int, str, str], ...]
+    returns: tuple[str | None, ...]
+    takes_scalars: bool
+    reads: bool
+    dynamic: bool
+
+    def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments that it writes to, by the name of their memory."""
+        return {memory: args[place] if place < len(args) else kwargs.get(name) for place, name, memory in self.writes}
+
+
+@functools.cache
+def _operation(func: Any) -> _Operation:
+    writes = tuple(
+        (place, argument.name, min(argument.alias_info.before_set, default=argument.name))
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    aliases = [returned.alias_info for returned in func._schema.returns]
+    return _Operation(
+        func,
+        func._schema.name.partition("::")[2],
+        func.namespace not in ("aten", "prim"),
+        writes,
+        tuple(min(alias.before_set) if alias is not None and alias.is_write else None for alias in aliases),
+        torch.Tag.pointwise in func.tags or func is aten.fill_.Tensor,
+        torch.Tag.data_dependent_output in func.tags,
+        torch.Tag.dynamic_output_shape in func.tags,
+    )
+
+
+def _check_devices(operation: _Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    leaves = [*_leaves(args), *_leaves(kwargs.values())]
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     here = _is_here(kwargs.get("device")) or any(isinstance(tensor, StandinTensor) for tensor in tensors)
     for leaf in leaves:
-        if isinstance(leaf, _TORCH_GENERATOR) and _is_standin(leaf) != here:
-            raise MixedDevicesError(f"{func}: a generator of another device than that of the tensors")
-    if func in _COPIES or kwargs.get("device") is not None:
+        if isinstance(leaf, _TORCH_GENERATOR) and _is_generator_here(leaf) != here:
+            raise MixedDevicesError(f"{operation.func}: a generator of another device than that of the tensors")
+    if operation.func in _COPIES or (kwargs.get("device") is not None and len(tensors) == 1):  # such as zeros_like
         return
-    written = tree_leaves([*_written(func, args, kwargs).values()])
     for tensor in tensors:
-        is_scalar = tensor.ndim == 0 and (torch.Tag.pointwise in func.tags or func is aten.fill_.Tensor)
-        if not isinstance(tensor, StandinTensor) and (not is_scalar or any(tensor is one for one in written)):
-            raise MixedDevicesError(f"{func}: a tensor of shape {tuple(tensor.shape)} on {tensor.device}")
+        if isinstance(tensor, StandinTensor):
+            continue
+        written = any(tensor is one for one in _leaves(operation.written(args, kwargs).values()))
+        if written or tensor.ndim > 0 or not operation.takes_scalars:
+            raise MixedDevicesError(f"{operation.func}: a tensor of shape {tuple(tensor.shape)} on {tensor.device}")
 
 
-def _synchronisations(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
-    name = func._schema.name.removeprefix("aten::")
-    if func in _COPIES:
-        yield from _blocking_copies(func, args, kwargs)
-    if torch.Tag.data_dependent_output in func.tags:
+def _synchronisations(operation: _Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
+    if operation.func in _COPIES:
+        yield from _blocking_copies(operation.func, args, kwargs)
+    if operation.reads:
         yield "reads a value"
-    if torch.Tag.dynamic_output_shape in func.tags and kwargs.get("output_size") is None and name not in _INDEXING:
-        yield "has a shape that depends on values"
-    if name in _WAITING:
+    if operation.name in _WAITING:
         yield "waits for values"
-    if name in _INDEXING and any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]):
-        yield "has a shape that depends on a mask"
-    if func is aten.where.self and not all(isinstance(tensor, StandinTensor) for tensor in args):
+    if operation.name in _INDEXING:
+        if any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]):
+            yield "has a shape that depends on a mask"
+    elif operation.dynamic and kwargs.get("output_size") is None:
+        yield "has a shape that depends on values"
+    if operation.func is aten.where.self and not all(isinstance(tensor, StandinTensor) for tensor in args):
         yield "copies a scalar to the device"
 
 
@@ -359,23 +415,29 @@ _ANY_DEVICE = (
 )
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that an operation writes to, by the name of their memory in its schema."""
-    found = {}
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            found[min(argument.alias_info.before_set, default=argument.name)] = value
-    return found
-
-
-def _check_written(values: list[Any]) -> None:
-    for tensor in tree_leaves(values):
+def _check_written(written: dict[str, Any]) -> None:
+    for tensor in _leaves(written.values()):
         if isinstance(tensor, StandinTensor) and (
             tensor.held.shape != tensor.shape
             or (tensor.layout == torch.strided and tensor.held.stride() != tensor.stride())
         ):
             raise NotImplementedError("the stand-in device cannot change the shape of a tensor in place")
+
+
+def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+    """Iterate over values and what lists and tuples among them hold."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
+def _map(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to a value, or to what a list or tuple holds."""
+    if isinstance(value, list | tuple):
+        return type(value)([_map(function, one) for one in value])
+    return function(value)
 
 
 def _unwrap(value: Any) -> Any:
@@ -386,12 +448,12 @@ def _is_here(device: Any) -> bool:
     return device is not None and torch.device(device).type == DEVICE.type
 
 
-def _any_here(values: Any) -> bool:
-    return any(isinstance(leaf, StandinTensor) or _is_standin(leaf) for leaf in tree_leaves(values))
+def _any_here(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    leaves = (*_leaves(args), *_leaves(kwargs.values()))
+    return any(isinstance(leaf, StandinTensor) or _is_generator_here(leaf) for leaf in leaves)
 
 
-def _is_standin(value: Any) -> bool:
-    """Whether a value is a generator of the device."""
+def _is_generator_here(value: Any) -> bool:
     return isinstance(value, _TORCH_GENERATOR) and cast("Any", value)._cdata in _active().generators
 
 
