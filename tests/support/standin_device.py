@@ -22,6 +22,7 @@ import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
@@ -141,6 +142,8 @@ class StandinDevice:
             inside["device"] = torch.device("cpu")
         found = func(*[_map(_unwrap, value) for value in args], **inside)
         written = operation.written(args, kwargs)
+        if torch.Tag.inplace_view in func.tags:  # such as squeeze_
+            _reshape(args[0])
         _check_written(written)
         if len(operation.returns) == 1:
             return self._result(found, operation.returns[0], written, on_device=on_device)
@@ -183,6 +186,7 @@ def standin_device(*, refused_dtypes: tuple[torch.dtype, ...] = ()) -> Iterator[
         with (
             mock.patch.object(torch, "Generator", _Generators),
             mock.patch.object(torch, "autocast", _autocast),
+            mock.patch.object(torch, DEVICE.type, SimpleNamespace(), create=True),  # which checkpoint() looks up
             _Functions(),
             _Factories(),  # type: ignore[no-untyped-call]
         ):
@@ -413,6 +417,13 @@ _ANY_DEVICE = (
     torch._C.DispatchKey.CompositeExplicitAutograd,
     torch._C.DispatchKey.CompositeImplicitAutograd,
 )
+
+
+def _reshape(tensor: StandinTensor) -> None:
+    """Give a tensor the shape of the tensor inside. The kernel of the meta device changes the shape alone."""
+    held = tensor.held
+    key = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+    aten.as_strided_.default.redispatch(key, tensor, held.shape, held.stride(), held.storage_offset())
 
 
 def _check_written(written: dict[str, Any]) -> None:

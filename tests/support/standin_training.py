@@ -32,10 +32,11 @@ def on_standin(*, synchronises: bool = False) -> Iterator[StandinDevice]:
             return _LAUNCH(learner, *args)
 
     # PyTorch lists the devices that have fused optimizers by name.
-    fused = mock.patch.object(
-        sys.modules["torch.optim.optimizer"], "_get_fused_kernels_supported_devices", lambda: ["cpu", DEVICE.type]
-    )
-    chosen = mock.patch.object(device_module, "resolve", lambda name, group=None: DEVICE)
-    with standin_device() as device, fused, chosen:
-        with mock.patch.object(Learner, "launch", _LAUNCH if synchronises else launch):
-            yield device
+    fused = {"_get_fused_kernels_supported_devices": mock.Mock(return_value=["cpu", DEVICE.type])}
+    with (
+        standin_device() as device,
+        mock.patch.multiple(sys.modules["torch.optim.optimizer"], **fused),
+        mock.patch.object(device_module, "resolve", return_value=DEVICE),
+        mock.patch.object(Learner, "launch", _LAUNCH if synchronises else launch),
+    ):
+        yield device

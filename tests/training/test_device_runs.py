@@ -166,7 +166,12 @@ def test_results_are_read_together(liked: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(loop_module, "UNREAD_SECONDS", 1e9)
     read: list[int] = []
     original = Learner.read
-    monkeypatch.setattr(Learner, "read", lambda self, unread, place: read.append(len(unread)) or original(self, unread, place))
+
+    def counted(self: Learner[Any], unread: list[Any], position: Position) -> list[Any]:
+        read.append(len(unread))
+        return original(self, unread, position)
+
+    monkeypatch.setattr(Learner, "read", counted)
     steps: list[Any] = []
     with on_standin() as device:
         train(content(liked, training={"epochs": 1}), tmp_path / "run", progress=steps.append)

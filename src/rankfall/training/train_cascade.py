@@ -42,6 +42,8 @@ from rankfall.training.item_weights import item_weights
 from rankfall.training.label_checks import check_training_labels
 from rankfall.training.learner import Learner, Loader
 from rankfall.training.loop import Loop, finished, train_in
+from rankfall.training.model_checks import check_models
+from rankfall.training.own_parts import component_files
 from rankfall.training.propensity_weights import PropensityWeights, curve_checksum
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as
 from rankfall.training.scored_batch import ScoredBatch
@@ -117,12 +119,12 @@ def train(
         return result
     with seeded(config.training.seed, config.training.threads, placement.device):
         with group.together():
+            notify = on_notice if group.first else lambda text: None
             try:
-                learner = LogLearner(config, out, log, group, built, placement)
+                learner = LogLearner(config, out, log, group, built, notify)
             except ValueError as error:
-                raise ConfigError(str(error)) from None
+                raise ConfigError(str(error)) from error
             with torch.random.fork_rng(devices=[]):  # the check must not change the weights
-                notify = on_notice if group.first else lambda text: None
                 check_training_labels(log, config, config.data.train, built[0], notify)
             loop = Loop(learner, config, out, data=data, progress=progress, stop=stop)
             weights = item_weights(config, log) if group.first else None
@@ -132,6 +134,7 @@ def train(
             CONFIG: dump_absolute(config),
             LOG: json.dumps(encoding_signature(log), indent=1) + "\n",
             DATA: json.dumps(data, indent=1) + "\n",
+            **component_files(config),
         }
         return train_in(loop, files, resume=resume, on_notice=on_notice)
 
@@ -210,13 +213,14 @@ class CascadeLearner(Learner["Impressions"]):
         out: Path,
         log: ImpressionLog,
         built: BuiltObjective,
-        placement: Placement | None = None,
+        on_notice: OnNotice = warnings.warn,
     ) -> None:
-        self.placement = placement or placement_of(config.training, self.group)
+        self.placement = placement_of(config.training, self.group)
         self.config = config
         self.out = out
         self.metric = config.training.metric
         self.cascade = make_cascade(config, log.features)
+        check_models(self.cascade, config, log, on_notice)
         self.objective, self.temperatures = built
         self.turns = self.objective.turns
         self.modules = {"cascade": self.cascade, "objective": self.objective}
@@ -266,7 +270,7 @@ class CascadeLearner(Learner["Impressions"]):
         models = {name: list(model.parameters()) for name, model in self.cascade.models.items()}
         uses = Counter(id(weight) for weights in models.values() for weight in weights)
         own = {name: [weight for weight in weights if uses[id(weight)] == 1] for name, weights in models.items()}
-        return {name: weights or models[name] for name, weights in own.items()}
+        return {name: weights or models[name] for name, weights in own.items() if models[name]}
 
     def depends_on(self, term: str, part: str) -> bool:
         """Return whether a term trains a stage: its own terms have its number, others train all stages."""
@@ -305,10 +309,10 @@ class LogLearner(CascadeLearner):
         log: ImpressionLog,
         group: Group,
         built: BuiltObjective | None = None,
-        placement: Placement | None = None,
+        on_notice: OnNotice = warnings.warn,
     ) -> None:
         self.group = group
-        super().__init__(config, out, log, built or build_objective(log, config), placement)
+        super().__init__(config, out, log, built or build_objective(log, config), on_notice)
         self.loader = make_loader(log, config, "train", group, pin_memory=self.placement.pins)
         check_kept(self.objective, self.loader)
         self.valid = make_loader(log, config, "valid")
@@ -494,13 +498,15 @@ def means_of(values: Mapping[str, Tensor]) -> dict[str, float]:
     return {name: float(value.nanmean()) for name, value in values.items()}
 
 
-def load_run(directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> tuple[CascadeConfig, Cascade]:
+def load_run(
+    directory: Path, *, checkpoint: Literal["best", "last"] = "best", trust: bool = False
+) -> tuple[CascadeConfig, Cascade]:
     """Load the configuration of a run and its cascade, in evaluation mode."""
-    config = read_config_as(CascadeConfig, directory)
+    config = read_config_as(CascadeConfig, directory, trust=trust)
     path = directory / CHECKPOINTS / f"{checkpoint}.safetensors"
     if not path.exists():
         raise ValueError(f"{directory} has no {checkpoint} weights yet, expected {path}; train it with --resume")
-    return config, Cascade.load(path).eval()
+    return config, Cascade.load(path, trust=trust).eval()
 
 
 def check_days(log: ImpressionLog, config: LogConfig) -> None:
