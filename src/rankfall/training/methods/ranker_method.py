@@ -17,6 +17,7 @@ from rankfall.training.build_components import check_loss, make_loss
 from rankfall.training.config.defaults import ranker_with_defaults
 from rankfall.training.config.ranker_config import RankerConfig
 from rankfall.training.config.sections import Role
+from rankfall.training.device import placement_of
 from rankfall.training.evaluation import evaluate
 from rankfall.training.methods.method import Config, Method, TrainingMethod
 from rankfall.training.own_parts import own_code, stored_sources
@@ -96,7 +97,6 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
     """A ranker and its loss."""
 
     kind: ClassVar[str] = "ranker"
-    trains_on_gpu: ClassVar[bool] = False
     config: RankerConfig
 
     @property
@@ -140,7 +140,7 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
 
     def score(self, directory: Path, lists: Lists) -> Tensor:
         """Return the scores ``(rows,)`` of all documents by the ranker of a run."""
-        model = self.load(directory)
+        model = self.load(directory).to(placement_of(self.config.training).device)
         if lists.features != len(model.scaling.mean):
             raise ValueError(
                 f"data: the lists have {lists.features} features, the model of {directory} was trained on "
