@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from rankfall.register import KINDS, registered
 from rankfall.registry.references import UnresolvedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from rankfall.register import Kind
 
@@ -50,6 +51,40 @@ def check_component(kind: Kind, name: str, component: object) -> Callable[..., A
         raise UnresolvedError(_refuse(kind, name, f"is {_described(component)}"))
     _check_signature(kind, name, component)
     return component
+
+
+def guess_kind(name: str, component: object) -> Kind:
+    """Return the kind of a component: the one it is registered as, or the one that its signature fits.
+
+    Args:
+        name: Name or reference, for messages.
+        component: The function or class.
+
+    Raises:
+        UnresolvedError: If it fits no kind.
+    """
+    for kind in KINDS:
+        if any(one.component is component for one in registered(kind).values()):
+            return kind
+    order: tuple[Kind, ...] = ("objective", "loss", "model") if inspect.isclass(component) else ("operator", "loss")
+    if callable(component) and "empty" in _names(component):
+        order = ("metric",)
+    for kind in order:
+        try:
+            check_component(kind, name, component)
+        except UnresolvedError:
+            continue
+        return kind
+    raise UnresolvedError(
+        f"found {name!r}, which is {_described(component)}; expected one of: {'; '.join(CONTRACTS.values())}"
+    )
+
+
+def _names(component: Callable[..., Any]) -> Iterable[str]:
+    try:
+        return inspect.signature(component).parameters
+    except (TypeError, ValueError):
+        return ()
 
 
 def _check_objective(name: str, component: object) -> None:
