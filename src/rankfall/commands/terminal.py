@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
+
+from rankfall._interrupts import stoppable as stoppable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -87,35 +88,6 @@ def interruptible(message: Callable[[], str]) -> Iterator[None]:
     except KeyboardInterrupt:
         print_message(f"interrupted: {message()}")
         raise typer.Exit(INTERRUPTED) from None
-
-
-@contextmanager
-def stoppable(on_signal: Callable[[], None], *, patient: bool = False) -> Iterator[Callable[[], int]]:
-    """Defer SIGINT and SIGTERM, so that the work inside can stop at a suitable point.
-
-    Args:
-        on_signal: Called at the first signal.
-        patient: Ignore further signals; otherwise the second one raises KeyboardInterrupt.
-
-    Yields:
-        A function that returns the number of the received signal, or 0.
-    """
-    received: list[int] = []
-
-    def handle(number: int, frame: object) -> None:
-        if received and patient:
-            return
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-        on_signal()
-
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: received[0] if received else 0
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 class _Progress(Progress):

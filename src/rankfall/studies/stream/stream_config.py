@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, model_validator
 
 from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import ConfigError, Section, read_yaml
+from rankfall._yaml_config import ConfigError, Section, read_source
 from rankfall.studies.method_config import Methods, Seeds, check_keys, validated
 from rankfall.training.config.cascade_config import LogConfig, validate_cascade
 from rankfall.training.config.component_checks import has_schedule
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from rankfall._yaml_config import ConfigLike
     from rankfall.training.config.cascade_config import CascadeConfig
 
 RUNS = "runs"
@@ -90,9 +91,10 @@ class StreamRun:
     directory: Path
 
 
-def load_stream(path: Path, overrides: Sequence[str] = ()) -> StreamConfig:
-    """Read a stream from a YAML file and apply ``key=value`` overrides."""
-    return validated(StreamConfig, apply_overrides(read_yaml(path), overrides), str(path))
+def load_stream(path: ConfigLike, overrides: Sequence[str] = ()) -> StreamConfig:
+    """Read a stream from a YAML file, or from its content, and apply ``key=value`` overrides."""
+    content, where = read_source(path)
+    return validated(StreamConfig, apply_overrides(content, overrides), where)
 
 
 def make_runs(config: StreamConfig, out: Path) -> list[StreamRun]:
