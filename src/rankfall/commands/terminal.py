@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
+
+from rankfall._progress import progress as progress
 
 from rankfall._interrupts import stoppable as stoppable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import RenderableType
+    from rich.progress import Progress
 
     from rankfall.studies.results import RunFailure
 
@@ -88,30 +89,6 @@ def interruptible(message: Callable[[], str]) -> Iterator[None]:
     except KeyboardInterrupt:
         print_message(f"interrupted: {message()}")
         raise typer.Exit(INTERRUPTED) from None
-
-
-class _Progress(Progress):
-    """Progress bars, with the wrapped text of each task's field `status` below them."""
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield self.make_tasks_table(self.tasks)
-        for task in self.tasks:
-            if task.fields.get("status"):
-                yield Text(task.fields["status"], style="dim")
-
-
-def progress() -> Progress:
-    """Return a progress bar on standard error, disabled if that is not a terminal."""
-    console = Console(stderr=True, emoji=False)
-    return _Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),  # leaves room for the description in a terminal of 80 columns
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
 
 
 def print_note(bar: Progress, text: str) -> None:
