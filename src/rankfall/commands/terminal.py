@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from rankfall._progress import progress as progress
-
 from rankfall._interrupts import stoppable as stoppable
+from rankfall._progress import progress as progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
