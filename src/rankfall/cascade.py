@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rankfall._lists import check_count, rank_order
 from rankfall._suggestions import did_you_mean
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
+from rankfall._trust import stored_code
 from rankfall.data.impressions.spec import Features
 from rankfall.models import Scorer, from_config
 
@@ -151,29 +152,34 @@ class Cascade(nn.Module):
         write_checkpoint(Path(path), tensors, about)
 
     @classmethod
-    def load(cls, path: str | Path, *, models: Mapping[str, nn.Module] | None = None) -> Cascade:
+    def load(cls, path: str | Path, *, models: Mapping[str, nn.Module] | None = None, trust: bool = False) -> Cascade:
         """Load a saved cascade.
 
         Args:
             path: File written by :meth:`save`.
             models: Models by stage, for stages whose models are not from :mod:`rankfall.models`. Their weights are
                 loaded.
+            trust: Import the code of models that the file names by ``module:class`` or ``file.py:class``, whoever
+                wrote it. Without it, only files that you have trained with before are imported.
 
         Raises:
-            ValueError: If the file is no checkpoint of a cascade, or its weights do not fit the models.
+            ValueError: If the file is no checkpoint of a cascade, its weights do not fit the models, or it names code
+                that is missing or not trusted.
         """
         tensors, about = read_checkpoint(Path(path))
         names = [stage["name"] for stage in _stages_of(about, path)]
-        return cls(_load_stages(tensors, about, names, models or {}, path))
+        with stored_code(path, trust=trust):
+            return cls(_load_stages(tensors, about, names, models or {}, path))
 
     @staticmethod
-    def load_stage(path: str | Path, name: str, *, model: nn.Module | None = None) -> Stage:
+    def load_stage(path: str | Path, name: str, *, model: nn.Module | None = None, trust: bool = False) -> Stage:
         """Load one stage of a saved cascade, without reading the others.
 
         Args:
             path: File written by :meth:`save`.
             name: Name of the stage.
             model: Model of the stage, if it is not from :mod:`rankfall.models`. Its weights are loaded.
+            trust: As of :meth:`load`.
 
         Raises:
             ValueError: If the file has no such stage, or its weights do not fit the model.
@@ -188,7 +194,8 @@ class Cascade(nn.Module):
         prefix = f"models.{name}."
         stored = {target for source, target in about["same"].items() if source.startswith(prefix)}
         tensors, _ = read_checkpoint(path, lambda tensor: tensor.startswith(prefix) or tensor in stored)
-        (stage,) = _load_stages(tensors, about, [name], {} if model is None else {name: model}, path)
+        with stored_code(path, trust=trust):
+            (stage,) = _load_stages(tensors, about, [name], {} if model is None else {name: model}, path)
         return stage
 
 

@@ -23,6 +23,7 @@ import torch
 from rankfall import __version__
 from rankfall._files import LockedError, locked, sync, write_file
 from rankfall._tensor_file import read_checkpoint
+from rankfall._trust import stored_code
 from rankfall.models.layers import RowNorm
 from rankfall.training.checkpoint import Checkpoints, DamagedError, stored_checksum
 from rankfall.training.config.load_config import validate_any
@@ -306,7 +307,8 @@ class Loop(Generic[BatchT]):
 
     def _with_defaults(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         """Return the configuration of a checkpoint with the defaults of options that are newer than it."""
-        return validate_any(stored, where=str(self.out)).model_dump(mode="json")
+        with stored_code(self.out):
+            return validate_any(stored, where=str(self.out)).model_dump(mode="json")
 
     def _check_data(self, state: State) -> None:
         """Check that a checkpoint has the same data."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankfall._files import TEMPORARY, is_temporary
+from rankfall._trust import stored_code
 from rankfall._yaml_config import ConfigError, leaves, read_yaml, shown
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.load_config import validate_any
@@ -105,21 +106,31 @@ class TrainResult:
     parameters: int
 
 
-def read_config(directory: Path) -> TrainConfig:
-    """Load the configuration of a run."""
+def read_config(directory: Path, *, trust: bool = False) -> TrainConfig:
+    """Load the configuration of a run.
+
+    Args:
+        directory: Run directory.
+        trust: Import the code that the configuration names, whoever wrote it; see :mod:`rankfall._trust`.
+
+    Raises:
+        ValueError: If the directory has no run, or its configuration names code that is missing or not trusted.
+    """
     if not (directory / CONFIG).is_file():
         raise ValueError(f"{directory} is not the directory of a run: it has no {CONFIG} (see 'rankfall train --help')")
-    return validate_any(read_yaml(directory / CONFIG), where=str(directory / CONFIG))
+    with stored_code(directory, trust=trust):
+        return validate_any(read_yaml(directory / CONFIG), where=str(directory / CONFIG))
 
 
-def read_config_as(kind: type[Config], directory: Path) -> Config:
+def read_config_as(kind: type[Config], directory: Path, *, trust: bool = False) -> Config:
     """Load the configuration of a run, and refuse a run of another kind.
 
     Args:
         kind: ``RankerConfig`` or ``CascadeConfig``.
         directory: Run directory.
+        trust: As of :func:`read_config`.
     """
-    config = read_config(directory)
+    config = read_config(directory, trust=trust)
     if not isinstance(config, kind):
         found, expected = ("cascade", "ranker") if kind is RankerConfig else ("ranker", "cascade")
         raise ValueError(f"{directory} is the run of a {found}, expected the run of a {expected}")

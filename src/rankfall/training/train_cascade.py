@@ -456,13 +456,15 @@ def means_of(values: Mapping[str, Tensor]) -> dict[str, float]:
     return {name: float(value.nanmean()) for name, value in values.items()}
 
 
-def load_run(directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> tuple[CascadeConfig, Cascade]:
+def load_run(
+    directory: Path, *, checkpoint: Literal["best", "last"] = "best", trust: bool = False
+) -> tuple[CascadeConfig, Cascade]:
     """Load the configuration of a run and its cascade, in evaluation mode."""
-    config = read_config_as(CascadeConfig, directory)
+    config = read_config_as(CascadeConfig, directory, trust=trust)
     path = directory / CHECKPOINTS / f"{checkpoint}.safetensors"
     if not path.exists():
         raise ValueError(f"{directory} has no {checkpoint} weights yet, expected {path}; train it with --resume")
-    return config, Cascade.load(path).eval()
+    return config, Cascade.load(path, trust=trust).eval()
 
 
 def check_days(log: ImpressionLog, config: LogConfig) -> None:

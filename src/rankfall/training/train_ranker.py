@@ -319,9 +319,11 @@ def _grades(lists: Lists) -> int:
 # --- a finished run -----------------------------------------------------------------------------------------------
 
 
-def load_run(directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> tuple[RankerConfig, Ranker]:
+def load_run(
+    directory: Path, *, checkpoint: Literal["best", "last"] = "best", trust: bool = False
+) -> tuple[RankerConfig, Ranker]:
     """Load the configuration of a run and its model, in evaluation mode."""
-    config = read_config_as(RankerConfig, directory)
+    config = read_config_as(RankerConfig, directory, trust=trust)
     tensors, metadata = read_checkpoint(directory / CHECKPOINTS / f"{checkpoint}.safetensors")
     scaling = FeatureScaling.identity(metadata["features"], log1p=config.data.log1p)
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn and then replaced

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 import torch
 
 from rankfall._files import new_content
+from rankfall._trust import stored_code
 from rankfall._yaml_config import ConfigError
 from rankfall.data.impressions.compatibility import check_compatible, encoding_signature
 from rankfall.data.impressions.loader import ItemFirstSeen
@@ -386,7 +387,9 @@ class _DayLoop(Loop["Impressions"]):
 
     def _with_defaults(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         days = {"train": self._days, "valid": self._days}  # not part of the checkpoint, since days may be added
-        return _resumable_settings(validate_any({**stored, "data": {**stored["data"], **days}}, where=str(self.out)))
+        content = {**stored, "data": {**stored["data"], **days}}
+        with stored_code(self.out):
+            return _resumable_settings(validate_any(content, where=str(self.out)))
 
     def _check_data(self, state: State) -> None:
         """Raise if a checkpoint was trained on other days; additional days are allowed."""

@@ -17,18 +17,20 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, cast
 
 from rankfall._suggestions import did_you_mean
+from rankfall.register import KINDS as KINDS
+from rankfall.register import Kind as Kind
+from rankfall.register import registered
+from rankfall.registry.references import entry_points, is_reference, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-Kind = Literal["operator", "loss", "objective", "model"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 REQUIRED = inspect.Parameter.empty
 """The default of an option that has none."""
@@ -82,6 +84,8 @@ _ATTRIBUTES: dict[Kind, dict[str, str]] = {
         "per_stage": "PerStage",
     },
     "model": {"two_tower": "TwoTower", "din": "DIN", "mlp": "EmbeddingMLP"},
+    "metric": {},
+    "source": {},
 }
 
 # Parameters that the caller supplies: the training loop, or other sections of the configuration.
@@ -90,6 +94,8 @@ _SUPPLIED: dict[Kind, frozenset[str]] = {
     "loss": frozenset({"scores", "logits", "labels", "mask", "weight", "reduction", "generator"}),
     "objective": frozenset({"relevant", "stages"}),
     "model": frozenset({"features", "tables"}),
+    "metric": frozenset({"scores", "labels", "mask", "empty"}),
+    "source": frozenset(),
 }
 
 # Parameters without a default that the caller supplies unless the configuration gives them.
@@ -98,6 +104,8 @@ _OVERRIDABLE: dict[Kind, frozenset[str]] = {
     "loss": frozenset(),
     "objective": frozenset({"quotas"}),  # those of the stages
     "model": frozenset(),
+    "metric": frozenset(),
+    "source": frozenset(),
 }
 
 
@@ -121,10 +129,10 @@ class Option:
 
 def names(kind: Kind) -> tuple[str, ...]:
     """Return the names of all components of one kind, without importing them."""
-    return tuple(_ATTRIBUTES[kind])
+    own = [name for name, one in registered(kind).items() if not one.is_builtin]
+    return tuple(dict.fromkeys([*_ATTRIBUTES[kind], *own, *entry_points(kind)]))
 
 
-@cache
 def get(kind: Kind, name: str) -> Callable[..., Any]:
     """Return a component by its name.
 
@@ -139,6 +147,12 @@ def get(kind: Kind, name: str) -> Callable[..., Any]:
     Raises:
         ValueError: If no component of this kind has the name.
     """
+    if is_reference(name):
+        return cast("Callable[..., Any]", resolve(kind, name))
+    if name in registered(kind):
+        return registered(kind)[name].component
+    if name not in _ATTRIBUTES[kind] and name in (points := entry_points(kind)):
+        return cast("Callable[..., Any]", resolve(kind, points[name]))
     if name not in _ATTRIBUTES[kind]:
         raise ValueError(
             f"{kind}: found {name!r}{did_you_mean(name, names(kind))}; allowed are {', '.join(names(kind))}"
@@ -147,7 +161,6 @@ def get(kind: Kind, name: str) -> Callable[..., Any]:
     return component
 
 
-@cache
 def options(kind: Kind, name: str) -> Mapping[str, Option]:
     """Return the options that a configuration can give to a component, by name and in the order of the signature.
 
@@ -201,12 +214,8 @@ def config_value(value: Any) -> Any:
     >>> config_value(get("loss", "relax_loss"))
     'relax_loss'
     """
-    from torch import Tensor
-
-    from rankfall.ops import Operator
-
-    if isinstance(value, Operator):
-        if any(isinstance(option, Tensor) for option in value.options.values()):
+    if type(value).__module__ == "rankfall.ops.inclusion":  # an operator with options
+        if any(type(option).__module__.startswith("torch") for option in value.options.values()):
             return None
         return explicit_operator({"name": value.name, **value.options})
     if isinstance(value, partial):
