@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import importlib.util
 import json
 import math
 from dataclasses import Field, fields, is_dataclass
@@ -160,10 +161,8 @@ class Tables:
             ImportError: If pandas is not installed.
             ValueError: If there is no table of this name.
         """
-        try:
-            import pandas  # noqa: F401  (polars converts to it)
-        except ModuleNotFoundError:
-            raise ImportError("to_pandas needs pandas, which is not installed: pip install pandas") from None
+        if importlib.util.find_spec("pandas") is None:
+            raise ImportError("to_pandas needs pandas, which is not installed: pip install pandas")
         return self.to_polars(table).to_pandas()
 
     def __repr__(self) -> str:
@@ -225,6 +224,21 @@ def _html_figure(result: Tables) -> str:
 
 
 # --- JSON ---------------------------------------------------------------------------------------------------------
+
+
+def json_text(content: object) -> str:
+    """Return content as JSON, with null for NaN and infinity."""
+    return json.dumps(_finite(content), indent=2, allow_nan=False)
+
+
+def _finite(content: object) -> object:
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return content
 
 
 @cache

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     ProgressLike: TypeAlias = "bool | Callable[[Progress], object]"
-    OnNotice: TypeAlias = Callable[[str], object]
+    OnNotice: TypeAlias = Callable[[str], None]
 
 _PACKAGE = str(Path(__file__).parents[1])
 
@@ -101,6 +101,22 @@ def warn(text: str) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, RankfallWarning, stacklevel=level)
+
+
+def issue(texts: Iterable[str], on_notice: OnNotice) -> None:
+    """Issue what a result has to say as warnings, unless the caller receives notices itself and reads the result."""
+    if on_notice is warn:
+        for text in texts:
+            warn(text)
+
+
+def stepper(report: Callable[[Progress], object]) -> Callable[[str, float, float | None], None]:
+    """Return a function that receives a step, the amount done and the total, and reports them."""
+
+    def show(step: str, done: float, total: float | None) -> None:
+        report(Progress(step, done, total))
+
+    return show
 
 
 def counter(report: Callable[[Progress], object], step: str) -> Callable[[int, int], None]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,6 +10,8 @@ from rich.console import Console
 
 from rankfall._interrupts import stoppable as stoppable
 from rankfall._progress import progress as progress
+from rankfall._results import json_text
+from rankfall.api.extras import requires_extra as requires_extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,11 +44,6 @@ def print_json(content: object) -> None:
     typer.echo(json_text(content))
 
 
-def json_text(content: object) -> str:
-    """Return a report as JSON, with null for NaN and infinity."""
-    return json.dumps(_without_nan(content), indent=2, allow_nan=False)
-
-
 def print_message(message: str) -> None:
     """Print a message on standard error."""
     Console(stderr=True, soft_wrap=True, emoji=False).print(message, markup=False)
@@ -70,17 +65,6 @@ def exit_for_failures(failures: Sequence[RunFailure]) -> None:
 
 
 @contextmanager
-def requires_extra(what: str, extra: str) -> Iterator[None]:
-    """Turn a failed import inside the block into an error that names the extra to install."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"{what} needs {error.name}, which is not installed: pip install 'rankfall[{extra}]'"
-        ) from None
-
-
-@contextmanager
 def interruptible(message: Callable[[], str]) -> Iterator[None]:
     """On Ctrl-C, end the work inside with exit code 130 and a message: what is kept, and how to continue."""
     try:
@@ -93,13 +77,3 @@ def interruptible(message: Callable[[], str]) -> Iterator[None]:
 def print_note(bar: Progress, text: str) -> None:
     """Print a note above a progress bar, where it remains."""
     bar.console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _without_nan(content: object) -> object:
-    if isinstance(content, float):
-        return content if math.isfinite(content) else None
-    if isinstance(content, dict):
-        return {key: _without_nan(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_without_nan(value) for value in content]
-    return content
