@@ -195,6 +195,17 @@ def test_dates_that_do_not_parse(tmp_path: Path) -> None:
     assert problem.problem.startswith("found other values, expected times such as 2024-01-13T08:30:00")
 
 
+def test_names_of_days(tmp_path: Path) -> None:
+    rows = [changed(row, page=f"day{row[0]}") for row in clean_rows(4)]
+    rows[0:4] = [changed(row, page="13/01") for row in rows[0:4]]
+    rows[4:8] = [changed(row, page="") for row in rows[4:8]]
+    spec = spec_of(day="page", features={}, sequences={})
+    assert counted(check_rows([write(tmp_path / "log.csv", rows)], spec)) == {
+        ("error", "page", "found no value"): 4,
+        ("error", "page", "found another name"): 4,
+    }
+
+
 def test_warnings_do_not_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
+from rankfall.data.impressions.log_writer import DAY_NAME
 from rankfall.data.impressions.requests import TIME
 from rankfall.data.impressions.spec import Categorical, Dense, column_of
 from rankfall.data.impressions.stage_depth import above_zero
@@ -60,7 +61,10 @@ def _keys(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
     for column in (spec.request, spec.item):
         yield BadRows(column, "found no value, expected an id", rows[column].is_null())
     if spec.day is not None and spec.day in rows.columns:
-        yield BadRows(spec.day, "found no value, expected the name of a day", rows[spec.day].is_null())
+        days = rows[spec.day].cast(pl.String)
+        yield BadRows(spec.day, "found no value, expected the name of a day", days.is_null())
+        named = days.str.contains(f"^(?:{DAY_NAME.pattern})$").fill_null(True)
+        yield BadRows(spec.day, "found another name, expected letters, digits, '_' and '-'", ~named, days)
     if spec.time is not None and TIME in rows.columns:
         yield BadRows(spec.time.column, "found no value, expected a time", rows[TIME].is_null())
         far = (rows[TIME] < _FIRST_YEAR) | (rows[TIME] >= _LAST_YEAR)
