@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rankfall.commands.prepare.problems import skipped_lines
 from rankfall.commands.terminal import print_json, print_message, print_result
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ def _warn(log: ImpressionLog) -> None:
     about = log.manifest["about"]
     for message in (*_count_warnings(about["counts"]), *_source_warnings(about)):
         print_message(f"warning: {message}")
+    if skipped := about.get("skipped"):
+        for message in skipped_lines(skipped):
+            print_message(message)
 
 
 def _stages(log: ImpressionLog) -> Table:

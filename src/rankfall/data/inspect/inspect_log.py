@@ -66,6 +66,7 @@ def _inspection(whole: LogCounter, days: list[Day], figures: list[DayFigures]) -
             for column, histogram in whole.labels.items()
         },
         warnings=[],
+        skipped=log.manifest.get("about", {}).get("skipped"),
     )
 
 

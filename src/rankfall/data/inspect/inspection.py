@@ -165,6 +165,7 @@ class Inspection:
     items: ItemFigures
     labels: dict[str, list[Bin]]  # histograms of relevance and grade
     warnings: list[LogWarning]
+    skipped: dict[str, Any] | None = None  # the bad rows that were dropped while the log was prepared
 
     @property
     def impressions(self) -> int:

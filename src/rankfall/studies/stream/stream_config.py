@@ -29,6 +29,7 @@ from rankfall.studies.method_config import Methods, Seeds, check_keys, validated
 from rankfall.training.config.cascade_config import LogConfig, validate_cascade
 from rankfall.training.config.component_checks import has_schedule
 from rankfall.training.config.overrides import apply_overrides, merge, set_option
+from rankfall.training.config.sections import as_names
 from rankfall.training.methods import method_of
 
 if TYPE_CHECKING:
@@ -77,8 +78,8 @@ class StreamConfig(Section):
     @property
     def days(self) -> list[str]:
         """Names and ranges of days, by default all days of the log."""
-        days = self.data.get("days", ALL)
-        return [days] if isinstance(days, str) else days
+        days: list[str] = as_names(self.data.get("days", ALL))
+        return days
 
 
 @dataclass(frozen=True)
