@@ -15,9 +15,10 @@ from rankfall.api.comparing import compare, tune
 from rankfall.api.display import Progress, RankfallWarning
 from rankfall.api.exporting import ExportedBundle, export
 from rankfall.api.measuring import diagnose, evaluate, plan
-from rankfall.api.preparing import PreparedData, SimulatedLog, prepare, simulate
+from rankfall.api.preparing import PreparedData, prepare
 from rankfall.api.reporting import report
 from rankfall.api.reproducing import ReproductionResult, reproduce
+from rankfall.api.simulating import SimulatedLog, simulate
 from rankfall.api.streaming import stream
 from rankfall.api.training import TrainedRun, train
 

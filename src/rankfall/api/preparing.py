@@ -1,19 +1,18 @@
-"""``rf.prepare`` and ``rf.simulate``: data to train on."""
+"""``rf.prepare``: raw data become data to train on."""
 
 from __future__ import annotations
 
 import inspect
 import os
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from rankfall._results import Tables
 from rankfall._suggestions import did_you_mean
 from rankfall.api.arguments import opened_engine
-from rankfall.api.display import Progress, counter, reported, stepper
+from rankfall.api.display import Progress, counter, issue, reported, stepper, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,10 +20,11 @@ if TYPE_CHECKING:
     from rankfall._engine import Engine
     from rankfall._yaml_config import ConfigLike
     from rankfall.api.arguments import EngineName, PathLike
-    from rankfall.api.display import ProgressLike
+    from rankfall.api.display import OnNotice, ProgressLike
     from rankfall.data.impressions.log import ImpressionLog
     from rankfall.data.impressions.spec import Spec
     from rankfall.data.lists.ranking_data import RankingData
+    from rankfall.data.sources.problems import DataCheck
 
 Layout = Literal["rows", "letor", "recflow", "movielens", "mq2007"]
 Sources: TypeAlias = (
@@ -57,6 +57,19 @@ class PreparedData(Tables):
 
         return RankingData.load(self.directory) if "splits" in self.manifest else ImpressionLog.load(self.directory)
 
+    @property
+    def warnings(self) -> list[str]:
+        """What a user has to know about the data."""
+        from rankfall.data.impressions.log_warnings import log_warnings
+
+        if "splits" not in self.manifest:
+            return log_warnings(self.manifest["about"])
+        shared = self.manifest["shared_queries"]
+        return [
+            f"splits {pair} share {count:,} queries; a test on one uses training data of the other"
+            for pair, count in shared.items()
+        ]
+
     def to_json(self) -> dict[str, Any]:
         """Return what ``rankfall prepare --json`` prints."""
         return self.manifest
@@ -83,55 +96,106 @@ def _split_row(name: str, about: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+@overload
 def prepare(
     source: Sources,
     out: PathLike,
     *,
     layout: Layout = "rows",
     spec: ConfigLike | None = None,
+    check: Literal[False] = False,
     force: bool = False,
     engine: EngineName = "local",
     progress: ProgressLike = True,
+    on_notice: OnNotice = warn,
     **options: Any,
-) -> PreparedData:
-    """Prepare raw data for training.
+) -> PreparedData: ...
+
+
+@overload
+def prepare(
+    source: Sources,
+    out: PathLike | None = None,
+    *,
+    check: Literal[True],
+    layout: Layout = "rows",
+    spec: ConfigLike | None = None,
+    force: bool = False,
+    engine: EngineName = "local",
+    progress: ProgressLike = True,
+    on_notice: OnNotice = warn,
+    **options: Any,
+) -> DataCheck: ...
+
+
+def prepare(
+    source: Sources,
+    out: PathLike | None = None,
+    *,
+    layout: Layout = "rows",
+    spec: ConfigLike | None = None,
+    check: bool = False,
+    force: bool = False,
+    engine: EngineName = "local",
+    progress: ProgressLike = True,
+    on_notice: OnNotice = warn,
+    **options: Any,
+) -> PreparedData | DataCheck:
+    """Prepare raw data for training, or check them.
 
     Args:
         source: Files or directories. For ``layout="letor"`` a dictionary with the file or files of each split, for
             RecFlow, MovieLens and MQ2007 their directory.
-        out: Directory to write.
+        out: Directory to write. A check needs none.
         layout: ``"rows"``, your own log with one row per request and item; ``"letor"``, ranking text; ``"recflow"``,
             ``"movielens"`` or ``"mq2007"``, public data as they are published.
         spec: For ``"rows"``: description of columns, stages and features, as a YAML file, a dictionary or a model.
+        check: For ``"rows"``: read everything, write nothing, and return all problems of the log.
         force: Replace data in `out`.
         engine: ``"local"`` or, for ``"rows"`` and ``"recflow"``, ``"ray"``.
         progress: True shows progress on standard error, False shows none, a function receives
             :class:`~rankfall.api.Progress`.
+        on_notice: Receives notices. Default: the warnings of the result are issued as
+            :class:`~rankfall.RankfallWarning`.
         **options: Further options of the layout, named as on the command line with underscores: of ``"rows"`` for
-            example `items`, `users`, `requests`, `seed` and `fit_days`, of ``"letor"`` the fields of
-            :class:`~rankfall.data.Recipe`.
+            example `items`, `users`, `requests`, `seed`, `fit_days` and `skip_bad`, of ``"letor"`` the fields of
+            :class:`~rankfall.data.Recipe`, `groups` and `threads`.
+
+    Returns:
+        The prepared data, or with `check` a :class:`~rankfall.data.sources.problems.DataCheck`.
 
     Raises:
         ConfigError: If the description is wrong.
         ValueError: If the data or an option are wrong; the message says where.
     """
-    if layout not in _LAYOUTS:
-        hint = did_you_mean(layout, _LAYOUTS)
-        raise ValueError(f"layout: found {layout!r}{hint}; allowed are {', '.join(_LAYOUTS)}")
-    if (spec is None) == (layout == "rows"):
-        raise ValueError(
-            "spec: missing, expected a description of the log"
-            if layout == "rows"
-            else f"spec: found with layout={layout!r}, expected layout='rows'"
-        )
-    if engine != "local" and layout not in ("rows", "recflow"):
-        raise ValueError(f"engine: found {engine!r} with layout={layout!r}, expected local")
+    _check_arguments(layout, out, spec, engine, check=check)
     described = None if spec is None else _spec(spec)
     with opened_engine(engine) as opened, reported(progress) as report:
         report(Progress("reading"))
-        work = _Preparation(source, Path(out), described, force, opened, report, options)
+        work = _Preparation(source, Path(out or ""), described, force, opened, report, options)
+        if check:
+            return _check_rows(work)
         prepared = _LAYOUTS[layout](work)
-    return PreparedData(prepared.manifest, Path(out))
+    result = PreparedData(prepared.manifest, Path(work.out))
+    issue(result.warnings, on_notice)
+    return result
+
+
+def _check_arguments(layout: str, out: PathLike | None, spec: ConfigLike | None, engine: str, *, check: bool) -> None:
+    if layout not in _LAYOUTS:
+        hint = did_you_mean(layout, _LAYOUTS)
+        raise ValueError(f"layout: found {layout!r}{hint}; allowed are {', '.join(_LAYOUTS)}")
+    if layout == "rows" and spec is None:
+        raise ValueError("spec: missing, expected a description of the log")
+    if out is None and not check:
+        raise ValueError("out: missing, expected a directory to write")
+    for name, found, layouts in (
+        ("spec", spec is not None, ("rows",)),
+        ("check", check, ("rows",)),
+        ("engine", engine != "local", ("rows", "recflow")),
+    ):
+        if found and layout not in layouts:
+            raise ValueError(f"{name}: found with the layout {layout}, expected the layout {' or '.join(layouts)}")
 
 
 def _spec(spec: ConfigLike) -> Spec:
@@ -209,6 +273,14 @@ def _rows(work: _Preparation) -> Any:
     )
 
 
+def _check_rows(work: _Preparation) -> DataCheck:
+    from rankfall.data.sources.rows.prepare_rows import check_rows
+
+    assert work.spec is not None
+    options, shown = work.checked(check_rows), stepper(work.report)
+    return check_rows(work.files(), work.spec, engine=work.engine, on_progress=shown, **options)
+
+
 def _letor(work: _Preparation) -> Any:
     from rankfall.data import Recipe, prepare_letor
 
@@ -258,178 +330,3 @@ _LAYOUTS: dict[str, Callable[[_Preparation], Any]] = {
     "movielens": _movielens,
     "mq2007": _mq2007,
 }
-
-
-# --- simulation ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, repr=False)
-class SimulatedLog(Tables):
-    """A log of a simulated platform.
-
-    Attributes:
-        preset: Name of the platform.
-        days: Number of days.
-        requests_per_day: Number of requests per day.
-        seed: Random seed.
-        layout: ``"rankfall"`` or ``"recflow"``.
-        rows: Number of logged rows.
-        stages: Number of rows that were logged, and kept in impressions, by stage.
-        seconds: Working time.
-    """
-
-    preset: str
-    days: int
-    requests_per_day: int
-    seed: int
-    layout: str
-    rows: int
-    stages: dict[str, dict[str, int]] = field(repr=False)
-    seconds: float
-    _directory: Path | None = None
-
-    @property
-    def directory(self) -> Path:
-        """Directory of the log."""
-        assert self._directory is not None
-        return self._directory
-
-    @property
-    def impressions(self) -> int:
-        """Number of requests."""
-        return self.days * self.requests_per_day
-
-    @property
-    def megabytes(self) -> float:
-        """Size of the files."""
-        return round(sum(path.stat().st_size for path in self.directory.rglob("*") if path.is_file()) / 1e6, 1)
-
-    def open(self) -> ImpressionLog:
-        """Open the log, which must not have RecFlow's layout."""
-        from rankfall.data import ImpressionLog
-
-        return ImpressionLog.load(self.directory)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what ``rankfall simulate --json`` prints."""
-        settings = {name: getattr(self, name) for name in ("preset", "days", "requests_per_day", "seed", "layout")}
-        sizes = {"impressions": self.impressions, "rows": self.rows, "stages": self.stages}
-        return {
-            "out": str(self.directory),
-            **settings,
-            **sizes,
-            "megabytes": self.megabytes,
-            "seconds": round(self.seconds, 1),
-        }
-
-    def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the rows of `stages`, one per stage: rows that were logged and kept, in all and per request."""
-        return {
-            "stages": [
-                {
-                    "stage": name,
-                    **{
-                        key: value
-                        for what, count in counts.items()
-                        for key, value in ((what, count), (f"{what}_per_request", count / self.impressions))
-                    },
-                }
-                for name, counts in self.stages.items()
-            ]
-        }
-
-
-def simulate(
-    out: PathLike,
-    preset: str = "tiny",
-    *,
-    days: int | None = None,
-    requests_per_day: int | None = None,
-    seed: int = 0,
-    layout: Literal["rankfall", "recflow"] = "rankfall",
-    truth: bool = False,
-    relevant: str | None = None,
-    force: bool = False,
-    append: bool = False,
-    progress: ProgressLike = True,
-) -> SimulatedLog:
-    """Simulate a platform, and write the full-stage log of its cascade.
-
-    Args:
-        out: Directory to write.
-        preset: Name of the platform, such as ``"tiny"`` or ``"recflow-like"``.
-        days: Number of days. Default: that of the preset.
-        requests_per_day: Number of requests per day. Default: that of the preset.
-        seed: Random seed; equal seeds give equal logs.
-        layout: ``"rankfall"`` for training, or ``"recflow"`` for RecFlow's files.
-        truth: Also write the true relevance of items.
-        relevant: Feedback that makes an item relevant. Default: reaching the last stage.
-        force: Replace a log in `out`.
-        append: Append days to a log in `out` until it has `days` in total.
-        progress: True shows progress on standard error, False shows none, a function receives
-            :class:`~rankfall.api.Progress`.
-
-    Raises:
-        ValueError: If there is no such preset, or arguments do not fit each other or the log.
-    """
-    from rankfall.simulation.presets import preset_of
-    from rankfall.simulation.simulate import Simulation
-
-    chosen = preset_of(preset)
-    _check_simulation(chosen.layout, preset, layout, append=append, force=force, truth=truth, relevant=relevant)
-    simulation = Simulation(
-        preset=preset,
-        days=chosen.days if days is None else days,
-        requests_per_day=chosen.requests_per_day if requests_per_day is None else requests_per_day,
-        seed=seed,
-    )
-    start, total = time.perf_counter(), simulation.days * simulation.requests_per_day
-    with reported(progress) as report:
-        report(Progress("serving requests", 0, total))
-        count = counter(report, "serving requests")
-        options: dict[str, Any] = {"on_requests": lambda served: count(served, total)}
-        if not append:
-            options |= {"truth": truth, "force": force}
-        if layout == "recflow":
-            rows, stages = _simulate_recflow(simulation, Path(out), **options)
-        else:
-            rows, stages = _simulate_log(simulation, Path(out), append=append, relevant=relevant, **options)
-    seconds = time.perf_counter() - start
-    return SimulatedLog(
-        **simulation.to_json(), layout=layout, rows=rows, stages=stages, seconds=seconds, _directory=Path(out)
-    )
-
-
-def _check_simulation(
-    kind: str, preset: str, layout: str, *, append: bool, force: bool, truth: bool, relevant: str | None
-) -> None:
-    if layout not in ("rankfall", "recflow"):
-        raise ValueError(f"layout: found {layout!r}, expected rankfall or recflow")
-    if layout == "recflow" and kind != "recflow":
-        raise ValueError(f"layout: found recflow, in which the preset {preset} cannot be written")
-    if append and (force or truth or relevant or layout == "recflow"):
-        raise ValueError("append: found with force, truth, relevant or layout='recflow', which cannot be combined")
-    if relevant and layout == "recflow":
-        raise ValueError("relevant: is a part of the description of a log, which RecFlow's layout has not")
-
-
-def _simulate_log(
-    simulation: Any, out: Path, *, append: bool, relevant: str | None, **options: Any
-) -> tuple[int, dict[str, dict[str, int]]]:
-    from rankfall.simulation.simulate import append_days, simulate_log
-
-    log = (
-        append_days(simulation, out, **options)
-        if append
-        else simulate_log(simulation, out, relevant=relevant, **options)
-    )
-    counts = log.manifest["about"]["counts"]
-    stages = {name: {"logged": counts["logged"][name], "kept": counts["kept"][name]} for name in log.spec.stage_names}
-    return counts["rows"], stages
-
-
-def _simulate_recflow(simulation: Any, out: Path, **options: Any) -> tuple[int, dict[str, dict[str, int]]]:
-    from rankfall.simulation.simulate import simulate_recflow
-
-    manifest = simulate_recflow(simulation, out, **options)
-    return manifest["rows"], {name: {"logged": count} for name, count in manifest["stages"].items()}
