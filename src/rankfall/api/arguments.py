@@ -45,9 +45,17 @@ def _value_text(key: str, value: Any) -> str:
     if isinstance(value, str) and _is_plain(value):
         return value
     try:
-        return json.dumps(value, default=os.fspath, allow_nan=False)
+        text = json.dumps(value, default=os.fspath, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError):
         raise ConfigError(f"overrides: found {value!r} for {key}, expected a value that YAML can hold") from None
+    return "".join(map(_escaped, text))
+
+
+def _escaped(letter: str) -> str:
+    """Return a letter of JSON for YAML, which does not know surrogate pairs, and breaks lines at more letters."""
+    if " " <= letter <= "~":
+        return letter
+    return f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}"
 
 
 def _is_plain(text: str) -> bool:

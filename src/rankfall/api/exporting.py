@@ -37,7 +37,7 @@ class ExportedBundle(Tables):
     @property
     def directory(self) -> Path:
         """Directory of the bundle."""
-        assert self._directory is not None
+        assert self._directory is not None  # only the function of the API makes such a result
         return self._directory
 
     def load(self) -> Bundle:

@@ -48,7 +48,7 @@ class PreparedData(Tables):
     @property
     def directory(self) -> Path:
         """Directory of the data."""
-        assert self._directory is not None
+        assert self._directory is not None  # only the function of the API makes such a result
         return self._directory
 
     def open(self) -> ImpressionLog | RankingData:

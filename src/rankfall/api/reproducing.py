@@ -41,7 +41,7 @@ class ReproductionResult(Tables):
     @property
     def directory(self) -> Path:
         """Directory of the results."""
-        assert self._directory is not None
+        assert self._directory is not None  # only the function of the API makes such a result
         return self._directory
 
     @property

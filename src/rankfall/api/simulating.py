@@ -44,7 +44,7 @@ class SimulatedLog(Tables):
     @property
     def directory(self) -> Path:
         """Directory of the log."""
-        assert self._directory is not None
+        assert self._directory is not None  # only the function of the API makes such a result
         return self._directory
 
     @property

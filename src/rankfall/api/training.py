@@ -67,7 +67,7 @@ class TrainedRun(Tables):
     @property
     def directory(self) -> Path:
         """Run directory."""
-        assert self._directory is not None
+        assert self._directory is not None  # only the function of the API makes such a result
         return self._directory
 
     def evaluate(self, split: str = "test", **options: Any) -> SplitEvaluation:
