@@ -14,7 +14,9 @@ from rankfall._suggestions import did_you_mean
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
 from rankfall._trust import stored_code
 from rankfall.data.impressions.spec import Features
-from rankfall.models import Scorer, from_config
+from rankfall.models.build import build_model, describe_model, tables_of
+from rankfall.registry.references import Source
+from rankfall.registry.stored_sources import check_present, check_weights_fit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -217,8 +219,10 @@ def _gather(values: Tensor, places: Tensor) -> Tensor:
 
 def _description(stage: Stage) -> dict[str, Any]:
     about: dict[str, Any] = {"name": stage.name, "quota": stage.quota}
-    if isinstance(stage.model, Scorer):
-        about |= {"model": stage.model.config(), "features": stage.model.features.to_json()}
+    described = describe_model(stage.model)
+    if described is not None:
+        about |= {"model": described.config, "features": described.features.to_json()}
+        about |= {} if described.source is None else {"source": described.source}
     return about
 
 
@@ -256,7 +260,11 @@ def _load_model(
         model = models[name]
     elif "model" in stage:
         features = Features.from_json(stage["features"])
-        model = from_config(stage["model"], features, tables=_shared_tables(prefix, same, loaded))
+        if "source" in stage:
+            source = Source(**stage["source"])
+            check_present([source], path)
+            check_weights_fit([source], path)
+        model = build_model(stage["model"], features, tables=_shared_tables(prefix, same, loaded))
     else:
         raise ValueError(f"{path}: the model of stage {name!r} is not from rankfall.models; pass it in `models`")
     state = {source.removeprefix(prefix): tensors[source] for source in tensors if source.startswith(prefix)}
@@ -275,10 +283,10 @@ def _shared_tables(prefix: str, same: Mapping[str, str], loaded: Mapping[str, nn
     tables: dict[str, nn.Embedding] = {}
     for source, target in same.items():
         owner = loaded.get(target.split(".")[1])
-        if source.startswith(prefix) and isinstance(owner, Scorer):
+        if source.startswith(prefix) and owner is not None:
             tables |= {
                 name: table
-                for name, table in owner.embedding.tables.items()
+                for name, table in tables_of(owner).items()
                 if any(
                     parameter == target.split(".", 2)[2]
                     for parameter, value in owner.named_parameters()

@@ -10,11 +10,31 @@ Examples:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-__all__ = ["Activation", "Count", "Fraction", "Init", "NotNegative", "NotNegativeCount", "Positive", "Share"]
+__all__ = [
+    "Activation",
+    "Count",
+    "Depth",
+    "Fraction",
+    "Grades",
+    "Init",
+    "Momentum",
+    "NotNegative",
+    "NotNegativeCount",
+    "OrName",
+    "Positive",
+    "Share",
+]
+
+
+@dataclass(frozen=True)
+class OrName:
+    """Mark of a number for which a configuration may also give a name, which is replaced by the number."""
+
 
 Count = Annotated[int, Ge(1)]
 """A whole number of at least 1."""
@@ -33,6 +53,15 @@ Fraction = Annotated[float, Ge(0), Le(1)]
 
 Share = Annotated[float, Ge(0), Lt(1)]
 """A number of at least 0 and below 1, such as a dropout rate."""
+
+Momentum = Annotated[float, Gt(0), Le(1)]
+"""A number above 0 and at most 1: the weight of a batch in running statistics."""
+
+Grades = Annotated[int, Ge(2)]
+"""A number of label grades, at least 2."""
+
+Depth = Annotated[int, OrName()]
+"""The number of a logged stage. A configuration may give its name."""
 
 Activation = Literal["relu", "prelu", "leaky_relu", "elu", "selu", "gelu", "silu", "tanh", "sigmoid"]
 """The name of an activation function of :data:`rankfall.models.ACTIVATIONS`."""

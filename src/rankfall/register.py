@@ -222,21 +222,21 @@ def _definition(one: Registered) -> tuple[str, str]:
 
 def _builtin_place(kind: Kind, name: str) -> str | None:
     """Return the place of a built-in component, which may not have been imported."""
-    place: str | None = import_module("rankfall.registry.builtins").place(kind, name)
+    place: str | None = import_module("rankfall.registry.builtin_components").place(kind, name)
     return place
 
 
 def default_name(component: Callable[..., Any]) -> str:
-    """Return the name of a function, or that of a class in snake case.
+    """Return the name of a function, or that of a class in snake case."""
+    return snake_case(component.__name__) if inspect.isclass(component) else component.__name__
 
-    >>> class DCNv2: ...
-    >>> class PairMLP: ...
-    >>> default_name(DCNv2), default_name(PairMLP)
-    ('dcnv2', 'pair_mlp')
+
+def snake_case(name: str) -> str:
+    """Return the name of a class in snake case.
+
+    >>> snake_case("PairMLP"), snake_case("DCNv2")
+    ('pair_mlp', 'dcnv2')
     """
-    name = component.__name__
-    if not inspect.isclass(component):
-        return name
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})", "_", name).lower()
 
 

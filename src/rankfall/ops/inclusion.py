@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from rankfall import registry
 from rankfall._lists import add_gumbel, check_choice, check_count, check_scores, safe_divide
 from rankfall.ops._rows import LOG_ZERO, SoftRows
 from rankfall.ops._threshold import LOG_OF_ZERO, log_threshold_topk
@@ -22,6 +23,7 @@ from rankfall.ops.pirank_sort import pirank_sort
 from rankfall.ops.sigmoid_topk import sigmoid_topk
 from rankfall.ops.soft_sort import soft_sort, soft_sort_rows
 from rankfall.ops.sparse_topk import sparse_kind, sparse_topk
+from rankfall.registry.references import is_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +96,7 @@ class Operator:
             n, lists = scores.shape[-1], "".join(f"{size}, " for size in scores.shape[:-1])
             raise ValueError(
                 f"topk: {self.name} returned the shape {tuple(found.shape)} for scores of shape {tuple(scores.shape)}, "
-                f"expected inclusion probabilities ({lists}{n}) or the first {k} rows of a permutation ({lists}{k}, {n})"
+                f"expected inclusion probabilities ({lists}{n}) or {k} rows of a soft permutation ({lists}{k}, {n})"
             )
         p = found.sum(-2)
         return _fill_kept_lists(p / p.detach().clamp(min=1.0), mask, k, 1.0) if self.normalised else p
@@ -163,8 +165,9 @@ def topk(
 
     Args:
         name: Function name of an operator: ``"dftopk"``, ``"lapsum_topk"``, ``"neural_sort"``, ..., or a function of
-            your own. It is called as ``function(scores, k, mask=mask, **options)`` and returns inclusion probabilities
-            ``(..., n)`` or the first k rows ``(..., k, n)`` of a soft permutation.
+            your own or its reference, such as ``"my_operators:soft"``. It is called as
+            ``function(scores, k, mask=mask, **options)`` and returns inclusion probabilities ``(..., n)`` or the first
+            k rows ``(..., k, n)`` of a soft permutation.
         normalised: Whether to divide the inclusion of a soft sort by the sum over all rows. Has no effect on
             ``"dftopk"`` and the other top-k operators. Sums of the rows of your own function are divided only where
             they exceed 1.
@@ -196,9 +199,10 @@ def topk(
         >>> topk(softmax_topk, tau=2.0)(torch.tensor([0.0, 0.0, 0.0, 0.0]), 2)
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
-    if callable(name):
-        return _custom(name, normalised, gradient, options)
     functions: dict[str, Callable[..., Tensor]] = {**_SELECTIONS, **_SORTS}
+    name = _name_of(name, functions)
+    if not isinstance(name, str):
+        return _custom(name, normalised, gradient, options)
     check_choice("name", name, tuple(functions))
     allowed = set(inspect.signature(functions[name]).parameters) - {"scores", "k", "mask"}
     unknown = sorted(set(options) - allowed)
@@ -210,6 +214,15 @@ def topk(
     if gradient is not None and not (normalised and operator._lazy):
         raise ValueError(f"gradient: {gradient!r} applies to a normalised neural_sort or soft_sort only, got {name}")
     return operator
+
+
+def _name_of(
+    name: str | Callable[..., Tensor], functions: dict[str, Callable[..., Tensor]]
+) -> str | Callable[..., Tensor]:
+    """Return the name of an operator of this package, and the function of every other one."""
+    if isinstance(name, str) and name not in functions and (is_reference(name) or name in registry.names("operator")):
+        name = registry.get("operator", name)
+    return next((known for known, function in functions.items() if function is name), name)
 
 
 def _custom(

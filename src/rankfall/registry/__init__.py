@@ -1,11 +1,15 @@
-"""Operators, losses, objectives and models by the names that configurations use.
+"""Operators, losses, objectives, models, metrics and data sources by the names that configurations use.
 
 The registry maps a kind and a name to a function or class, and reads the options of a component from its signature.
-It builds nothing. Importing this module does not import torch; :func:`get` and :func:`options` import the package of
-the component they are asked for.
+It builds nothing. A name is, in this order,
+
+1. that of a built-in component, found in the sources of rankfall without importing torch,
+2. that of a component that an imported module has registered (:mod:`rankfall.register`),
+3. that of an entry point of the group ``rankfall``, such as ``"loss.focal" = "my_package.losses:focal"``, or
+4. a reference: ``"module.path:attribute"`` or ``"./file.py:attribute"`` (:mod:`rankfall.registry.references`).
 
 >>> names("model")
-('two_tower', 'din', 'mlp')
+('din', 'mlp', 'two_tower')
 >>> list(options("operator", "sparse_topk"))
 ['tau', 'p', 'variant']
 >>> check_options("loss", "lambda_recall_loss", ["m", "k", "sigm"])
@@ -16,180 +20,156 @@ ValueError: lambda_recall_loss has no option 'sigm', did you mean 'sigma'; its o
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from rankfall._suggestions import did_you_mean
 from rankfall.register import KINDS as KINDS
 from rankfall.register import Kind as Kind
 from rankfall.register import registered
+from rankfall.registry.builtin_components import builtins
+from rankfall.registry.contracts import check_component
 from rankfall.registry.references import entry_points, is_reference, resolve
+from rankfall.registry.signatures import REQUIRED as REQUIRED
+from rankfall.registry.signatures import Option as Option
+from rankfall.registry.signatures import Parameter, namespace_of, options_of, parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 
-REQUIRED = inspect.Parameter.empty
-"""The default of an option that has none."""
+def sorts() -> tuple[str, ...]:
+    """Return the built-in operators that return rows of a soft permutation. The others return probabilities.
 
-SORTS = ("neural_sort", "soft_sort", "diff_sort", "pirank_sort")
-"""The operators that return rows of a soft permutation. The others return inclusion probabilities."""
-
-_PACKAGES: dict[Kind, str] = {
-    "operator": "rankfall.ops",
-    "loss": "rankfall.losses",
-    "objective": "rankfall.objectives",
-    "model": "rankfall.models",
-}
-
-_ATTRIBUTES: dict[Kind, dict[str, str]] = {
-    "operator": {name: name for name in (*SORTS, "dftopk", "lapsum_topk", "sparse_topk", "sigmoid_topk", "hard_topk")},
-    "loss": {
-        **{
-            name: name
-            for name in (
-                "mse_loss",
-                "bce_loss",
-                "grade_softmax_loss",
-                "softmax_loss",
-                "listmle_loss",
-                "ranknet_loss",
-                "lambdarank_loss",
-                "lambda_loss",
-                "lambda_recall_loss",
-                "approx_ndcg_loss",
-                "pirank_ndcg_loss",
-                "pirank_arp_loss",
-                "sort_cross_entropy_loss",
-                "relax_loss",
-                "topk_bce_loss",
-            )
-        },
-        "arf": "ARFLoss",
-        "arf_v2": "ARFv2Loss",
-    },
-    "objective": {
-        "bce": "BCE",
-        "icc": "ICC",
-        "rankflow": "RankFlow",
-        "fs_ranknet": "FSRankNet",
-        "fs_lambda_loss": "FSLambdaLoss",
-        "sort_ce": "SortCE",
-        "arf": "ARF",
-        "arf_v2": "ARFv2",
-        "lcron": "LCRON",
-        "per_stage": "PerStage",
-    },
-    "model": {"two_tower": "TwoTower", "din": "DIN", "mlp": "EmbeddingMLP"},
-    "metric": {},
-    "source": {},
-}
-
-# Parameters that the caller supplies: the training loop, or other sections of the configuration.
-_SUPPLIED: dict[Kind, frozenset[str]] = {
-    "operator": frozenset({"scores", "k", "mask", "generator"}),
-    "loss": frozenset({"scores", "logits", "labels", "mask", "weight", "reduction", "generator"}),
-    "objective": frozenset({"relevant", "stages"}),
-    "model": frozenset({"features", "tables"}),
-    "metric": frozenset({"scores", "labels", "mask", "empty"}),
-    "source": frozenset(),
-}
-
-# Parameters without a default that the caller supplies unless the configuration gives them.
-_OVERRIDABLE: dict[Kind, frozenset[str]] = {
-    "operator": frozenset(),
-    "loss": frozenset(),
-    "objective": frozenset({"quotas"}),  # those of the stages
-    "model": frozenset(),
-    "metric": frozenset(),
-    "source": frozenset(),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """An option of a component.
-
-    Attributes:
-        name: Name of the parameter.
-        default: Default in the signature, a Python value, or :data:`REQUIRED`.
+    >>> sorts()
+    ('diff_sort', 'neural_sort', 'pirank_sort', 'soft_sort')
     """
-
-    name: str
-    default: Any
-
-    @property
-    def required(self) -> bool:
-        """Whether a configuration must give this option."""
-        return self.default is REQUIRED
+    return tuple(name for name, one in builtins("operator").items() if "k n" in one.returns)
 
 
 def names(kind: Kind) -> tuple[str, ...]:
-    """Return the names of all components of one kind, without importing them."""
+    """Return the names of all components of one kind, without importing them.
+
+    Args:
+        kind: ``"operator"``, ``"loss"``, ``"objective"``, ``"model"``, ``"metric"`` or ``"source"``.
+
+    Returns:
+        Built-in components in alphabetical order, then those that imported modules have registered, then those of
+        entry points.
+    """
     own = [name for name, one in registered(kind).items() if not one.is_builtin]
-    return tuple(dict.fromkeys([*_ATTRIBUTES[kind], *own, *entry_points(kind)]))
+    return tuple(dict.fromkeys([*builtins(kind), *own, *entry_points(kind)]))
+
+
+def is_known(kind: Kind, name: object) -> bool:
+    """Return whether a name is built in, registered or an entry point. References are not looked at."""
+    if not isinstance(name, str):
+        return False
+    return name in builtins(kind) or name in registered(kind) or name in entry_points(kind)
+
+
+def is_builtin(kind: Kind, name: str) -> bool:
+    """Return whether a name is that of a built-in component."""
+    return name in builtins(kind)
 
 
 def get(kind: Kind, name: str) -> Callable[..., Any]:
     """Return a component by its name.
 
     Args:
-        kind: ``"operator"``, ``"loss"``, ``"objective"`` or ``"model"``.
-        name: Name in configurations, one of :func:`names`.
+        kind: ``"operator"``, ``"loss"``, ``"objective"``, ``"model"``, ``"metric"`` or ``"source"``.
+        name: Name in configurations: one of :func:`names`, or a reference.
 
     Returns:
-        A function for operators and losses, a class for objectives, models and the losses with trained weights
-        (``arf``, ``arf_v2``).
+        A function for operators, metrics, sources and most losses, a class for objectives, models and the losses with
+        trained weights (``arf``, ``arf_v2``).
 
     Raises:
-        ValueError: If no component of this kind has the name.
+        ValueError: If no component of this kind has the name, or what the name stands for is no such component.
     """
+    if name in builtins(kind):
+        return _get_builtin(kind, name)
     if is_reference(name):
-        return cast("Callable[..., Any]", resolve(kind, name))
+        return check_component(kind, name, resolve(kind, name))
     if name in registered(kind):
-        return registered(kind)[name].component
-    if name not in _ATTRIBUTES[kind] and name in (points := entry_points(kind)):
-        return cast("Callable[..., Any]", resolve(kind, points[name]))
-    if name not in _ATTRIBUTES[kind]:
-        raise ValueError(
-            f"{kind}: found {name!r}{did_you_mean(name, names(kind))}; allowed are {', '.join(names(kind))}"
-        )
-    component: Callable[..., Any] = getattr(import_module(_PACKAGES[kind]), _ATTRIBUTES[kind][name])
+        return check_component(kind, name, registered(kind)[name].component)
+    if name in (points := entry_points(kind)):
+        return check_component(kind, name, resolve(kind, points[name]))
+    raise ValueError(f"{kind}: {unknown(kind, name)}")
+
+
+@cache
+def _get_builtin(kind: Kind, name: str) -> Callable[..., Any]:
+    found = builtins(kind)[name]
+    component: Callable[..., Any] = getattr(import_module(found.module), found.attribute)
     return component
+
+
+def unknown(kind: Kind, name: object) -> str:
+    """Return the message for a name that no component of a kind has."""
+    allowed = names(kind)
+    return f"found {name!r}{did_you_mean(name, allowed)}; allowed are {', '.join(allowed)}"
 
 
 def options(kind: Kind, name: str) -> Mapping[str, Option]:
     """Return the options that a configuration can give to a component, by name and in the order of the signature.
 
     Parameters that the training loop or other sections of the configuration supply (scores, mask, the features of the
-    log, the number of stages, ...) are not options.
+    log, the number of stages, ...) are not options. The options of a built-in component are known without importing it.
 
     Args:
-        kind: ``"operator"``, ``"loss"``, ``"objective"`` or ``"model"``.
-        name: Name in configurations, one of :func:`names`.
+        kind: ``"operator"``, ``"loss"``, ``"objective"``, ``"model"``, ``"metric"`` or ``"source"``.
+        name: Name in configurations: one of :func:`names`, or a reference.
 
     Raises:
         ValueError: If no component of this kind has the name.
     """
-    parameters = inspect.signature(get(kind, name)).parameters.values()
-    return MappingProxyType(
-        {
-            one.name: Option(one.name, None if one.name in _OVERRIDABLE[kind] else one.default)
-            for one in parameters
-            if one.name not in _SUPPLIED[kind]
-        }
+    if name in builtins(kind):
+        return _builtin_options(kind, name)
+    component = get(kind, name)
+    found = options_of(
+        kind, parameters_of(component), is_class=inspect.isclass(component), namespace=namespace_of(component)
     )
+    return MappingProxyType(found)
+
+
+@cache
+def _builtin_options(kind: Kind, name: str) -> Mapping[str, Option]:
+    found = builtins(kind)[name]
+    return MappingProxyType(options_of(kind, found.parameters, is_class=found.is_class, namespace={}))
+
+
+def takes_any_option(kind: Kind, name: str) -> bool:
+    """Return whether the signature of a component has ``**options``, so that a configuration can give any name."""
+    found = builtins(kind).get(name)
+    parameters: Iterable[Parameter] = found.parameters if found else parameters_of(get(kind, name))
+    return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+
+
+def doc(kind: Kind, name: str) -> str:
+    """Return the doc string of a component. That of a built-in component is known without importing it.
+
+    Raises:
+        ValueError: If no component of this kind has the name.
+    """
+    found = builtins(kind).get(name)
+    return found.doc if found else get(kind, name).__doc__ or ""
+
+
+def python_name(kind: Kind, name: str) -> str:
+    """Return the name of a component in Python, such as ``"LCRON"`` for the objective ``"lcron"``."""
+    found = builtins(kind).get(name)
+    return found.attribute if found else str(getattr(get(kind, name), "__name__", name))
 
 
 def check_options(kind: Kind, name: str, given: Iterable[str]) -> None:
     """Check the names of the options that a configuration gives to a component; values are not checked.
 
     Args:
-        kind: ``"operator"``, ``"loss"``, ``"objective"`` or ``"model"``.
-        name: Name in configurations, one of :func:`names`.
+        kind: ``"operator"``, ``"loss"``, ``"objective"``, ``"model"``, ``"metric"`` or ``"source"``.
+        name: Name in configurations: one of :func:`names`, or a reference.
         given: Names of the options that are given.
 
     Raises:
@@ -197,7 +177,7 @@ def check_options(kind: Kind, name: str, given: Iterable[str]) -> None:
     """
     allowed, given = options(kind, name), list(given)
     for option in given:
-        if option not in allowed:
+        if option not in allowed and not takes_any_option(kind, name):
             hint = did_you_mean(option, list(allowed))
             raise ValueError(f"{name} has no option {option!r}{hint}; its options are {', '.join(allowed) or 'none'}")
     for required in (one.name for one in allowed.values() if one.required):
@@ -225,6 +205,17 @@ def config_value(value: Any) -> Any:
     return [config_value(one) for one in value] if isinstance(value, list | tuple) else value
 
 
+def written_default(option: Option) -> Any:
+    """Return the default of an option as a configuration writes it, without importing a built-in component.
+
+    >>> written_default(options("loss", "relax_loss")["sort"])
+    'neural_sort'
+    """
+    if option.text in builtins("operator"):
+        return option.text
+    return config_value(option.default)
+
+
 def explicit_operator(value: str | Mapping[str, Any]) -> dict[str, Any]:
     """Return an operator's name and options with the defaults filled in.
 
@@ -233,6 +224,6 @@ def explicit_operator(value: str | Mapping[str, Any]) -> dict[str, Any]:
     """
     given = {"name": value} if isinstance(value, str) else dict(value)
     defaults = {
-        one.name: config_value(one.default) for one in options("operator", given["name"]).values() if not one.required
+        one.name: written_default(one) for one in options("operator", given["name"]).values() if not one.required
     }
     return given | {name: default for name, default in defaults.items() if name not in given}

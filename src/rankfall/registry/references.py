@@ -22,6 +22,7 @@ from rankfall import register
 from rankfall._suggestions import did_you_mean
 from rankfall._trust import check_import
 from rankfall.registry import user_files
+from rankfall.registry.builtin_components import place as builtin_place
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -84,7 +85,7 @@ def absolute(name: str) -> str:
     return f"{Path(place).expanduser().absolute().resolve()}:{attribute}"
 
 
-def resolve(kind: Kind, reference: str) -> object:
+def resolve(kind: str, reference: str) -> object:
     """Import what a reference names.
 
     Args:
@@ -100,15 +101,15 @@ def resolve(kind: Kind, reference: str) -> object:
     for part in attribute.split("."):
         if not hasattr(found, part):
             has = _public(found)
+            shown = f"{', '.join(has[:20])}{', ...' if len(has) > 20 else ''}" or "nothing public"
             raise UnresolvedError(
-                f"found {reference!r}, but {place} has no {part!r}{did_you_mean(part, has)}; "
-                f"it has {', '.join(has) or 'nothing public'}"
+                f"found {reference!r}, but {place} has no {part!r}{did_you_mean(part, has)}; it has {shown}"
             )
         found = getattr(found, part)
     return found
 
 
-def find(kind: Kind, reference: str) -> Path | None:
+def find(kind: str, reference: str) -> Path | None:
     """Return the file of a reference without importing anything, or None for a module that is not a Python file.
 
     Raises:
@@ -116,7 +117,7 @@ def find(kind: Kind, reference: str) -> Path | None:
     """
     place, _ = _split(kind, reference)
     if not is_file_reference(reference):
-        return _find_module(kind, reference, place)
+        return _find_module(reference, place)
     file = Path(absolute(reference).rpartition(":")[0])
     if not file.is_file():
         near = [one.name for one in file.parent.glob("*.py")] if file.parent.is_dir() else []
@@ -141,9 +142,7 @@ def source_of(kind: Kind, name: str) -> Source | None:
     name = name.partition("@")[0] if kind == "metric" else name
     if is_reference(name):
         return _source(kind, name, find(kind, name))
-    from rankfall.registry import builtins  # uses references
-
-    if builtins.place(kind, name):
+    if builtin_place(kind, name):
         return None
     if found := register.registered(kind).get(name):
         return _source(kind, name, Path(found.file) if found.file and Path(found.file).is_file() else None)
@@ -167,7 +166,7 @@ def entry_points(kind: Kind) -> dict[str, str]:
 # --- modules ------------------------------------------------------------------------------------------------------
 
 
-def _split(kind: Kind, reference: str) -> tuple[str, str]:
+def _split(kind: str, reference: str) -> tuple[str, str]:
     place, _, attribute = reference.rpartition(":")
     names = attribute.split(".")
     if not place or not all(name.isidentifier() for name in names):
@@ -180,7 +179,7 @@ def _split(kind: Kind, reference: str) -> tuple[str, str]:
     return place, attribute
 
 
-def _load_file(kind: Kind, reference: str) -> ModuleType:
+def _load_file(kind: str, reference: str) -> ModuleType:
     file = find(kind, reference)
     assert file is not None
     if not user_files.is_loaded(file):
@@ -191,8 +190,8 @@ def _load_file(kind: Kind, reference: str) -> ModuleType:
         raise UnresolvedError(f"found {reference!r}, but importing {file} fails: {_explain(error)}") from error
 
 
-def _load_module(kind: Kind, reference: str, name: str) -> ModuleType:
-    file = _find_module(kind, reference, name)
+def _load_module(kind: str, reference: str, name: str) -> ModuleType:
+    file = _find_module(reference, name)
     if str(file) not in _LOADED and reference not in dict(_all_entry_points()).values():
         check_import(reference, file)
     here = str(Path.cwd())
@@ -211,7 +210,7 @@ def _load_module(kind: Kind, reference: str, name: str) -> ModuleType:
 _LOADED: dict[str, str] = {}  # hashes of the files of modules when they were imported: what runs, whatever is edited
 
 
-def _find_module(kind: Kind, reference: str, name: str) -> Path | None:
+def _find_module(reference: str, name: str) -> Path | None:
     """Return the file of a module without importing the packages that it is in."""
     parts = name.split(".")
     spec = _find_top(parts[0])
@@ -260,10 +259,12 @@ def _modules_in(folders: list[str]) -> list[str]:
 
 
 def _public(owner: object) -> list[str]:
-    """Return the functions and classes that a module defines itself, or the public attributes of a class."""
+    """Return the public functions and classes of a module or class: those it lists, or those it defines itself."""
+    if listed := getattr(owner, "__all__", None):
+        return [str(name) for name in listed]
     own = getattr(owner, "__name__", None)
     found = {name: one for name, one in vars(owner).items() if not name.startswith("_") and callable(one)}
-    return [name for name, one in found.items() if getattr(one, "__module__", own) == own]
+    return [name for name, one in found.items() if getattr(one, "__module__", own) == own] or list(found)
 
 
 def _explain(error: BaseException) -> str:

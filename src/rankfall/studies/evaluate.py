@@ -53,8 +53,9 @@ def evaluate_run(
         on_impressions: Called, for a cascade, with the number of impressions measured since the last call, and of all.
         on_notice: Called with each note of the evaluation before measuring.
     """
+    # overrides are the caller's: their code is imported in any case
+    method = method_of(with_evaluation_overrides(read_config(run_dir, trust=trust), overrides))
     with stored_code(run_dir, trust=trust):
-        method = method_of(with_evaluation_overrides(read_config(run_dir), overrides))
         evaluation = method.evaluate(run_dir, split, data=data, on_impressions=on_impressions, on_notice=on_notice)
         directory = result_directory(run_dir, data=data, overrides=overrides, out=out)
     if directory is not None:
@@ -127,9 +128,9 @@ def scores_of_run(
     Returns:
         The configuration of the measurement, and the scores.
     """
+    config = with_evaluation_overrides(read_config_as(CascadeConfig, run_dir, trust=trust), overrides)
+    assert isinstance(config, CascadeConfig)
     with stored_code(run_dir, trust=trust):
-        config = with_evaluation_overrides(read_config_as(CascadeConfig, run_dir), overrides)
-        assert isinstance(config, CascadeConfig)
         opened = CascadeMethod(config).open_split(run_dir, split, data=data, on_notice=on_notice)
     total = opened.impressions
     with opened.refusing_new_ids():

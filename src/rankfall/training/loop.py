@@ -29,6 +29,7 @@ from rankfall.training.checkpoint import Checkpoints, DamagedError, stored_check
 from rankfall.training.config.load_config import validate_any
 from rankfall.training.distributed.group import ALONE, Group, LostError
 from rankfall.training.learner import BatchT, Position
+from rankfall.training.own_parts import check_same_code
 from rankfall.training.run_directory import (
     CHECKPOINTS,
     CONFIG,
@@ -399,6 +400,7 @@ def _finished(out: Path, config: TrainConfig, data: Mapping[str, str], on_notice
     if not (out / CONFIG).is_file():
         return None
     check_same(out, read_config(out).model_dump(mode="json"), config.model_dump(mode="json"))
+    check_same_code(out, config)
     if not is_finished(out):
         return None
     if (out / DATA).is_file():

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,11 +22,11 @@ from rankfall.data.lists.ranking_data import RankingData
 from rankfall.registry import names
 from rankfall.training.checkpoint import Checkpoints
 from rankfall.training.config.overrides import set_option
-from rankfall.training.config.ranker_config import LossName
 from rankfall.training.distributed.group import ONE_BY_ONE, Group, LostError, Processes
 from rankfall.training.run_directory import check_same_on_all_processes
 from support import torchrun_program
 from support.command_line import run as command
+from support.components import required_options
 from support.interrupted import cascade_content, outcome, ranker_content, train
 from support.logs import random_log
 from support.paths import PYTHONPATH
@@ -61,8 +61,8 @@ def objectives() -> list[dict[str, Any]]:
         {"name": "bce", "min_depth": 0, NORMED: True},
         {"name": "lcron", "topk": "dftopk", NORMED: True},
         *(
-            {"name": "per_stage", "loss": {"name": name, **LOSSES.get(name, {})}}
-            for name in get_args(LossName)
+            {"name": "per_stage", "loss": {"name": name, **(LOSSES.get(name) or required_options("loss", name))}}
+            for name in names("loss")
             if name != "grade_softmax_loss"
         ),
     ]

@@ -251,9 +251,9 @@ def operator_text(options: Mapping[str, Any]) -> str:
     >>> operator_text({"name": "dftopk", "tau": 1.0})
     'dftopk, tau = 1'
     """
-    given = {key: f"{value:g}" if isinstance(value, float) else value for key, value in options.items() if key != "name"}
+    given = [f"{key} = {value:g}" if isinstance(value, float) else f"{key} = {value}" for key, value in options.items()]
     name = options["name"] if isinstance(options["name"], str) else options["name"].__name__
-    return ", ".join([name, *(f"{key} = {value}" for key, value in given.items())])
+    return ", ".join([name, *(text for text in given if not text.startswith("name"))])
 
 
 def _spread(scores: Tensor, mask: Tensor) -> Tensor:
