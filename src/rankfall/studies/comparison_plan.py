@@ -356,6 +356,7 @@ _LATER = (
     ("data", "least_informative", 0.01),
     ("model", "init", "default"),
     ("training", "validate_every", 1),
+    ("training", "precision", "float32"),
 )
 
 
@@ -368,7 +369,7 @@ def _run_name(config: RunConfig, data_checksum: str) -> str:
             "stage_metrics": True,
             "feedback": True,
             "data": {"path"},
-            "training": {"checkpoint_every", "keep", "track", "mlflow"},
+            "training": {"checkpoint_every", "keep", "track", "mlflow", "device", "compile"},
         },
     )
     for section, key, default in _LATER:

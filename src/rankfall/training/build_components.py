@@ -31,8 +31,10 @@ _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 
 
 def classifies(config: LossConfig) -> bool:
-    """Return whether the loss takes logits of the label grades instead of scores."""
-    return config.name == "grade_softmax_loss"
+    """Return whether the loss takes logits of the label grades instead of scores: one with a parameter `logits`."""
+    if registry.is_builtin("loss", config.name):
+        return config.name == "grade_softmax_loss"
+    return "logits" in inspect.signature(registry.get("loss", config.name)).parameters
 
 
 def make_loss(config: LossConfig) -> tuple[nn.Module, list[Temperature]]:

@@ -51,6 +51,8 @@ RESUME_MUTABLE_KEYS = (
     "training.checkpoint_every",
     "training.track",
     "training.mlflow",
+    "training.device",
+    "training.compile",
 )
 """Keys of a configuration that may change between the start and the resumption of a run."""
 
@@ -100,6 +102,7 @@ class TrainResult:
         epochs: Number of epochs trained.
         seconds: Working time.
         parameters: Number of trained weights.
+        device: Device that computed the last epochs, such as ``"cpu"`` or ``"cuda:0"``.
     """
 
     best_metric: float
@@ -107,6 +110,7 @@ class TrainResult:
     epochs: int
     seconds: float
     parameters: int
+    device: str = "cpu"
 
 
 def read_config(directory: Path, *, trust: bool = False) -> TrainConfig:

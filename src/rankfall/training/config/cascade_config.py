@@ -52,12 +52,15 @@ from rankfall.training.config.component_checks import (
 )
 from rankfall.training.config.network_presets import with_preset
 from rankfall.training.config.sections import (
+    Compile,
     Count,
+    DeviceName,
     Kept,
     MLflowConfig,
     Names,
     OptimizerConfig,
     Patience,
+    Precision,
     Role,
     Seconds,
     Seed,
@@ -298,6 +301,9 @@ class CascadeTrainingConfig(Section):
     )
     seed: Seed = 0
     threads: Threads = 1
+    device: DeviceName = "auto"
+    precision: Precision = "float32"
+    compile: Compile = False
     window: Count = Field(default=1 << 15, description="Number of impressions that are shuffled together.")
     checkpoint_every: Seconds = 300.0
     keep: Kept = 2
