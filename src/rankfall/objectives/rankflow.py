@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from rankfall import register
 from rankfall._lists import check_choice, check_count, has_order, list_mean, mean_over_lists, rank_order
 from rankfall.losses import bce_loss
 from rankfall.objectives._stages import Impression, Objective, check_quotas
@@ -16,7 +17,10 @@ from rankfall.objectives._stages import Impression, Objective, check_quotas
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rankfall.option_types import Count, Fraction
 
+
+@register.objective("rankflow")
 class RankFlow(Objective):
     r"""Each stage learns from the items that its predecessor keeps, and from its successor (Qin et al. 2022).
 
@@ -47,8 +51,8 @@ class RankFlow(Objective):
         self,
         *,
         relevant: int,
-        quotas: Sequence[int],
-        alpha: float = 0.5,
+        quotas: Sequence[Count],
+        alpha: Fraction = 0.5,
         schedule: Literal["joint", "alternate"] = "joint",
     ) -> None:
         super().__init__(len(quotas))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rankfall import register
 from rankfall._lists import check_count, check_positive, check_scores
 from rankfall.ops.neural_sort import neural_rows
 
@@ -19,16 +20,19 @@ if TYPE_CHECKING:
 
     from jaxtyping import Bool, Float
 
+    from rankfall.option_types import Count, Fraction, Positive
 
+
+@register.operator
 def pirank_sort(
     scores: Float[Tensor, "*batch n"],
     *,
     k: int,
-    tau: float | Tensor = 1.0,
-    depth: int | None = None,
-    branches: Sequence[int] | None = None,
-    kept: Sequence[int] | None = None,
-    tau_shares: Sequence[float] | None = None,
+    tau: Positive | Tensor = 1.0,
+    depth: Count | None = None,
+    branches: Sequence[Count] | None = None,
+    kept: Sequence[Count] | None = None,
+    tau_shares: Sequence[Fraction] | None = None,
     mask: Bool[Tensor, "*batch n"] | None = None,
 ) -> Float[Tensor, "*batch k n"]:
     r"""Soft permutation by merging soft top-k lists in a tree (PIR, eq. 13-17).

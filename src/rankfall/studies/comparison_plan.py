@@ -20,16 +20,18 @@ from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError, Section, read_yaml
 from rankfall.studies.baselines import BASELINES, BaselineConfig, method_of
 from rankfall.studies.method_config import Methods, Seeds, check_keys, validated
-from rankfall.studies.results import Settings  # noqa: TC001 (a dataclass field)
-from rankfall.training.cascade_metrics import measures
 from rankfall.training.config.cascade_config import CascadeTrainingConfig, validate_cascade
+from rankfall.training.config.cascade_metric_names import measures
 from rankfall.training.config.load_config import TrainConfig
 from rankfall.training.config.overrides import apply_overrides, merge, set_option
 from rankfall.training.config.ranker_config import DEFAULT_METRICS, TrainingConfig, validate
 from rankfall.training.config.sections import Count, Names
+from rankfall.training.own_parts import identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from rankfall.studies.results import Settings
 
 Values = Annotated[list[Any], Field(min_length=1)]
 
@@ -199,10 +201,21 @@ class Plan:
 
     def run(self, method: str, fold: str, settings: Settings, seed: int) -> Run:
         """Return the run of a method on a fold with settings of its grid and a seed."""
-        key = json.dumps([method, fold, settings, seed], default=str)
-        config = self._resolved.get(key) or self._resolved.setdefault(key, self._resolve(method, fold, settings, seed))
+        config = self.run_config(method, fold, settings, seed)
         directory = self.out / "runs" / _run_name(config, self.data_checksum)
         return Run(method, fold, settings, seed, config, directory)
+
+    def run_config(self, method: str, fold: str, settings: Settings, seed: int) -> RunConfig:
+        """Return the configuration of a run."""
+        key = json.dumps([method, fold, settings, seed], default=str)
+        return self._resolved.get(key) or self._resolved.setdefault(key, self._resolve(method, fold, settings, seed))
+
+    def check_configs(self) -> None:
+        """Validate the configurations of all trials. Those of built-in components need no torch."""
+        for fold in self.folds:
+            for method, candidates in self.candidates.items():
+                for settings in candidates:
+                    self.run_config(method, fold, settings, self.config.seeds[0])
 
     def trials(self) -> dict[tuple[str, str], list[Run]]:
         """Return a run with the first seed for each candidate, by method and fold."""
@@ -236,10 +249,10 @@ class Plan:
         if kind not in own.baselines:
             raise ConfigError(f"{where}.kind: found {kind!r}, expected {own.name}, {' or '.join(own.baselines)}")
         given = {"kind": kind, "data": data, "metric": self.validation_metric, "metrics": self.metrics, "seed": seed}
-        fields = BASELINES[kind].config_class.model_fields
+        fields = BASELINES[kind].model_fields
         check_keys(changes, [*(key for key in fields if key not in given), *_OWN], where)
         known = {key: value for key, value in given.items() if key in fields}
-        return validated(BASELINES[kind].config_class, known | changes | settings, where)
+        return validated(BASELINES[kind], known | changes | settings, where)
 
 
 def make_plan(config: ComparisonConfig, out: Path) -> Plan:
@@ -262,6 +275,7 @@ def make_plan(config: ComparisonConfig, out: Path) -> Plan:
 def check_comparison(config: ComparisonConfig) -> Plan:
     """Return the plan of a comparison, as far as it can be made and checked without the data."""
     plan = _plan(config, Path(), "")
+    plan.check_configs()  # all of them before torch is imported for the first
     for run in _runs(plan):
         _check_run(run, plan.validation_metric)
     return plan
@@ -360,5 +374,6 @@ def _run_name(config: RunConfig, data_checksum: str) -> str:
             del content[section][key]
     if content.get("weight") is None:
         content.pop("weight", None)
-    text = json.dumps([content, data_checksum], sort_keys=True)
+    content, code = identity(config, content)
+    text = json.dumps([content, data_checksum, *([code] if code else [])], sort_keys=True)
     return f"{method_of(config).title}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

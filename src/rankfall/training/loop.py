@@ -23,11 +23,13 @@ import torch
 from rankfall import __version__
 from rankfall._files import LockedError, locked, sync, write_file
 from rankfall._tensor_file import read_checkpoint
+from rankfall._trust import stored_code
 from rankfall.models.layers import RowNorm
 from rankfall.training.checkpoint import Checkpoints, DamagedError, stored_checksum
 from rankfall.training.config.load_config import validate_any
 from rankfall.training.distributed.group import ALONE, Group, LostError
 from rankfall.training.learner import BatchT, Position
+from rankfall.training.own_parts import check_same_code
 from rankfall.training.run_directory import (
     CHECKPOINTS,
     CONFIG,
@@ -306,7 +308,8 @@ class Loop(Generic[BatchT]):
 
     def _with_defaults(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         """Return the configuration of a checkpoint with the defaults of options that are newer than it."""
-        return validate_any(stored, where=str(self.out)).model_dump(mode="json")
+        with stored_code(self.out):
+            return validate_any(stored, where=str(self.out)).model_dump(mode="json")
 
     def _check_data(self, state: State) -> None:
         """Check that a checkpoint has the same data."""
@@ -397,6 +400,7 @@ def _finished(out: Path, config: TrainConfig, data: Mapping[str, str], on_notice
     if not (out / CONFIG).is_file():
         return None
     check_same(out, read_config(out).model_dump(mode="json"), config.model_dump(mode="json"))
+    check_same_code(out, config)
     if not is_finished(out):
         return None
     if (out / DATA).is_file():

@@ -41,6 +41,8 @@ from rankfall.training.item_weights import item_weights
 from rankfall.training.label_checks import check_training_labels
 from rankfall.training.learner import Learner, Loader
 from rankfall.training.loop import Loop, finished, train_in
+from rankfall.training.model_checks import check_models
+from rankfall.training.own_parts import component_files
 from rankfall.training.propensity_weights import PropensityWeights, curve_checksum
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as
 from rankfall.training.scored_batch import ScoredBatch
@@ -114,12 +116,12 @@ def train(
         return result
     with seeded(config.training.seed, config.training.threads):
         with group.together():
+            notify = on_notice if group.first else lambda text: None
             try:
-                learner = LogLearner(config, out, log, group, built)
+                learner = LogLearner(config, out, log, group, built, notify)
             except ValueError as error:
-                raise ConfigError(str(error)) from None
+                raise ConfigError(str(error)) from error
             with torch.random.fork_rng(devices=[]):  # the check must not change the weights
-                notify = on_notice if group.first else lambda text: None
                 check_training_labels(log, config, config.data.train, built[0], notify)
             loop = Loop(learner, config, out, data=data, progress=progress, stop=stop)
             weights = item_weights(config, log) if group.first else None
@@ -129,6 +131,7 @@ def train(
             CONFIG: dump_absolute(config),
             LOG: json.dumps(encoding_signature(log), indent=1) + "\n",
             DATA: json.dumps(data, indent=1) + "\n",
+            **component_files(config),
         }
         return train_in(loop, files, resume=resume, on_notice=on_notice)
 
@@ -189,11 +192,19 @@ class CascadeLearner(Learner["Impressions"]):
     optimizer: Optimizers
     loader: DayLoader
 
-    def __init__(self, config: CascadeConfig, out: Path, log: ImpressionLog, built: BuiltObjective) -> None:
+    def __init__(
+        self,
+        config: CascadeConfig,
+        out: Path,
+        log: ImpressionLog,
+        built: BuiltObjective,
+        on_notice: OnNotice = warnings.warn,
+    ) -> None:
         self.config = config
         self.out = out
         self.metric = config.training.metric
         self.cascade = make_cascade(config, log.features)
+        check_models(self.cascade, config, log, on_notice)
         self.objective, self.temperatures = built
         self.turns = self.objective.turns
         self.modules = {"cascade": self.cascade, "objective": self.objective}
@@ -240,7 +251,7 @@ class CascadeLearner(Learner["Impressions"]):
         models = {name: list(model.parameters()) for name, model in self.cascade.models.items()}
         uses = Counter(id(weight) for weights in models.values() for weight in weights)
         own = {name: [weight for weight in weights if uses[id(weight)] == 1] for name, weights in models.items()}
-        return {name: weights or models[name] for name, weights in own.items()}
+        return {name: weights or models[name] for name, weights in own.items() if models[name]}
 
     def depends_on(self, term: str, part: str) -> bool:
         """Return whether a term trains a stage: its own terms have its number, others train all stages."""
@@ -273,10 +284,16 @@ class LogLearner(CascadeLearner):
     """Learner of a cascade on the training days of a log, validated on its validation days."""
 
     def __init__(
-        self, config: CascadeConfig, out: Path, log: ImpressionLog, group: Group, built: BuiltObjective | None = None
+        self,
+        config: CascadeConfig,
+        out: Path,
+        log: ImpressionLog,
+        group: Group,
+        built: BuiltObjective | None = None,
+        on_notice: OnNotice = warnings.warn,
     ) -> None:
         self.group = group
-        super().__init__(config, out, log, built or build_objective(log, config))
+        super().__init__(config, out, log, built or build_objective(log, config), on_notice)
         self.loader = make_loader(log, config, "train", group)
         check_kept(self.objective, self.loader)
         self.valid = make_loader(log, config, "valid")
@@ -456,13 +473,15 @@ def means_of(values: Mapping[str, Tensor]) -> dict[str, float]:
     return {name: float(value.nanmean()) for name, value in values.items()}
 
 
-def load_run(directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> tuple[CascadeConfig, Cascade]:
+def load_run(
+    directory: Path, *, checkpoint: Literal["best", "last"] = "best", trust: bool = False
+) -> tuple[CascadeConfig, Cascade]:
     """Load the configuration of a run and its cascade, in evaluation mode."""
-    config = read_config_as(CascadeConfig, directory)
+    config = read_config_as(CascadeConfig, directory, trust=trust)
     path = directory / CHECKPOINTS / f"{checkpoint}.safetensors"
     if not path.exists():
         raise ValueError(f"{directory} has no {checkpoint} weights yet, expected {path}; train it with --resume")
-    return config, Cascade.load(path).eval()
+    return config, Cascade.load(path, trust=trust).eval()
 
 
 def check_days(log: ImpressionLog, config: LogConfig) -> None:

@@ -31,6 +31,7 @@ from rankfall.training.divergence_hints import divergence_hints, temperature_hin
 from rankfall.training.label_checks import check_lists
 from rankfall.training.learner import Learner
 from rankfall.training.loop import Loop, finished, train_in
+from rankfall.training.own_parts import component_files
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, TrainingError, read_config_as
 from rankfall.training.scoring import measure, score
 from rankfall.training.seeding import seeded
@@ -59,7 +60,7 @@ class Epoch:
     metric: float
     lists_per_second: float
     seconds: float  # working time since the start of the run
-    trained: dict[str, float]  # trained weights of the loss, such as alpha of ARF
+    trained: dict[str, float | list[float]]  # trained weights of the loss, such as alpha of ARF
 
 
 OnValidation = Callable[[Epoch, Ranker], None]
@@ -117,7 +118,11 @@ def train(
                 on_epoch=lambda epoch: on_validation(epoch, model),
                 stop=stop,
             )
-        files = {CONFIG: dump_absolute(config), DATA: json.dumps(checksums, indent=1) + "\n"}
+        files = {
+            CONFIG: dump_absolute(config),
+            DATA: json.dumps(checksums, indent=1) + "\n",
+            **component_files(config),
+        }
         return train_in(loop, files, resume=resume, on_notice=on_notice)
 
 
@@ -200,7 +205,8 @@ class RankerLearner(Learner["ListBatch"]):
 
     def line(self, position: Position) -> Epoch:
         """Return the results of an epoch."""
-        trained = {name: parameter.item() for name, parameter in self.loss.named_parameters()}
+        values = {name: parameter.detach().flatten().tolist() for name, parameter in self.loss.named_parameters()}
+        trained = {name: value[0] if len(value) == 1 else value for name, value in values.items()}
         reached, loss = position.validation[self.metric], position.parts["loss"]
         return Epoch(position.epoch, loss, reached, position.per_second, position.seconds, trained)
 
@@ -319,9 +325,11 @@ def _grades(lists: Lists) -> int:
 # --- a finished run -----------------------------------------------------------------------------------------------
 
 
-def load_run(directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> tuple[RankerConfig, Ranker]:
+def load_run(
+    directory: Path, *, checkpoint: Literal["best", "last"] = "best", trust: bool = False
+) -> tuple[RankerConfig, Ranker]:
     """Load the configuration of a run and its model, in evaluation mode."""
-    config = read_config_as(RankerConfig, directory)
+    config = read_config_as(RankerConfig, directory, trust=trust)
     tensors, metadata = read_checkpoint(directory / CHECKPOINTS / f"{checkpoint}.safetensors")
     scaling = FeatureScaling.identity(metadata["features"], log1p=config.data.log1p)
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn and then replaced

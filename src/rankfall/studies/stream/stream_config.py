@@ -25,12 +25,12 @@ from pydantic import Field, model_validator
 
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError, Section, read_yaml
+from rankfall.registry.stored_sources import short_name
 from rankfall.studies.method_config import Methods, Seeds, check_keys, validated
 from rankfall.training.config.cascade_config import LogConfig, validate_cascade
 from rankfall.training.config.component_checks import has_schedule
 from rankfall.training.config.overrides import apply_overrides, merge, set_option
 from rankfall.training.config.sections import as_names
-from rankfall.training.methods import method_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +98,7 @@ def load_stream(path: Path, overrides: Sequence[str] = ()) -> StreamConfig:
 
 def make_runs(config: StreamConfig, out: Path) -> list[StreamRun]:
     """Plan and check the runs of a stream: every method with every seed."""
-    methods = config.methods or {str(config.objective.get("name", "method")): {}}
+    methods = config.methods or {short_name(str(config.objective.get("name", "method"))): {}}
     names = {method: file_name(method) for method in methods}
     runs = []
     for method, changes in methods.items():
@@ -110,8 +110,11 @@ def make_runs(config: StreamConfig, out: Path) -> list[StreamRun]:
         for seed in config.seeds:
             resolved = _resolve(config, method, changes or {}, seed)
             runs.append(StreamRun(method, seed, resolved, out / RUNS / f"{names[method]}-{seed}"))
+    from rankfall.training.methods import method_of  # needs torch, without which configurations are validated
+
     first = runs[0]
     for run in runs:
+        method_of(run.config).check_components(f"methods.{run.method}" if config.methods else "config")
         for name, found, expected in (
             ("the metrics", run.config.metrics, first.config.metrics),
             ("training.metric", run.config.training.metric, first.config.training.metric),
@@ -144,7 +147,6 @@ def _resolve(config: StreamConfig, method: str, changes: dict[str, Any], seed: i
         raise ConfigError(f"{where}: training.epochs and training.patience: a stream trains on each day once")
     if resolved.training.validate_every != 1:
         raise ConfigError(f"{where}: training.validate_every: a stream measures every day before it trains on it")
-    method_of(resolved).check_components(where)
     return resolved
 
 

@@ -7,14 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from rankfall._yaml_config import Section
+from rankfall.option_types import Activation as Activation
+from rankfall.option_types import Count as Count
+from rankfall.option_types import Init as Init
+from rankfall.option_types import Share as Share
 
 Role = Literal["train", "valid", "test"]
 TrackerName = Literal["tensorboard", "mlflow"]
-Activation = Literal["relu", "prelu", "leaky_relu", "elu", "selu", "gelu", "silu", "tanh", "sigmoid"]
-Init = Literal["default", "he"]
-
-Share = Annotated[float, Field(ge=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[
     int, Field(ge=0, lt=2**63, description="Seed of the initial weights, the order of the data and all noise.")
 ]
