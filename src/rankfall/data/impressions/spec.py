@@ -323,9 +323,22 @@ def _column_name(value: object) -> object:
     return {"column": value} if isinstance(value, str) else value
 
 
+def _source(value: object) -> object:
+    if isinstance(value, str):
+        return {"name": value}
+    if isinstance(value, dict) and not isinstance(value.get("name"), str):
+        raise ValueError(f"name: found {shown(value.get('name'))}, expected a name or 'module:function'")
+    return value
+
+
 class Spec(Section):
     """The columns, stages and features of a full-stage log."""
 
+    source: Annotated[dict[str, Any] | None, BeforeValidator(_source)] = Field(
+        default=None,
+        description="A function that yields tables of rows, instead of files: its name or reference, such as "
+        "./my_source.py:read, and its options. It is called by 'rankfall prepare rows' only.",
+    )
     request: str = "request_id"
     item: str = "item_id"
     user: str | None = None
