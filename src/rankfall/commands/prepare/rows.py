@@ -26,21 +26,23 @@ EXAMPLES = examples(
     "rankfall prepare rows log.csv.gz --requests requests.parquet --fit-days 20 --spec spec.yaml --out impressions",
     "rankfall prepare rows log/ --spec spec.yaml --check",
     "rankfall prepare rows log/ --spec spec.yaml --skip-bad 100 --out impressions",
+    "rankfall prepare rows --spec spec_with_a_source.yaml --out impressions",
     "rankfall prepare rows log/ --spec spec.yaml --engine ray --out impressions",
 )
 
 
 def rows(
     sources: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
             metavar="SRC...",
             exists=True,
             help="Files (.csv, .csv.gz, .parquet, .feather, .arrow, .ipc) or directories of them, with one row per "
             "request and item. The result does not depend on how the log is split into files.",
-            show_default=False,
+            show_default="the source of the spec",
         ),
-    ],
+    ] = None,
+    *,
     spec: Annotated[
         Path, typer.Option(help="Description of columns, stages and features, a YAML file.", show_default=False)
     ],
@@ -82,16 +84,18 @@ def rows(
     from rankfall.data.sources.rows.prepare_rows import check_rows, prepare_rows
 
     description = load_spec(spec)
+    if not sources and description.source is None:
+        raise typer.BadParameter("Missing argument 'SRC...', and the spec names no source")
     tables = {"items": items, "users": users, "requests": requests}
     if check:
         with opened_engine(engine) as opened, steps() as on_progress:
-            found = check_rows(sources, description, **tables, engine=opened, on_progress=on_progress)
+            found = check_rows(sources or [], description, **tables, engine=opened, on_progress=on_progress)
         report_check(found, as_json=as_json)
         return
     directory = required_out(out)
     with showing_problems(), opened_engine(engine) as opened, steps() as on_progress:
         log = prepare_rows(
-            sources,
+            sources or [],
             directory,
             description,
             **tables,

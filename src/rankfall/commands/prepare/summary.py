@@ -32,6 +32,8 @@ def _show_summary(log: ImpressionLog) -> None:
             print_result(f"left out: {count:,} {what}")
     if about["counts"]["values"]:
         print_result(_ids(about["counts"]))
+    if any(about["counts"].get("missing_numbers", {}).values()):
+        print_result(_numbers(about["counts"]))
 
 
 def _warn(log: ImpressionLog) -> None:
@@ -85,4 +87,16 @@ def _ids(counts: dict[str, Any]) -> Table:
     for name, values in counts["values"].items():
         missing, unseen = (counts[what].get(name, 0) for what in ("missing", "unseen"))
         table.add_row(name, f"{values:,}", share(missing, values), share(unseen, values))
+    return table
+
+
+def _numbers(counts: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="numbers of features", title_justify="left")
+    table.add_column("feature")
+    for heading in ("values", "missing"):
+        table.add_column(heading, justify="right")
+    for name, values in counts["numbers"].items():
+        table.add_row(name, f"{values:,}", share(counts["missing_numbers"].get(name, 0), values))
     return table

@@ -145,7 +145,9 @@ class Encoding:
         edges = self.edges.get(key, feature.bucketize)
         if (feature.standardise and mean is None) or isinstance(edges, int):
             raise ValueError(f"{key}: found no fitted scaling or edges, which are needed to encode its values")
-        numbers = Numbers(feature.size, feature.log1p, feature.missing, mean, deviation)
+        numbers = Numbers(
+            feature.size, feature.log1p, feature.replacement, mean, deviation, indicator=feature.has_indicator
+        )
         return numbers if edges is None else Buckets(FIRST_KNOWN + len(edges) + 1, numbers, edges)
 
     def lookup(self, table: str) -> Lookup:
@@ -157,9 +159,15 @@ class Encoding:
 
 def dense_values(feature: Dense, raw: pl.Series) -> Floats:
     """Return the numbers of a feature, (n,) or (n, size), after `log1p` and `missing` but before anything fitted."""
-    rule = Numbers(feature.size, feature.log1p, feature.missing)
+    rule = Numbers(feature.size, feature.log1p, feature.replacement)
     with _naming_bad_numbers(raw):
         return rule.filled(_floats(raw, rule.size))
+
+
+def count_missing(feature: Dense, raw: pl.Series) -> int:
+    """Return how many of the numbers, or vectors with at least one such number, are null, NaN or infinite."""
+    missing = ~np.isfinite(_floats(raw, feature.size))
+    return int(missing.reshape(len(raw), -1).any(axis=1).sum())
 
 
 # --- columns as arrays --------------------------------------------------------------------------------------------

@@ -103,6 +103,7 @@ class NumberFigures:
     max: float
     deviation: float
     counts: ValueCounts
+    replaced: float | None = None  # share of values that were missing when the log, with all its days, was prepared
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from rankfall._results import Result, Tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
 Level = Literal["error", "warning"]
 Unit = Literal["rows", "requests", "files", "columns", "lines", "days"]
@@ -168,9 +167,9 @@ class Findings:
         if self.bad_rows > self.limit:
             self.rows.clear()
 
-    def skipped(self, file: Path) -> tuple[int, ...]:
+    def skipped(self, file: str) -> tuple[int, ...]:
         """Return the indices of the rows of a file to be dropped."""
-        return tuple(sorted(self.rows.get(str(file), ())))
+        return tuple(sorted(self.rows.get(file, ())))
 
     def problems(self) -> list[Problem]:
         """Return all problems, errors first."""

@@ -365,7 +365,7 @@ def test_findings_remember_rows_up_to_the_limit_only() -> None:
     kind = Kind("error", "a", "wrong", "rows", "row")
     found.add(kind, 1, [Place("x", 1)])
     found.drop("x", [1, 2, 2])
-    assert (found.bad_rows, found.skipped(Path("x"))) == (2, (1, 2))
+    assert (found.bad_rows, found.skipped("x")) == (2, (1, 2))
     other.add(kind, 5, [Place("y", n) for n in range(1, 6)])
     other.drop("y", range(5))
     found.merge(other)

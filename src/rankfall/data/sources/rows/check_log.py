@@ -77,7 +77,7 @@ def check_log(
     if not raw.types or spec.item not in raw.origins or not raw.files["log"]:
         return DataCheck(0, found.problems()), found  # rows cannot be told apart
     raw = _without_units(raw, found)
-    found.order = {str(file.path): number for number, file in enumerate(raw.files["log"])}
+    found.order = {str(file): number for number, file in enumerate(raw.files["log"])}
     joined = {origin: _check_table(raw, origin, found) for origin in raw.files if origin != "log"}
     with tempfile.TemporaryDirectory(prefix="rankfall-check-") as directory:
         of_rows = _RowCheck(raw, joined, Path(directory), _portions(raw), limit)
@@ -96,7 +96,7 @@ def check_log(
                 found.merge(findings)
                 days.append(of_portion)
     if not rows and not found.found:
-        paths = [Place(str(file.path)) for file in raw.files["log"]]
+        paths = [Place(str(file)) for file in raw.files["log"]]
         found.add(Kind("error", None, "found no rows", "files"), len(paths), paths)
     _check_days(raw.spec, pl.concat(days), found)
     return DataCheck(rows, found.problems()), found
@@ -104,7 +104,7 @@ def check_log(
 
 def _collector(found: Findings) -> Callable[[str | None, str, Sequence[RowFile]], None]:
     def add(column: str | None, message: str, files: Sequence[RowFile]) -> None:
-        places = [Place(str(file.path)) for file in files]
+        places = [Place(str(file)) for file in files]
         found.add(Kind("error", column, message, "files" if files else "columns"), max(len(files), 1), places)
 
     return add
@@ -144,8 +144,8 @@ def _batches(raw: RawLog, origin: Origin, columns: Sequence[str], file: RowFile,
     def on_invalid(row: InvalidRow) -> None:
         problem = "found another number of values than the file has columns"
         text = f"{row.found} values for {row.expected} columns"
-        found.add(Kind("error", None, problem, "rows", "row"), 1, [Place(str(file.path), row.row + 1, text)])
-        found.drop(str(file.path), [row.row])
+        found.add(Kind("error", None, problem, "rows", "row"), 1, [Place(str(file), row.row + 1, text)])
+        found.drop(str(file), [row.row])
 
     seen = 0
     try:
@@ -153,8 +153,8 @@ def _batches(raw: RawLog, origin: Origin, columns: Sequence[str], file: RowFile,
             seen += len(frame)
             yield _typed(raw, origin, columns, file, frame)
     except ValueError as error:
-        problem = f"the file {str(error).removeprefix(f'{file.path} ')}"
-        found.add(Kind("error", None, problem, "files"), 1, [Place(str(file.path), None, f"after row {seen:,}")])
+        problem = f"the file {str(error).removeprefix(f'{file} ')}"
+        found.add(Kind("error", None, problem, "files"), 1, [Place(str(file), None, f"after row {seen:,}")])
 
 
 def _typed(raw: RawLog, origin: Origin, columns: Sequence[str], file: RowFile, frame: pl.DataFrame) -> _Batch:
@@ -184,13 +184,13 @@ def _report(batch: _Batch, problems: Iterable[BadRows], found: Findings) -> pl.S
         if is_error:
             reported[problem.column] = reported.get(problem.column, nowhere) | mask
             bad = bad | mask
-    found.drop(str(batch.file.path), batch.rows[ROW].filter(bad))
+    found.drop(str(batch.file), batch.rows[ROW].filter(bad))
     return bad
 
 
 def _place(batch: _Batch, position: int, problem: BadRows) -> Place:
     found = None if problem.values is None else _shown(problem.values[position])
-    return Place(str(batch.file.path), batch.rows[ROW][position] + 1, found)
+    return Place(str(batch.file), batch.rows[ROW][position] + 1, found)
 
 
 def _shown(value: object) -> str:
@@ -218,9 +218,9 @@ def _check_table(raw: RawLog, origin: Origin, found: Findings) -> pl.DataFrame:
     table = pl.concat(parts).drop_nulls(key)
     again = table.filter(pl.col(key).is_duplicated())
     if file is not None and len(again):
-        places = [Place(str(file.path), row + 1, _shown(value)) for row, value in again.select(ROW, key).head(3).rows()]
+        places = [Place(str(file), row + 1, _shown(value)) for row, value in again.select(ROW, key).head(3).rows()]
         found.add(Kind("error", key, "found an id twice in the table", "rows", "row"), len(again), places)
-        found.drop(str(file.path), again[ROW])
+        found.drop(str(file), again[ROW])
         table = table.with_columns(pl.col(_BAD) | pl.col(key).is_duplicated())
     return table.drop(ROW).unique(key)
 
@@ -402,11 +402,11 @@ class _RequestCheck:
 
     def _place(self, row: Mapping[str, object], value: str | None = None) -> Place:
         file = self.raw.files["log"][int(str(row[_FILE]))]
-        return Place(str(file.path), int(str(row[ROW])) + 1, value, str(row[self.raw.spec.request]))
+        return Place(str(file), int(str(row[ROW])) + 1, value, str(row[self.raw.spec.request]))
 
     def _drop(self, rows: pl.DataFrame, found: Findings) -> None:
         for (number,), some in rows.group_by(_FILE):
-            found.drop(str(self.raw.files["log"][int(str(number))].path), some[ROW])
+            found.drop(str(self.raw.files["log"][int(str(number))]), some[ROW])
 
 
 def _is_first(rows: pl.DataFrame, *columns: str) -> pl.Series:

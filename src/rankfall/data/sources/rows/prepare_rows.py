@@ -41,6 +41,7 @@ from rankfall.data.sources.rows.check_log import check_log
 from rankfall.data.sources.rows.fit import fit_portions
 from rankfall.data.sources.rows.incremental_merge import IncrementalMerge, distinct
 from rankfall.data.sources.rows.log_sequences import SequenceHistories, event_columns, find_events
+from rankfall.data.sources.rows.own_source import rows_of_source, with_absolute_source
 from rankfall.data.sources.rows.portions import first_rows, spool_log
 from rankfall.data.sources.rows.provenance import provenance, skipped_json
 from rankfall.data.sources.rows.raw_log import RawLog
@@ -85,7 +86,7 @@ def prepare_rows(
     """Prepare an impression log from a log with one row per request and item.
 
     Args:
-        sources: Files (CSV, Parquet, Arrow) or directories of them.
+        sources: Files (CSV, Parquet, Arrow) or directories of them; none if the description has a `source`.
         out: The directory to write.
         spec: The description of columns, stages and features.
         items: A table with more columns of items.
@@ -109,12 +110,17 @@ def prepare_rows(
     check_seed(seed)
     if portion_rows < 1:
         raise ValueError(f"portion_rows: found {portion_rows}, expected at least 1")
-    files = find_row_files(sources)
+    _check_sources(sources, spec)
+    spec = with_absolute_source(spec)
     tables: dict[Origin, Path | RowFile | None] = {"items": items, "users": users, "requests": requests}
-    with fresh_directory(out, is_log, force=force) as directory:
+    with (
+        fresh_directory(out, is_log, force=force) as directory,
+        rows_of_source(spec, _Step("reading the source", None, on_progress)) as own,
+    ):
+        files = find_row_files(sources) if own is None else own.files
         if skip_bad is not None:
             found = _bad_rows(files, spec, tables, skip_bad, engine, on_progress)
-            files = [replace(file, skipped=found.skipped(file.path)) for file in files]
+            files = [replace(file, skipped=found.skipped(str(file))) for file in files]
             tables = {origin: _without(found, path) for origin, path in tables.items()}
             about = {**about, "skipped": skipped_json(found, skip_bad)}
         with _pointing_to_check():
@@ -136,6 +142,8 @@ def prepare_rows(
         made = provenance(
             raw, order, encoding, counts, unknown, seed=seed, fit_days=fitted, on_file=on_file, engine=engine
         )
+        if own is not None:
+            made["sources"] = [own.about(order.rows)]
         writer.finish(table, vocabularies, {**made, **about})
     return ImpressionLog.load(out)
 
@@ -153,7 +161,7 @@ def check_rows(
     """Check a log with one row per request and item: read everything, and write nothing.
 
     Args:
-        sources: Files (CSV, Parquet, Arrow) or directories of them.
+        sources: Files (CSV, Parquet, Arrow) or directories of them; none if the description has a `source`.
         spec: The description of columns, stages and features.
         items: A table with more columns of items.
         users: A table with more columns of users.
@@ -167,10 +175,20 @@ def check_rows(
     Raises:
         ValueError: If a file does not exist or has an unknown suffix.
     """
+    _check_sources(sources, spec)
     tables: dict[Origin, Path | RowFile | None] = {"items": items, "users": users, "requests": requests}
     steps = partial(_Step, on_progress=on_progress)
-    check, _ = check_log(sources, spec, tables, limit=0, engine=engine, on_step=steps)
+    with rows_of_source(with_absolute_source(spec), steps("reading the source", None)) as own:
+        files = sources if own is None else own.files
+        check, _ = check_log(files, spec, tables, limit=0, engine=engine, on_step=steps)
     return check
+
+
+def _check_sources(sources: Sequence[Path | RowFile], spec: Spec) -> None:
+    if not sources and spec.source is None:
+        raise ValueError("sources: found no files, and the description has no `source`; expected one of them")
+    if sources and spec.source is not None:
+        raise ValueError("sources: found files, and a `source` in the description; expected one of them")
 
 
 def _bad_rows(
@@ -193,7 +211,7 @@ def _bad_rows(
         raise TooManyBadError(f"skip_bad: no dropped row solves every problem: {where}{first.problem}", check)
     if found.bad_rows > limit:
         raise TooManyBadError(f"skip_bad: found more than {limit:,} bad rows; nothing was written", check)
-    if check.rows and sum(len(found.skipped(file.path)) for file in files) >= check.rows:
+    if check.rows and sum(len(found.skipped(str(file))) for file in files) >= check.rows:
         raise TooManyBadError("skip_bad: every row of the log is bad", check)
     return found
 
@@ -202,7 +220,7 @@ def _without(found: Findings, table: Path | RowFile | None) -> RowFile | None:
     if table is None:
         return None
     file = table if isinstance(table, RowFile) else find_row_files([table])[0]
-    return replace(file, skipped=found.skipped(file.path))
+    return replace(file, skipped=found.skipped(str(file)))
 
 
 @contextmanager

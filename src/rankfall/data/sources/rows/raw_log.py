@@ -58,7 +58,7 @@ class RowBatch(NamedTuple):
         values = self.rows[column]
         if values.has_nulls():
             row = self.start + int(values.is_null().arg_max() or 0)
-            raise ValueError(f"{self.file.path}: column {column!r}: found no value in row {row + 1}")
+            raise ValueError(f"{self.file}: column {column!r}: found no value in row {row + 1}")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class RawLog:
             origin: list(dict.fromkeys(name for header in some.values() for name in header))
             for origin, some in headers.items()
         }
-        names = {origin: str(found[0].path) for origin, found in files.items()}
+        names = {origin: str(found[0]) for origin, found in files.items()}
         on_missing = None if on_problem is None else lambda use, text: on_problem(use.column, text, [])
         used = find_columns(spec, columns, names, on_missing)
         log = cls(used.spec, files, used.origins, {}, used.stored)
@@ -193,12 +193,12 @@ class RawLog:
             rows.append(batch.rows)
         table = pl.concat(rows)
         if (repeated := table[key].is_duplicated()).any():
-            path = self.files[origin][0].path
+            path = self.files[origin][0]
             raise ValueError(f"{path}: {key} {table[key].filter(repeated).min()!r} occurs twice")
         return table
 
     def _typed(self, origin: Origin, values: pl.Series, file: RowFile, start: int) -> pl.Series:
-        with _prefixing(str(file.path)):
+        with _prefixing(str(file)):
             try:
                 return to_type(
                     values, self.types[origin, values.name], self.spec.zone, time_units(self.spec).get(values.name)
@@ -214,7 +214,7 @@ class RawLog:
                     continue
                 message = f"found no column {column!r}{did_you_mean(column, header)}"
                 if on_problem is None:
-                    raise ValueError(f"{file.path}: {message}; the columns are {', '.join(header)}")
+                    raise ValueError(f"{file}: {message}; the columns are {', '.join(header)}")
                 on_problem(column, f"{message}, which other files have", [file])
                 headers.pop(file, None)
 
@@ -231,7 +231,7 @@ class RawLog:
             try:
                 yield
             except ValueError as error:
-                where = f"{files[0].path}: " if files else ""
+                where = f"{files[0]}: " if files else ""
                 if on_problem is None:
                     raise ValueError(f"{where}{of or f'column {column!r}'}: {error}") from None
                 if column not in unusable:
@@ -292,7 +292,7 @@ def _headers(files: Sequence[RowFile], on_problem: OnProblem | None) -> Headers:
         except ValueError as error:
             if on_problem is None:
                 raise
-            on_problem(None, str(error).removeprefix(f"{file.path} ").removeprefix(f"{file.path}: "), [file])
+            on_problem(None, str(error).removeprefix(f"{file} ").removeprefix(f"{file}: "), [file])
     return headers
 
 

@@ -39,10 +39,16 @@ class RowFile:
     Args:
         path: The file.
         skipped: The indices of rows that are not read, in increasing order.
+        label: The name of the file in messages; by default its path.
     """
 
     path: Path
     skipped: tuple[int, ...] = field(default=(), kw_only=True, repr=False)
+    label: str | None = field(default=None, kw_only=True)
+
+    def __str__(self) -> str:
+        """The name of the file in messages."""
+        return self.label or str(self.path)
 
     @property
     def is_text(self) -> bool:
@@ -51,7 +57,7 @@ class RowFile:
 
     def columns(self) -> dict[str, pl.DataType]:
         """Return the names and types of the columns."""
-        with _naming_file(self.path):
+        with _naming_file(self):
             if self.is_text:
                 return dict.fromkeys(self._header(), pl.String())
             schema = pa_parquet.read_schema(self.path) if self._is_parquet else self._ipc([]).schema
@@ -70,7 +76,7 @@ class RowFile:
                 are an error.
         """
         invalid: list[int] = []  # rows that the reader left out
-        with _naming_file(self.path):
+        with _naming_file(self):
             start = 0
             for batch in self._arrow_batches([name for name in columns if name != ROW], invalid, on_invalid):
                 frame = pl.from_arrow(batch)
@@ -153,7 +159,7 @@ class RowFile:
         names = self._given_names()
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"{self.path}: the column {name!r} occurs twice")
+                raise ValueError(f"{self}: the column {name!r} occurs twice")
         return names
 
     def _given_names(self) -> list[str]:
@@ -225,9 +231,9 @@ def _is_visible(file: Path, directory: Path) -> bool:
 
 
 @contextmanager
-def _naming_file(path: Path) -> Iterator[None]:
+def _naming_file(file: RowFile) -> Iterator[None]:
     """Add the file to errors of the libraries that read it."""
     try:
         yield
     except (pa.ArrowException, pl.exceptions.PolarsError, OSError) as error:
-        raise ValueError(f"{path} is damaged, truncated or not of the type of its suffix ({error})") from None
+        raise ValueError(f"{file} is damaged, truncated or not of the type of its suffix ({error})") from None
