@@ -28,7 +28,7 @@ from pydantic import (
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import OptionError, Section, shown
 from rankfall.registry.metric_names import forms, split_cutoffs, unknown_metric
-from rankfall.registry.references import is_reference
+from rankfall.registry.references import absolute, absolute_references, is_reference
 from rankfall.training.config.cascade_metric_names import (
     JOINT,
     JOINT_VALUE,
@@ -39,9 +39,9 @@ from rankfall.training.config.cascade_metric_names import (
     list_metric,
     measured_name,
     measures,
+    split_stage,
 )
 from rankfall.training.config.component_checks import (
-    absolute_references,
     check_metric,
     check_model,
     check_objective,
@@ -50,12 +50,15 @@ from rankfall.training.config.component_checks import (
 )
 from rankfall.training.config.network_presets import with_preset
 from rankfall.training.config.sections import (
+    Compile,
     Count,
+    DeviceName,
     Kept,
     MLflowConfig,
     Names,
     OptimizerConfig,
     Patience,
+    Precision,
     Role,
     Seconds,
     Seed,
@@ -198,7 +201,8 @@ def _is_cascade_metric(name: str) -> str:
             f"found {name!r}, expected joint_recall, STAGE/recall or STAGE/ndcg (the same as STAGE/alone/recall and "
             "STAGE/alone/ndcg), joint_value, or joint/FEEDBACK"
         )
-    return measured_name(name)
+    stage, metric = split_stage(measured_name(name))
+    return f"{stage}/{absolute(metric)}" if stage else metric
 
 
 def _is_stage_metric(name: str) -> str:
@@ -295,6 +299,9 @@ class CascadeTrainingConfig(Section):
     )
     seed: Seed = 0
     threads: Threads = 1
+    device: DeviceName = "auto"
+    precision: Precision = "float32"
+    compile: Compile = False
     window: Count = Field(default=1 << 15, description="Number of impressions that are shuffled together.")
     checkpoint_every: Seconds = 300.0
     keep: Kept = 2
@@ -354,7 +361,7 @@ class CascadeConfig(Section):
         metric = self.training.metric
         if metric in (JOINT, JOINT_VALUE, *self.metrics):
             return
-        if metric.rpartition("/")[0] not in (*names, "joint"):
+        if split_stage(metric)[0] not in (*names, "joint"):
             raise ValueError(f"training.metric: found {metric!r}, the stages are {', '.join(names)}")
         everywhere = measures(names, self.stage_metrics, self.feedback)
         if metric in everywhere:
