@@ -5,6 +5,7 @@
 - :mod:`rankfall.metrics`: exact ranking metrics and significance tests.
 - :mod:`rankfall.data`: full-stage logs. :mod:`rankfall.models`: models that score them.
 - :class:`Cascade`: models in order. :mod:`rankfall.objectives`: losses of a whole cascade.
+- :class:`Ranker`: one ranker in the style of scikit-learn.
 - :mod:`rankfall.serving`: answers to requests from a trained cascade.
 
 Functions of lists work on the last dimension; leading dimensions are batch dimensions.
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from rankfall import data, losses, metrics, models, objectives, ops
     from rankfall import serving as serving
     from rankfall.cascade import Cascade, Stage
+    from rankfall.ranker import Ranker
 
-__all__ = ["Cascade", "Stage", "data", "losses", "metrics", "models", "objectives", "ops"]
+__all__ = ["Cascade", "Ranker", "Stage", "data", "losses", "metrics", "models", "objectives", "ops"]
 __version__ = "0.1.0"
 
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any attribute
@@ -37,6 +39,8 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
         # The submodules need torch, which takes seconds to import; `rankfall --help` must not wait for it.
         if name in ("Cascade", "Stage"):
             return getattr(import_module("rankfall.cascade"), name)
+        if name == "Ranker":
+            return import_module("rankfall.ranker").Ranker
         if name in __all__ or name == "serving":  # needs an extra, so it is not in __all__
             return import_module(f"rankfall.{name}")
         raise AttributeError(f"module 'rankfall' has no attribute {name!r}")
