@@ -130,7 +130,7 @@ class Ranker:
         >>> random = np.random.default_rng(0)
         >>> X = random.normal(size=(60, 3))
         >>> y = (X[:, 0] > 0.5).astype(int)
-        >>> ranker = Ranker("softmax_loss", hidden=[8], epochs=20).fit(X, y, group=[20, 20, 20])
+        >>> ranker = Ranker("softmax_loss", hidden=[8], learning_rate=0.02).fit(X, y, group=[20, 20, 20])
         >>> ranker.predict(X).shape
         (60,)
         >>> ranker.score(X, y, group=[20, 20, 20]) > 0.9
@@ -534,11 +534,11 @@ class Ranker:
         given = {name: value for name, value in given.items() if value != defaults[name].default}
         return f"Ranker({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
-    def __sklearn_is_fitted__(self) -> bool:  # noqa: PLW3201
+    def __sklearn_is_fitted__(self) -> bool:
         """Return whether the ranker is fitted."""
         return hasattr(self, "model_")
 
-    def __sklearn_tags__(self) -> Any:  # noqa: PLW3201
+    def __sklearn_tags__(self) -> Any:
         """Return what scikit-learn asks estimators about. Only scikit-learn calls it."""
         from sklearn.utils import InputTags, Tags, TargetTags
 
@@ -576,7 +576,7 @@ class _FitLearner(RankerLearner):
         self.losses: list[float] = []
 
     def validate(self) -> dict[str, float]:
-        """Measure all evaluation sets; return the metric that decides. Without any set it is NaN, and the last is best."""
+        """Measure all evaluation sets, and return the metric that decides: NaN without a set, so that the last wins."""
         for name, lists in self.evaluated.items():
             measured = measure(score(self.model, lists), lists, self.metrics)
             for metric, values in measured.items():

@@ -50,7 +50,7 @@ def to_features(table: Any, *, where: str = "X") -> NDArray[np.float32]:
 
 def _columns_to_features(table: Any, names: list[str], where: str) -> NDArray[np.float32]:
     labels = [label for label in table.columns if str(label) != QID]
-    columns = [to_array(table[label], where=f"{where}, column {name!r}") for label, name in zip(labels, names)]
+    columns = [to_array(table[label], where=f"{where}, column {str(label)!r}") for label in labels]
     if not columns:
         raise ValueError(f"{where}: found no feature column, expected at least one")
     values = np.column_stack(columns)
@@ -112,7 +112,7 @@ def to_column(values: Any, rows: int, *, where: str) -> NDArray[np.float32]:
     if array.shape == (rows, 1):
         array = array[:, 0]
     if array.shape != (rows,):
-        raise ValueError(f"{where}: found shape {array.shape}, expected one value for each of the {rows:,} rows of X")
+        raise ValueError(f"{where}: found shape {array.shape}, expected one value per row of X ({rows:,})")
     bad = ~(np.isfinite(array) & (array >= 0))
     if bad.any():
         row = int(bad.argmax())
@@ -138,19 +138,17 @@ def to_offsets(rows: int, *, group: Any, qid: Any, where: str = "") -> tuple[NDA
         ValueError: If not exactly one of them is given, or it does not fit the rows.
     """
     if (group is None) == (qid is None):
-        found = "neither" if group is None else "both"
+        found = f"neither {where}group nor {where}qid" if group is None else f"both {where}group and {where}qid"
         raise ValueError(
-            f"{where}group: found {found} {where}group and {where}qid, expected one of them: {where}group has the "
-            f"sizes of consecutive lists, {where}qid (or a column {QID!r} of the data frame) the query of each row"
+            f"{where}group: found {found}, expected one of them: {where}group has the sizes of consecutive lists, "
+            f"{where}qid (or a column {QID!r} of the data frame) the query of each row"
         )
     if group is not None:
         sizes = _sizes(group, rows, f"{where}group")
         return np.concatenate([[0], np.cumsum(sizes)]), [str(number) for number in range(len(sizes))]
     names = np.asarray(qid.to_numpy() if hasattr(qid, "to_numpy") else qid)
     if names.shape != (rows,):
-        raise ValueError(
-            f"{where}qid: found shape {names.shape}, expected one value for each of the {rows:,} rows of X"
-        )
+        raise ValueError(f"{where}qid: found shape {names.shape}, expected one value per row of X ({rows:,})")
     starts = np.flatnonzero(np.concatenate([[True], names[1:] != names[:-1]])) if rows else np.empty(0, np.int64)
     kept = [str(name) for name in names[starts].tolist()]
     if len(set(kept)) < len(kept):
