@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import runpy
 import sys
@@ -368,7 +369,7 @@ def test_code_that_a_file_names_is_not_imported_unless_trusted(tmp_path: Path) -
 def test_scikit_learn_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "sklearn"]:
         monkeypatch.setitem(sys.modules, name, None)  # an import of it fails from now on
-    module = runpy.run_module("rankfall.ranker", run_name="fresh")
+    module = runpy.run_path(inspect.getfile(rf.Ranker))
     X, y, group = planted()
     ranker = module["Ranker"]("softmax_loss", model="linear", epochs=1).fit(X, y, group)
     assert ranker.predict(X).shape == y.shape
