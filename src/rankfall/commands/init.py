@@ -93,9 +93,9 @@ def _print(draft: Draft, out: Path) -> None:
     for check in draft.checks:
         print_message(f"check: {check}")
     for name in draft.files:
-        print_result(f"wrote {out / name}")
-    if draft.next:
-        print_result("\n".join(["next:", *(f"  {command}" for command in draft.next)]))
+        typer.echo(f"wrote {out / name}")
+    if draft.next:  # lines that can be copied, so they are not wrapped
+        typer.echo("\n".join(["next:", *(f"  {command}" for command in draft.next)]))
 
 
 def _table(draft: Draft) -> Table:

@@ -61,8 +61,10 @@ class ColumnFacts:
 
     @property
     def is_flag(self) -> bool:
-        """Whether all values are 0, 1, true or false."""
-        return self.kind == "truth" or (self.kind == "whole" and self.distinct == 2 and (self.low, self.high) == (0, 1))
+        """Whether all values are 0, 1, true or false, and some are not 0 or false."""
+        if self.kind == "truth":
+            return self.distinct == 2 or self.examples == ("True",)
+        return self.kind == "whole" and self.low >= 0 and self.high == 1
 
 
 @dataclass(frozen=True)
@@ -74,22 +76,29 @@ class Sample:
     is_complete: bool
 
     @cached_property
-    def _keys(self) -> dict[str, dict[str, float]]:
+    def _keys(self) -> dict[tuple[str, bool], dict[str, float]]:
         return {}
 
-    def constancy(self, key: str) -> dict[str, float]:
+    def constancy(self, key: str, *, strict: bool = False) -> dict[str, float]:
         """Return for each column the share of values of `key` in whose rows the column has one value only.
 
-        Values of `key` with a single row do not count; without any other value all shares are 0.
+        Args:
+            key: The column of the key. Its values with a single row do not count.
+            strict: Whether a missing value differs from all others; by default rows without a value do not count.
         """
-        if key not in self._keys:
-            comparable = self.frame.select(_comparable(self.frame[name]) for name in self.frame.columns)
-            others = [name for name in comparable.columns if name != key]
-            counted = comparable.group_by(key).agg(pl.len().alias("\0rows"), pl.col(others).n_unique())
+        if (key, strict) not in self._keys:
+            others = [name for name in self._comparable.columns if name != key]
+            values = [pl.col(name) if strict else pl.col(name).drop_nulls() for name in others]
+            counts = [value.n_unique() for value in values]
+            counted = self._comparable.group_by(key).agg(pl.len().alias("\0rows"), *counts)
             repeated = counted.filter(pl.col("\0rows") > 1)
-            shares = repeated.select((pl.col(others) == 1).mean()).row(0) if len(repeated) else [0.0] * len(others)
-            self._keys[key] = dict(zip(others, shares, strict=True))
-        return self._keys[key]
+            shares = repeated.select((pl.col(others) <= 1).mean()).row(0) if len(repeated) else [0.0] * len(others)
+            self._keys[key, strict] = dict(zip(others, shares, strict=True))
+        return self._keys[key, strict]
+
+    @cached_property
+    def _comparable(self) -> pl.DataFrame:
+        return self.frame.select(_comparable(self.frame[name]) for name in self.frame.columns)
 
     def rows_per_value(self, key: str) -> float:
         """Return the mean number of rows per value of a column."""
@@ -180,8 +189,9 @@ def _facts(values: pl.Series) -> ColumnFacts:
     kind, unit, size = _kind(present)
     distinct = _comparable(present).n_unique()
     low, high = (float(present.min()), float(present.max())) if present.dtype.is_numeric() else (0.0, 0.0)  # type: ignore[arg-type]
-    examples = tuple(str(value)[:20] for value in present.head(50).to_list() if str(value))
-    return ColumnFacts(values.name, kind, distinct, missing, low, high, unit, size, tuple(dict.fromkeys(examples))[:3])
+    shown = _comparable(present.head(2000)).unique(maintain_order=True).head(3).to_list()
+    examples = tuple(str(value)[:20] for value in shown[: 1 if kind in ("list", "vector") else 3])
+    return ColumnFacts(values.name, kind, distinct, missing, low, high, unit, size, examples)
 
 
 def _kind(present: pl.Series) -> tuple[Kind, Unit | None, int]:

@@ -24,7 +24,7 @@ class LogShape:
         stages: Names of the logged stages in the order of the funnel; empty without a funnel.
         items: Mean number of items per request whose deepest stage is each of these; one number without a funnel.
         positives: Mean number of relevant items of the requests that have some.
-        stage_is_relevant: Whether relevant items are those of the last stage.
+        relevant_stage: Number of the stage from which on items are relevant; None if a column says it.
         requests_per_day: Mean number of requests per day.
         has_sequences: Whether the log has behaviour sequences.
     """
@@ -34,7 +34,7 @@ class LogShape:
     stages: list[str]
     items: list[float]
     positives: float
-    stage_is_relevant: bool
+    relevant_stage: int | None
     requests_per_day: float
     has_sequences: bool
 
@@ -95,10 +95,10 @@ def _range(days: Sequence[str]) -> str:
 def _steps(shape: LogShape, relevant: int) -> Iterator[tuple[str, int, str, int]]:
     """Return name, quota, model and first logged stage of each stage of the cascade."""
     reached = [sum(shape.items[depth:]) for depth in range(len(shape.items))]
-    depths = list(range(len(shape.items) - shape.stage_is_relevant)) or [0]
+    depths = list(range(len(shape.items) if shape.relevant_stage is None else shape.relevant_stage)) or [0]
     if len(depths) > MOST_STEPS:
         depths = [0, depths[len(depths) // 2], depths[-1]]
-    last = reached[-1] if shape.stage_is_relevant else reached[depths[-1]] / 2
+    last = reached[depths[-1]] / 2 if shape.relevant_stage is None else reached[shape.relevant_stage]
     kept = [reached[depth] for depth in depths[1:]] + [last]
     if len(depths) == 1:
         depths, kept = [0, 0], [(reached[0] + last) / 2, last]

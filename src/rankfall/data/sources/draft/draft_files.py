@@ -175,7 +175,7 @@ def _shape(sample: Sample, guesses: Guesses, days: list[str], path: str) -> LogS
     assert request is not None
     requests = sample.facts[request].distinct
     items = items_per_stage(sample, guesses) if guesses.stages else [sample.rows_per_value(request)]
-    positives = items[-1]
+    positives = sum(items[guesses.relevant_stage :])
     if label is not None:
         relevant = pl.col(label).cast(pl.Float64).fill_null(0).fill_nan(0) > 0
         counts = sample.frame.group_by(request).agg(relevant.sum().alias("count"))["count"]
@@ -189,7 +189,7 @@ def _shape(sample: Sample, guesses: Guesses, days: list[str], path: str) -> LogS
         stages=[feature_name(stage) for stage in guesses.stages],
         items=items,
         positives=positives,
-        stage_is_relevant=label is None,
+        relevant_stage=guesses.relevant_stage if label is None else None,
         requests_per_day=requests / max(1, seen.n_unique()),
         has_sequences=bool(guesses.all("sequence"))
         or (label is not None and None not in (guesses.one("user"), guesses.one("time"))),
@@ -211,13 +211,14 @@ def _from_log(path: Path, out: Path, given: list[str]) -> Draft:
     list_of_item = np.repeat(np.arange(requests), lengths)
     positives = np.bincount(list_of_item[relevance > 0], minlength=requests)
     names = list(log.manifest["stages"])
+    relevant_stage = log.manifest["spec"]["relevant"].get("stage")
     shape = LogShape(
         path=str(path),
         days=list(log.days),
         stages=names if len(names) > 1 else [],
         items=[float((depths == depth).sum()) / requests for depth in range(len(names))],
         positives=float(positives[positives > 0].mean()) if positives.any() else 1.0,
-        stage_is_relevant=bool(log.manifest["spec"]["relevant"].get("stage")),
+        relevant_stage=names.index(relevant_stage) if relevant_stage else None,
         requests_per_day=float(requests),
         has_sequences=bool(log.features.sequences),
     )

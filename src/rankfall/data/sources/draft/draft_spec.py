@@ -129,8 +129,10 @@ class _SpecDraft:
     def _labels(self) -> Iterator[str]:
         label = self.guesses.one("label")
         if label is None:
-            deepest = feature_name(self.guesses.stages[-1])
-            yield self._line(f"relevant: {deepest}", comment="no column of clicks was found: items of the last stage")
+            stage = feature_name(self.guesses.stages[self.guesses.relevant_stage])
+            yield self._line(
+                f"relevant: {stage}", comment="no column of clicks was found: items that reached this stage"
+            )
         else:
             yield self._line(f"relevant: {{column: {quoted(label)}}}", label)
         kept = [column for column in (label, *self.guesses.all("feedback")) if column is not None]

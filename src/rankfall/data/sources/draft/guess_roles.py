@@ -94,6 +94,12 @@ class Guesses:
     problems: list[str] = field(default_factory=list)
     checks: list[str] = field(default_factory=list)
 
+    @property
+    def relevant_stage(self) -> int:
+        """The number of the stage from which on items are relevant, if there is no label: clicks, or the last one."""
+        clicks = [number for number, stage in enumerate(self.stages) if CLICK & set(words(stage))]
+        return clicks[0] if clicks and clicks[0] else len(self.stages) - 1
+
     def one(self, role: Role) -> str | None:
         """Return the column of a role, or None."""
         return next(iter(self.all(role)), None)
@@ -186,7 +192,7 @@ class _Guesser:
     def _per_request(self, column: str) -> bool:
         """Return whether a column has one value per request. Prepared logs refuse a single exception."""
         request = self._column("request")
-        return request is not None and self.sample.constancy(request).get(column, 0.0) == 1.0
+        return request is not None and self.sample.constancy(request, strict=True).get(column, 0.0) == 1.0
 
     def _problem(self, role: Role, text: str, candidates: Sequence[str] = ()) -> None:
         named = candidates[0] if candidates else "COLUMN"
@@ -203,8 +209,8 @@ class _Guesser:
                 self._set(facts.name, "ignore", "high", f"type {self.frame[facts.name].dtype} cannot be used")
             elif self._is_index(facts):
                 self._set(facts.name, "ignore", "high", "numbers the rows")
-            elif facts.distinct == 1 and facts.missing == 0 and len(self.frame) > 1 and not self._may_be_day(facts):
-                self._set(facts.name, "ignore", "high", f"always {facts.examples[0] if facts.examples else 'empty'}")
+            elif self._is_useless(facts):
+                self._set(facts.name, "ignore", "high", f"always {facts.examples[0]}")
 
     def _is_index(self, facts: ColumnFacts) -> bool:
         if facts.kind != "whole" or facts.missing or len(self.frame) < 3:
@@ -212,6 +218,11 @@ class _Guesser:
         steps = self.frame[facts.name].cast(pl.Int64).diff().drop_nulls()
         counts_up = facts.distinct == len(self.frame) and float((steps == 1).mean() or 0) > 0.99
         return counts_up and (facts.name.startswith("Unnamed") or facts.low in (0, 1))
+
+    def _is_useless(self, facts: ColumnFacts) -> bool:
+        """Return whether a column has one value only, and is neither the day of a short log nor the first stage."""
+        is_stage = facts.is_flag and funnel_place(facts.name) is not None
+        return facts.distinct == 1 and facts.missing == 0 and not is_stage and not self._may_be_day(facts)
 
     def _may_be_day(self, facts: ColumnFacts) -> bool:
         return bool(DAY & set(words(facts.name))) or facts.kind == "time"
@@ -345,9 +356,12 @@ class _Guesser:
             return
         request = self._column("request")
         assert request is not None
-        ids = [facts for facts in keys if ID & set(words(facts.name)) and facts.distinct > 20]
+        requests = self.facts[request].distinct
+        ids = [
+            facts for facts in keys if 20 < facts.distinct < requests and not set(words(facts.name)) & (DAY | MOMENT)
+        ]
         if len(ids) == 1:
-            self._set(ids[0].name, "user", "low", "the only id with one value per request")
+            self._set(ids[0].name, "user", "low", "the only id with one value per request that occurs in several")
         else:
             self.guesses.checks.append("no column was recognised as user; without one there are no click histories")
 
@@ -412,9 +426,11 @@ class _Guesser:
         flags = [
             facts.name
             for facts in self._free()
-            if facts.is_flag and funnel_place(facts.name) is not None and not self._is_constant(item, facts.name)
+            if facts.is_flag
+            and funnel_place(facts.name) is not None
+            and (facts.distinct == 1 or not self._is_constant(item, facts.name))
         ]
-        own = [name for name in flags if not set(words(name)) & (LABEL - {"viewed"})]
+        own = [name for name in flags if not set(words(name)) & (LABEL | VIEW)]
         own = [name for name in own if (funnel_place(name) or (0, 0))[0] < len_of_funnel()]
         if len(own) < LEAST_FUNNEL_FLAGS:
             return []
@@ -443,8 +459,10 @@ class _Guesser:
         self.guesses.checks.append(f"stages: the order was guessed from {how}; items dropped first come first")
         without = int((deepest < 0).sum())
         if without:
-            self.guesses.checks.append(
-                f"{without:,} rows of the sample have none of the flags {', '.join(kept)}, which prepare refuses"
+            self._problem(
+                "flag",
+                f"{without:,} rows of the sample reached none of {', '.join(kept)}, but every item has a stage; add a "
+                "column that is 1 for all items and name it",
             )
 
     def _guess_labels(self) -> None:
@@ -458,9 +476,7 @@ class _Guesser:
         for facts in found:
             if facts.name != label:
                 self._set(facts.name, "feedback", "medium", "its name, differs within a request")
-        for facts in self._free():
-            if label is not None and self._follows_label(facts, [label, *(other.name for other in found)]):
-                self._set(facts.name, "feedback", "medium", f"0 or empty unless {label} or other feedback is above 0")
+        self._find_consequences()
         if label is None and not self.guesses.stages:
             flags = [facts.name for facts in self._free() if facts.is_flag and not self._is_constant(item, facts.name)]
             flags = [name for name in flags if not self._is_constant(self._column("request"), name)]
@@ -469,6 +485,14 @@ class _Guesser:
             else:
                 self._problem("label", "no column says which items are relevant, such as clicked or bought", flags)
 
+    def _find_consequences(self) -> None:
+        """Find numbers that are known only after an item was shown, such as the time that a user spent on it."""
+        causes = [name for name, guess in self.found.items() if guess.role in ("label", "feedback")]
+        causes += [name for name in self.guesses.stages if name in self.facts and SHOWN & set(words(name))]
+        for facts in self._free() if causes else []:
+            if self._follows(facts, causes):
+                self._set(facts.name, "feedback", "medium", f"above 0 only where {' or '.join(causes[:3])} is")
+
     def _is_label(self, facts: ColumnFacts) -> bool:
         found = set(words(facts.name))
         if facts.kind not in ("truth", "whole", "number") or facts.low < 0:
@@ -476,9 +500,9 @@ class _Guesser:
         names = bool(found & LABEL) or bool(found & SHOWN) or (bool(found & VIEW) and facts.is_flag)
         if not names or (found & HISTORIC and not facts.is_flag) or found & {"id", "rank", "index"}:
             return False
-        return not self._is_constant(self._column("item"), facts.name) and not self._is_constant(
-            self._column("request"), facts.name
-        )
+        if self._is_constant(self._column("request"), facts.name):
+            return False
+        return facts.is_flag or not self._is_constant(self._column("item"), facts.name)
 
     def _label_order(self, facts: ColumnFacts) -> tuple[bool, bool, float]:
         """Order labels: clicks first, then what is not merely shown, then the more frequent one."""
@@ -486,16 +510,16 @@ class _Guesser:
         share = float(_above_zero(self.frame[facts.name]).mean() or 0)
         return bool(found & (CLICK | {"label", "relevance", "target"})), not found & SHOWN, share
 
-    def _follows_label(self, facts: ColumnFacts, labels: Sequence[str]) -> bool:
-        """Return whether a number is known only after feedback: a model that used it would see the answer."""
-        if facts.kind not in ("truth", "whole", "number") or facts.low < 0 or facts.distinct < 2:
+    def _follows(self, facts: ColumnFacts, causes: Sequence[str]) -> bool:
+        """Return whether a number is above 0 only where one of the causes is: a model would see the answer in it."""
+        if facts.kind not in ("truth", "whole", "number") or facts.low < 0:
             return False
         above = _above_zero(self.frame[facts.name])
-        any_label = pl.Series([False] * len(self.frame))
-        for name in labels:
-            any_label |= _above_zero(self.frame[name])
+        caused = pl.Series([False] * len(self.frame))
+        for name in causes:
+            caused |= _above_zero(self.frame[name])
         share = float(above.mean() or 0)
-        return 0 < share < 0.5 and not bool((above & ~any_label).any())
+        return 0 < share < 0.5 and not bool((above & ~caused).any())
 
     def _guess_places(self) -> None:
         request = self._column("request")
@@ -535,7 +559,9 @@ class _Guesser:
         user, item = self._column("user"), self._column("item")
         for facts in self._free():
             of_request = self._per_request(facts.name)
-            if facts.kind == "list":
+            if facts.distinct == 1 and not facts.missing:
+                self._set(facts.name, "ignore", "high", f"always {facts.examples[0]}")
+            elif facts.kind == "list":
                 self._guess_sequence(facts, of_request=of_request)
             elif facts.kind == "time":
                 self._set(facts.name, "ignore", "medium", "another time; a feature {kind: time} can use a part of it")
