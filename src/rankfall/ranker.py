@@ -334,9 +334,10 @@ class Ranker:
         else:
             raise ValueError(f"loss: found {loss!r}, expected a name, a dictionary or a function")
         check_loss(built[0], config.loss)
-        if weights is not None:
-            _check_takes_weights(built[0], config)
-        return built
+        if weights is None:
+            return built
+        _check_takes_weights(built[0], config)
+        return _WeightedLoss(built[0]), built[1]
 
     def _train(
         self,
@@ -567,13 +568,19 @@ class _FitLearner(RankerLearner):
     ) -> None:
         self.evaluated = {name: Lists([split]) for name, split in evaluated.items()}
         super().__init__(config, out, model, built, lists, next(iter(self.evaluated.values()), lists), ALONE)
-        if weights is not None:
-            self.network = _WeightedNetwork(model, self.loss, weights)
+        self.weights = weights
         self.metrics = metrics
         self.results: dict[str, dict[str, list[float]]] = {
             name: {metric.name: [] for metric in metrics} for name in self.evaluated
         }
         self.losses: list[float] = []
+
+    def terms(self, batch: ListBatch, position: Position) -> Any:
+        """Compute the loss of a batch."""
+        if self.weights is not None:
+            padded = batch.pad(self.weights[torch.from_numpy(batch.rows)])
+            self.loss.weight = padded.to(next(self.model.parameters()).device)
+        return super().terms(batch, position)
 
     def validate(self) -> dict[str, float]:
         """Measure all evaluation sets, and return the metric that decides: NaN without a set, so that the last wins."""
@@ -603,20 +610,18 @@ class _FitLearner(RankerLearner):
         self.model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()})
 
 
-class _WeightedNetwork(nn.Module):
-    """A ranker and its loss, with weights of rows."""
+class _WeightedLoss(nn.Module):
+    """A loss that is called with the weights of the rows of the current batch, which the learner sets."""
 
-    def __init__(self, model: nn.Module, loss: nn.Module, weights: Tensor) -> None:
+    weight: Tensor
+
+    def __init__(self, loss: nn.Module) -> None:
         super().__init__()
-        self.model, self.loss, self.weights = model, loss, weights
+        self.loss = loss
 
-    def forward(self, features: Tensor, batch: ListBatch) -> tuple[Tensor, bool]:
-        """Return the value of the loss, and whether scores are NaN or infinite."""
-        outputs = self.model(features)
-        if not outputs.isfinite().all():
-            return outputs.sum(), True
-        weight = batch.pad(self.weights[torch.from_numpy(batch.rows)])
-        return self.loss(batch.pad(outputs), batch.labels, mask=batch.mask, weight=weight), False
+    def forward(self, scores: Tensor, labels: Tensor, *, mask: Tensor) -> Tensor:
+        value: Tensor = self.loss(scores, labels, mask=mask, weight=self.weight)
+        return value
 
 
 class _LossFunction(nn.Module):
