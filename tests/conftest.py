@@ -70,6 +70,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
     path.mkdir(exist_ok=True)
     os.environ["RANKFALL_TESTS_SHARE"] = str(path)
+    os.environ["XDG_STATE_HOME"] = str(path / "state")  # no test changes which code the user trusts
 
 
 @pytest.fixture(scope="session")

@@ -25,12 +25,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rankfall import data, losses, metrics, models, objectives, ops
+    from rankfall import data, losses, metrics, models, objectives, ops, option_types, register
     from rankfall import serving as serving
     from rankfall.cascade import Cascade, Stage
     from rankfall.ranker import Ranker
 
-__all__ = ["Cascade", "Ranker", "Stage", "data", "losses", "metrics", "models", "objectives", "ops"]
+__all__ = [
+    "Cascade",
+    "Ranker",
+    "Stage",
+    "data",
+    "losses",
+    "metrics",
+    "models",
+    "objectives",
+    "ops",
+    "option_types",
+    "register",
+]
 __version__ = "0.1.0"
 
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any attribute

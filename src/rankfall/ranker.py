@@ -31,6 +31,7 @@ from rankfall.models import FeatureScaling
 from rankfall.training.build_components import check_loss, classifies, make_loss
 from rankfall.training.build_ranker import make_ranker
 from rankfall.training.config.ranker_config import LossConfig, RankerConfig, validate
+from rankfall.training.device import device_of, placement_of
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.divergence_hints import divergence_hints
 from rankfall.training.label_checks import check_lists
@@ -66,7 +67,10 @@ _ARGUMENTS = {
     "optimizer.clip": "clip",
     "optimizer.name": "optimizer",
     "optimizer.lr": "learning_rate",
+    "training.precision": "precision",
     "training.patience": "patience",
+    "training.compile": "compile",
+    "training.device": "device",
     "training.max_list": "max_list",
     "training.threads": "n_jobs",
     "training.metric": "eval_metric",
@@ -113,6 +117,9 @@ class Ranker:
         random_state: Seed of the initial weights, of the order of the data and of all noise. A NumPy generator, or
             None for NumPy's global generator, draws one.
         n_jobs: CPU threads; -1 for one per processor. The same number gives the same weights.
+        device: ``"auto"`` for a GPU if there is one, ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or ``"mps"``.
+        precision: ``"float32"``, or ``"bfloat16"`` for a model that computes with half the digits in training.
+        compile: Whether to compile the model for training.
         verbose: Whether to write one line per epoch to standard error.
 
     Attributes:
@@ -166,6 +173,9 @@ class Ranker:
         max_list: int | None = None,
         random_state: Any = 0,
         n_jobs: int | None = 1,
+        device: str = "auto",
+        precision: str = "float32",
+        compile: bool = False,
         verbose: bool = False,
     ) -> None:
         self.loss = loss
@@ -186,6 +196,9 @@ class Ranker:
         self.max_list = max_list
         self.random_state = random_state
         self.n_jobs = n_jobs
+        self.device = device
+        self.precision = precision
+        self.compile = compile
         self.verbose = verbose
 
     # --- training -----------------------------------------------------------------------------------------------
@@ -314,6 +327,9 @@ class Ranker:
                 "seed": _seed(self.random_state),
                 "threads": _threads(self.n_jobs),
                 "max_list": self.max_list,
+                "device": self.device,
+                "precision": self.precision,
+                "compile": self.compile,
                 "checkpoint_every": 1e9,  # nobody resumes it
             },
         }
@@ -356,7 +372,7 @@ class Ranker:
         # The loop writes its checkpoints to a directory. It is the loop of `rankfall train`.
         with tempfile.TemporaryDirectory(prefix="rankfall-") as directory:
             out = Path(directory)
-            with seeded(config.training.seed, config.training.threads):
+            with seeded(config.training.seed, config.training.threads, placement_of(config.training).device):
                 grades = count_grades(lists) if classifies(config.loss) else None
                 model = make_ranker(config.model, fit_scaling(data, config.data), grades)
                 learner = _FitLearner(config, out, model, built, lists, evaluated, metrics, weights)
@@ -579,7 +595,7 @@ class _FitLearner(RankerLearner):
         """Compute the loss of a batch."""
         if self.weights is not None:
             padded = batch.pad(self.weights[torch.from_numpy(batch.rows)])
-            self.loss.weight = padded.to(next(self.model.parameters()).device)
+            self.loss.weight = padded.to(device_of(self.model))
         return super().terms(batch, position)
 
     def validate(self) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from rankfall.data.lists.list_loader import Lists
 from rankfall.studies.evaluate import evaluate_run
 from rankfall.training.build_components import check_loss, make_loss, make_optimizer
 from rankfall.training.build_ranker import Ranker, make_ranker
-from rankfall.training.config.ranker_config import LossConfig, LossName, validate
+from rankfall.training.config.ranker_config import LossConfig, validate
 from rankfall.training.config.sections import OptimizerConfig
 from rankfall.training.run_directory import Step, TrainingError, is_finished, read_result
 from rankfall.training.scoring import score
@@ -140,7 +140,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 
 
 def test_every_loss_learns_below() -> None:
-    assert set(LOSSES) == set(get_args(LossName))
+    assert set(LOSSES) == set(registry.names("loss"))
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -227,7 +227,7 @@ def test_straight_through_trains_the_same_weights(data: Path, tmp_path: Path) ->
 SCHEDULE = {"start": 10, "end": 1}
 
 
-@pytest.mark.parametrize("name", get_args(LossName))
+@pytest.mark.parametrize("name", registry.names("loss"))
 def test_every_temperature_of_a_loss_can_follow_a_schedule(name: str) -> None:
     required: dict[str, Any] = {"m": 2, "k": 2, "topk": "dftopk"}
     options = registry.options("loss", name)

@@ -27,6 +27,7 @@ from rankfall.training.config.load_config import TrainConfig
 from rankfall.training.config.overrides import apply_overrides, merge, set_option
 from rankfall.training.config.ranker_config import DEFAULT_METRICS, TrainingConfig, validate
 from rankfall.training.config.sections import Count, Names
+from rankfall.training.own_parts import identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -340,6 +341,7 @@ _LATER = (
     ("data", "least_informative", 0.01),
     ("model", "init", "default"),
     ("training", "validate_every", 1),
+    ("training", "precision", "float32"),
 )
 
 
@@ -352,7 +354,7 @@ def _run_name(config: RunConfig, data_checksum: str) -> str:
             "stage_metrics": True,
             "feedback": True,
             "data": {"path"},
-            "training": {"checkpoint_every", "keep", "track", "mlflow"},
+            "training": {"checkpoint_every", "keep", "track", "mlflow", "device", "compile"},
         },
     )
     for section, key, default in _LATER:
@@ -360,5 +362,6 @@ def _run_name(config: RunConfig, data_checksum: str) -> str:
             del content[section][key]
     if content.get("weight") is None:
         content.pop("weight", None)
-    text = json.dumps([content, data_checksum], sort_keys=True)
+    content, code = identity(config, content)
+    text = json.dumps([content, data_checksum, *([code] if code else [])], sort_keys=True)
     return f"{method_of(config).title}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

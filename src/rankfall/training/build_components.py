@@ -69,9 +69,12 @@ def check_loss(loss: nn.Module, config: LossConfig) -> None:
     scores = torch.zeros(1, 3, 2) if classifies(config) else torch.tensor([[0.0, 1.0, 2.0]])
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            loss(scores, torch.tensor([[1.0, 0.0, 0.0]]), mask=torch.ones(1, 3, dtype=torch.bool))
+            value = loss(scores, torch.tensor([[1.0, 0.0, 0.0]]), mask=torch.ones(1, 3, dtype=torch.bool))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"loss: {config.name} refuses its options: {error}") from None
+    if not isinstance(value, Tensor) or value.shape != ():
+        found = f"the shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ConfigError(f"loss: {config.name} returned {found}, expected one number, the mean over the lists")
 
 
 def make_optimizer(
@@ -101,7 +104,7 @@ def make_option(name: str, value: Any, temperatures: list[Temperature]) -> Any:
         return scheduled(name, value, temperatures)
     given = {"name": value} if isinstance(value, str) else value
     options = {key: scheduled(key, option, temperatures) for key, option in given.items() if key != "name"}
-    if name == "topk":
-        return ops.topk(given["name"], **options)
     operator = registry.get("operator", given["name"])
+    if name == "topk":
+        return ops.topk(operator, **options)
     return partial(operator, **options) if options else operator

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,7 +22,6 @@ from rankfall.data.lists.ranking_data import RankingData
 from rankfall.registry import names
 from rankfall.training.checkpoint import Checkpoints
 from rankfall.training.config.overrides import set_option
-from rankfall.training.config.ranker_config import LossName
 from rankfall.training.distributed.group import ONE_BY_ONE, Group, LostError, Processes
 from rankfall.training.run_directory import check_same_on_all_processes
 from support import torchrun_program
@@ -62,7 +61,7 @@ def objectives() -> list[dict[str, Any]]:
         {"name": "lcron", "topk": "dftopk", NORMED: True},
         *(
             {"name": "per_stage", "loss": {"name": name, **LOSSES.get(name, {})}}
-            for name in get_args(LossName)
+            for name in names("loss")
             if name != "grade_softmax_loss"
         ),
     ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall._files import checksum
 from rankfall._suggestions import did_you_mean
+from rankfall._trust import stored_code
 from rankfall.cascade import Cascade
 from rankfall.data.impressions.compatibility import check_compatible
 from rankfall.data.impressions.encoding import Encoding
@@ -79,6 +80,7 @@ def export_run(
     examples: int = 16,
     display: Sequence[str] | None = None,
     force: bool = False,
+    trust: bool = False,
     on_step: OnStep = lambda step, done, total: None,
 ) -> Exported:
     """Write the best weights of a run as a bundle.
@@ -96,28 +98,30 @@ def export_run(
         display: Attributes of items that are shown to people: columns of the file of items, or features of items; by
             default a few categorical features.
         force: Replace a bundle at `out`.
+        trust: Import the code that the configuration of the run names; see :mod:`rankfall._trust`.
         on_step: Receives the current step, the number of its finished units and their total.
 
     Raises:
         ValueError: The run, its log and the items do not fit together, the bundle answers differently than PyTorch, or
             the index does not reach the recall.
     """
-    config = _cascade_config(run)
-    log = ImpressionLog.load(data or config.data.path)
-    days = config.data.days("test") or config.data.days("valid")
-    trained = Trained(run, config, run / CHECKPOINTS / "best.safetensors", log, days, _metrics(run))
-    exported = export_trained(
-        trained,
-        out,
-        items=items,
-        stage=stage,
-        quotas=quotas,
-        recall=recall,
-        examples=examples,
-        display=display,
-        force=force,
-        on_step=on_step,
-    )
+    with stored_code(run, trust=trust):
+        config = _cascade_config(run)
+        log = ImpressionLog.load(data or config.data.path)
+        days = config.data.days("test") or config.data.days("valid")
+        trained = Trained(run, config, run / CHECKPOINTS / "best.safetensors", log, days, _metrics(run))
+        exported = export_trained(
+            trained,
+            out,
+            items=items,
+            stage=stage,
+            quotas=quotas,
+            recall=recall,
+            examples=examples,
+            display=display,
+            force=force,
+            on_step=on_step,
+        )
     if not is_finished(run):
         exported.notes.insert(0, f"the training run {run} did not finish; these are its best weights so far")
     return exported

@@ -25,6 +25,7 @@ from pydantic import Field, model_validator
 
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError, Section, read_yaml
+from rankfall.registry.stored_sources import short_name
 from rankfall.studies.method_config import Methods, Seeds, check_keys, validated
 from rankfall.training.config.cascade_config import LogConfig, validate_cascade
 from rankfall.training.config.component_checks import has_schedule
@@ -97,7 +98,7 @@ def load_stream(path: Path, overrides: Sequence[str] = ()) -> StreamConfig:
 
 def make_runs(config: StreamConfig, out: Path) -> list[StreamRun]:
     """Plan and check the runs of a stream: every method with every seed."""
-    methods = config.methods or {str(config.objective.get("name", "method")): {}}
+    methods = config.methods or {short_name(str(config.objective.get("name", "method"))): {}}
     names = {method: file_name(method) for method in methods}
     runs = []
     for method, changes in methods.items():
