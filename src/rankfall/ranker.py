@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from rankfall._suggestions import did_you_mean
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
+from rankfall._trust import stored_code
 from rankfall._yaml_config import ConfigError
 from rankfall.data.lists.arrays import QID, column_names, split_of, to_column, to_features, to_offsets
 from rankfall.data.lists.list_loader import Lists
@@ -373,7 +374,7 @@ class Ranker:
         with tempfile.TemporaryDirectory(prefix="rankfall-") as directory:
             out = Path(directory)
             with seeded(config.training.seed, config.training.threads, placement_of(config.training).device):
-                grades = count_grades(lists) if classifies(config.loss) else None
+                grades = count_grades(lists, config.loss.name) if classifies(config.loss) else None
                 model = make_ranker(config.model, fit_scaling(data, config.data), grades)
                 learner = _FitLearner(config, out, model, built, lists, evaluated, metrics, weights)
                 loop = Loop(learner, config, out, data={}, on_epoch=self._on_epoch)
@@ -506,13 +507,11 @@ class Ranker:
         if about.get("kind") != FORMAT:
             raise ValueError(f"{path}: found a checkpoint of training, expected a file of Ranker.save")
         ranker = cls(**about["arguments"])
-        kind = ranker.model if isinstance(ranker.model, str) else ranker.model.get("kind", "mlp")
-        if ":" in kind and not trust:
-            raise ValueError(f"{path}: its model is the code {kind}, which was not imported; trust=True imports it")
         # weights do not depend on the loss, whose code is not imported
-        config = cls(**{**about["arguments"], "loss": "softmax_loss"})._config("ndcg", NOT_VALIDATED)
-        scaling = FeatureScaling.identity(about["features"], log1p=config.data.log1p)
-        with torch.random.fork_rng(devices=[]):  # initial weights are drawn and then replaced
+        draft = cls(**{**about["arguments"], "loss": "softmax_loss"})
+        with stored_code(path, trust=trust), torch.random.fork_rng(devices=[]):  # initial weights are replaced
+            config = draft._config("ndcg", NOT_VALIDATED)
+            scaling = FeatureScaling.identity(about["features"], log1p=config.data.log1p)
             ranker.model_ = make_ranker(config.model, scaling, about["grades"]).eval()
         ranker.model_.load_state_dict(tensors)
         ranker.n_features_in_ = about["features"]

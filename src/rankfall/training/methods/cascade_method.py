@@ -12,6 +12,7 @@ from rankfall._suggestions import did_you_mean
 from rankfall.data.impressions.compatibility import check_compatible
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.models import Scorer
+from rankfall.models.build import describe_model
 from rankfall.models.embedding import UnknownIdError, address
 from rankfall.registry.stored_sources import changed, short_name
 from rankfall.training import train_cascade
@@ -245,4 +246,7 @@ def _features_of(model: Cascade) -> set[str]:
             used |= {address(feature) for feature in (*seen.request_features, *seen.item_features)}
             used |= {f"sequence.{sequence.name}" for sequence in seen.sequences}
             used |= {f"item.{name}" for sequence in seen.sequences for name in sequence.features}
+        elif (described := describe_model(stage)) is not None:  # it may use all of them
+            used |= {address(feature) for feature in described.features.features}
+            used |= {f"sequence.{sequence.name}" for sequence in described.features.sequences}
     return used
