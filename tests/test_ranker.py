@@ -177,7 +177,7 @@ def test_weights_of_one_change_nothing_and_a_loss_without_weights_refuses_them()
     X, y, group = planted()
     plain, ones = small().fit(X, y, group), small().fit(X, y, group, sample_weight=np.ones(len(y)))
     assert np.allclose(plain.predict(X), ones.predict(X), atol=1e-6)
-    with pytest.raises(ValueError, match="sample_weight: hinge_loss takes no weight"):
+    with pytest.raises(ValueError, match="sample_weight: found weights, but hinge_loss cannot be called"):
         small(loss=hinge_loss).fit(X, y, group, sample_weight=np.ones(len(y)))
 
 
@@ -187,10 +187,55 @@ def test_a_function_or_module_as_loss() -> None:
     module = rf.losses.LambdaLoss(k=3)
     assert np.array_equal(small(loss=module).fit(X, y, group).predict(X), named)
     assert small(loss=hinge_loss, epochs=30).fit(X, y, group).score(X, y, group) > 0.95
+    grades = small(loss="grade_softmax_loss").fit(X, y, group).predict(X)
+    for logits_loss in (rf.losses.grade_softmax_loss, rf.losses.GradeSoftmaxLoss()):
+        assert np.array_equal(small(loss=logits_loss).fit(X, y, group).predict(X), grades)
     trained = rf.losses.ARFLoss(m=3, k=3)
     before = [parameter.clone() for parameter in trained.parameters()]
     small(loss=trained).fit(X, y, group)
     assert all(torch.equal(a, b) for a, b in zip(before, trained.parameters(), strict=True))
+
+
+OWN_PARTS = '''
+import torch, rankfall as rf
+from torch import nn
+
+def sharpened(scores, labels, *, mask=None, sharpness: float = 1.0):
+    """Softmax loss of sharper scores."""
+    return rf.losses.softmax_loss(scores / (1 / sharpness), labels, mask=mask)
+
+class Tower(nn.Module):
+    """Two layers."""
+
+    def __init__(self, features: int, width: int = 4):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(features, width), nn.Tanh(), nn.Linear(width, 1))
+
+    def forward(self, rows):
+        return self.layers(rows).squeeze(-1)
+'''
+
+
+def test_own_losses_and_models_by_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "parts.py").write_text(OWN_PARTS)
+    X, y, group = planted()
+    own = small(loss={"name": "./parts.py:sharpened", "sharpness": 1.0}).fit(X, y, group)
+    assert np.array_equal(own.predict(X), small().fit(X, y, group).predict(X))
+    with pytest.raises(ValueError, match="has no option 'sharp', did you mean 'sharpness'"):
+        small(loss={"name": "./parts.py:sharpened", "sharp": 1.0}).fit(X, y, group)
+    with pytest.raises(ValueError, match=r"sharpened.*ZeroDivisionError.*parts.py"):
+        small(loss={"name": "./parts.py:sharpened", "sharpness": 0.0}).fit(X, y, group)
+    tower = small(model={"kind": "./parts.py:Tower", "width": 3}, epochs=40).fit(X, y, group)
+    assert tower.model_.network.layers[0].out_features == 3
+    assert tower.score(X, y, group) > 0.9
+    tower.save(tmp_path / "tower.safetensors")
+    (tmp_path / "parts.py").write_text(OWN_PARTS + "# changed since")
+    with pytest.raises(ValueError, match=r"is code that .*tower.safetensors names.*trust=True"):
+        rf.Ranker.load(tmp_path / "tower.safetensors")
+    loaded = rf.Ranker.load(tmp_path / "tower.safetensors", trust=True)
+    assert np.array_equal(loaded.predict(X), tower.predict(X))
 
 
 @pytest.mark.parametrize("state", [5, np.random.RandomState(5), np.random.default_rng(5), None])
@@ -355,15 +400,6 @@ def test_save_and_load(tmp_path: Path) -> None:
         assert list(loaded.feature_names_in_) == list("abcd")
         assert np.array_equal(pickle.loads(pickle.dumps(ranker)).predict(frame), ranker.predict(frame))
     assert loaded.loss == f"{__name__}:hinge_loss"
-
-
-def test_code_that_a_file_names_is_not_imported_unless_trusted(tmp_path: Path) -> None:
-    X, y, group = planted()
-    ranker = small().fit(X, y, group)
-    ranker.model = "./tower.py:Tower"
-    ranker.save(tmp_path / "ranker.safetensors")
-    with pytest.raises(ValueError, match=r"its model is the code ./tower.py:Tower.*trust=True imports it"):
-        rf.Ranker.load(tmp_path / "ranker.safetensors")
 
 
 def test_scikit_learn_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,6 +27,7 @@ from rankfall._yaml_config import ConfigError
 from rankfall.data.lists.arrays import QID, column_names, split_of, to_column, to_features, to_offsets
 from rankfall.data.lists.list_loader import Lists
 from rankfall.data.lists.ranking_data import RankingData
+from rankfall.losses import GradeSoftmaxLoss
 from rankfall.metrics.named import forms, parse
 from rankfall.models import FeatureScaling
 from rankfall.training.build_components import check_loss, classifies, make_loss
@@ -37,6 +38,7 @@ from rankfall.training.distributed.group import ALONE
 from rankfall.training.divergence_hints import divergence_hints
 from rankfall.training.label_checks import check_lists
 from rankfall.training.loop import BEST, Loop, train_in
+from rankfall.training.own_parts import own_code
 from rankfall.training.run_directory import CHECKPOINTS, TrainingError
 from rankfall.training.scoring import measure, score
 from rankfall.training.seeding import seeded
@@ -249,8 +251,10 @@ class Ranker:
         metrics = [parse(name) for name in _metric_names(eval_metric, eval_at)]
         with _naming_arguments():
             config = self._config(metrics[0].name, next(iter(evaluated), NOT_VALIDATED))
-            built = self._build_loss(config, weights)
-            learner, result = self._train(config, built, train, evaluated, metrics, weights)
+            has_name = isinstance(self.loss, str | dict)
+            with own_code(config, trains=True) if has_name else nullcontext():
+                built = self._build_loss(config, weights)
+                learner, result = self._train(config, built, train, evaluated, metrics, weights)
         self._keep(learner, result)
         self.n_features_in_ = train.features.shape[1]
         self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
@@ -344,17 +348,36 @@ class Ranker:
         loss = self.loss
         if isinstance(loss, str | dict):
             built = make_loss(config.loss)
-        elif isinstance(loss, nn.Module):
-            built = copy.deepcopy(loss), []  # fit must not change the arguments of the ranker
+            check_loss(built[0], config.loss)
         elif callable(loss):
-            built = _LossFunction(loss), []
+            # fit must not change the arguments of the ranker
+            built = copy.deepcopy(loss) if isinstance(loss, nn.Module) else _LossFunction(loss), []
+            self._probe(built[0], config)
         else:
             raise ValueError(f"loss: found {loss!r}, expected a name, a dictionary or a function")
-        check_loss(built[0], config.loss)
         if weights is None:
             return built
-        _check_takes_weights(built[0], config)
+        self._probe(built[0], config, weight=torch.ones(1, 3))
         return _WeightedLoss(built[0]), built[1]
+
+    def _probe(self, loss: nn.Module, config: RankerConfig, **weight: Tensor) -> None:
+        """Call a loss on one list, so that it refuses wrong arguments before training."""
+        scores = torch.zeros(1, 3, 2) if self._classifies(config) else torch.tensor([[0.0, 1.0, 2.0]])
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                loss(scores, torch.tensor([[1.0, 0.0, 0.0]]), mask=torch.ones(1, 3, dtype=torch.bool), **weight)
+        except TypeError as error:
+            what = "sample_weight: found weights, but" if weight else "loss:"
+            raise ValueError(f"{what} {config.loss.name} cannot be called: {error}") from None
+
+    def _classifies(self, config: RankerConfig) -> bool:
+        """Return whether the loss takes logits of the label grades instead of scores."""
+        loss: Any = self.loss
+        if isinstance(loss, str | dict):
+            return classifies(config.loss)
+        if isinstance(loss, GradeSoftmaxLoss):
+            return True
+        return "logits" in inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
 
     def _train(
         self,
@@ -374,7 +397,7 @@ class Ranker:
         with tempfile.TemporaryDirectory(prefix="rankfall-") as directory:
             out = Path(directory)
             with seeded(config.training.seed, config.training.threads, placement_of(config.training).device):
-                grades = count_grades(lists, config.loss.name) if classifies(config.loss) else None
+                grades = count_grades(lists, config.loss.name) if self._classifies(config) else None
                 model = make_ranker(config.model, fit_scaling(data, config.data), grades)
                 learner = _FitLearner(config, out, model, built, lists, evaluated, metrics, weights)
                 loop = Loop(learner, config, out, data={}, on_epoch=self._on_epoch)
@@ -648,17 +671,6 @@ class _LossFunction(nn.Module):
 
     def forward(self, scores: Tensor, labels: Tensor, **options: Tensor) -> Tensor:
         return self.function(scores, labels, **options)
-
-
-def _check_takes_weights(loss: nn.Module, config: RankerConfig) -> None:
-    """Refuse weights of rows for a loss that has none, before training."""
-    scores = torch.zeros(1, 2, 2) if classifies(config.loss) else torch.tensor([[0.0, 1.0]])
-    mask = torch.ones(1, 2, dtype=torch.bool)
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            loss(scores, torch.tensor([[1.0, 0.0]]), mask=mask, weight=torch.ones(1, 2))
-    except TypeError as error:
-        raise ValueError(f"sample_weight: {config.loss.name} takes no weight ({error})") from None
 
 
 @contextmanager
