@@ -140,6 +140,9 @@ def test_several_sets_and_metrics() -> None:
         eval_metric=["ndcg", "mrr", "recall@3@2"],
         eval_at=(1, 5),
     )
+    newer = {"eval_X": (X, other), "eval_y": (y, labels), "eval_group": [group, group], "eval_names": ["seen", "new"]}
+    again = small(patience=None).fit(X, y, group, **newer, eval_metric="mrr")
+    assert again.evals_result_["new"]["mrr"] == ranker.evals_result_["new"]["mrr"]
     assert list(ranker.evals_result_) == ["seen", "new"]
     assert {name: len(values) for name, values in ranker.evals_result_["new"].items()} == {
         "ndcg@1": 3,
@@ -308,6 +311,8 @@ def with_value(place: tuple[int, int], value: float) -> Array:
         ({"eval_set": [planted()[0]], "eval_group": [SIZES]}, "eval_set: found ndarray, expected pairs"),
         ({"eval_set": [(planted()[0], planted()[1])] * 2, "eval_group": [SIZES]}, "eval_group: found 1, expected one"),
         ({"eval_set": (planted()[0], np.zeros(60)), "eval_group": SIZES}, "eval_set, valid_0: ndcg@10 is undefined"),
+        ({"eval_X": planted()[0]}, "eval_set: found eval_X, expected eval_set, or eval_X and eval_y"),
+        ({"eval_X": planted()[0], "eval_y": (planted()[1],)}, "found a tuple for only one of eval_X and eval_y"),
         ({"eval_metric": "ndgc"}, "found 'ndgc', did you mean ndcg"),
         ({"eval_at": []}, "eval_at: found nothing"),
     ],

@@ -220,6 +220,8 @@ class Ranker:
         eval_qid: Any = None,
         eval_metric: str | Sequence[str] | None = None,
         eval_at: int | Sequence[int] = (10,),
+        eval_X: Any = None,  # noqa: N803
+        eval_y: Any = None,
     ) -> Self:
         """Train on lists. With `eval_set`, keep the weights of the best epoch, otherwise those of the last.
 
@@ -238,6 +240,8 @@ class Ranker:
             eval_metric: Metrics, the first of which decides: ``"ndcg"``, ``"ndcg@10"``, ``"mrr"``, ... Default:
                 ``"ndcg"``.
             eval_at: Cutoffs of the metrics that are named without one and may have one.
+            eval_X: Features of the set to measure, or a tuple of the features of several, instead of `eval_set`.
+            eval_y: Labels of these sets.
 
         Returns:
             The ranker itself.
@@ -247,7 +251,8 @@ class Ranker:
         """
         names = column_names(X)
         train, weights = self._split(TRAINING, X, y, group, qid, sample_weight)
-        evaluated = self._eval_splits(train, eval_set, eval_names, eval_group, eval_qid)
+        sets = _eval_pairs(eval_set, eval_X, eval_y)
+        evaluated = self._eval_splits(train, sets, eval_names, eval_group, eval_qid)
         metrics = [parse(name) for name in _metric_names(eval_metric, eval_at)]
         with _naming_arguments():
             config = self._config(metrics[0].name, next(iter(evaluated), NOT_VALIDATED))
@@ -277,9 +282,8 @@ class Ranker:
         return split_of(name, features, column, offsets, qids), weights
 
     def _eval_splits(
-        self, train: RankingSplit, eval_set: Any, names: Sequence[str] | None, group: Any, qid: Any
+        self, train: RankingSplit, sets: Sequence[Any], names: Sequence[str] | None, group: Any, qid: Any
     ) -> dict[str, RankingSplit]:
-        sets = [] if eval_set is None else [eval_set] if isinstance(eval_set, tuple) else list(eval_set)
         names = [f"valid_{number}" for number in range(len(sets))] if names is None else list(names)
         groups, qids = _per_set(group, len(sets), "eval_group"), _per_set(qid, len(sets), "eval_qid")
         if len(names) != len(sets) or len(set(names)) < len(names) or TRAINING in names:
@@ -710,6 +714,28 @@ def _mean(values: Tensor, metric: str, where: str) -> float:
     if np.isnan(mean):
         raise ValueError(f"{where}: {metric} is undefined on every list: none has a relevant row")
     return mean
+
+
+def _eval_pairs(eval_set: Any, features: Any, labels: Any) -> list[Any]:
+    """Return the pairs (X, y) to measure, from the older or the newer arguments of LightGBM."""
+    if (features is None) != (labels is None) or (features is not None and eval_set is not None):
+        given = [
+            name
+            for name, value in (("eval_set", eval_set), ("eval_X", features), ("eval_y", labels))
+            if value is not None
+        ]
+        raise ValueError(f"eval_set: found {' and '.join(given)}, expected eval_set, or eval_X and eval_y")
+    if eval_set is not None:
+        return [eval_set] if isinstance(eval_set, tuple) else list(eval_set)
+    if features is None:
+        return []
+    if isinstance(features, tuple) != isinstance(labels, tuple):
+        raise ValueError("eval_X: found a tuple for only one of eval_X and eval_y, expected it for both or none")
+    if not isinstance(features, tuple):
+        return [(features, labels)]
+    if len(features) != len(labels):
+        raise ValueError(f"eval_y: found {len(labels)} sets, expected {len(features)} as in eval_X")
+    return list(zip(features, labels, strict=True))
 
 
 def _per_set(values: Any, count: int, where: str) -> list[Any]:
