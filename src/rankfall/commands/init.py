@@ -113,7 +113,7 @@ def _table(draft: Draft) -> Table:
 
 
 def _as_json(draft: Draft, out: Path) -> dict[str, Any]:
-    from rankfall.data.sources.draft.guess_roles import as_json
+    from rankfall.data.sources.draft.roles import as_json
 
     columns = [] if draft.guesses is None else [as_json(guess) for guess in draft.guesses.of.values()]
     return {

@@ -188,7 +188,7 @@ def _facts(values: pl.Series) -> ColumnFacts:
         return ColumnFacts(values.name, "empty", 0, missing)
     kind, unit, size = _kind(present)
     distinct = _comparable(present).n_unique()
-    low, high = (float(present.min()), float(present.max())) if present.dtype.is_numeric() else (0.0, 0.0)  # type: ignore[arg-type]
+    low, high = _range(present) if present.dtype.is_numeric() else (0.0, 0.0)
     shown = _comparable(present.head(2000)).unique(maintain_order=True).head(3).to_list()
     examples = tuple(str(value)[:20] for value in shown[: 1 if kind in ("list", "vector") else 3])
     return ColumnFacts(values.name, kind, distinct, missing, low, high, unit, size, examples)
@@ -225,9 +225,19 @@ def _epoch_unit(present: pl.Series) -> Unit | None:
     """Return the unit of times since 1970; only columns with the name of a time are times."""
     if not MOMENT & set(words(present.name)):
         return None
-    low, high = int(present.min()), int(present.max())  # type: ignore[call-overload]
+    low, high = _range(present)
     found = [unit for unit, factor in _EPOCHS.items() if _EARLIEST * factor <= low <= high <= _LATEST * factor]
     return found[0] if found else None
+
+
+def _range(present: pl.Series) -> tuple[float, float]:
+    values = present.to_numpy()
+    return float(values.min()), float(values.max())
+
+
+def share(values: pl.Series) -> float:
+    """Return the share of true values; 0 if there are none at all."""
+    return float(values.fill_null(False).to_numpy().mean()) if len(values) else 0.0
 
 
 def _are_times(present: pl.Series) -> bool:

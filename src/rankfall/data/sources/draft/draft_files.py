@@ -16,7 +16,8 @@ from rankfall.data.lists.ranking_data import RankingData, is_prepared
 from rankfall.data.sources.draft.column_facts import JSON_SUFFIXES, read_sample
 from rankfall.data.sources.draft.draft_config import LogShape, draft_cascade_config, draft_ranker_config
 from rankfall.data.sources.draft.draft_spec import draft_spec, feature_name, is_stage_name, items_per_stage
-from rankfall.data.sources.draft.guess_roles import guess_roles, parse_given
+from rankfall.data.sources.draft.guess_roles import guess_roles
+from rankfall.data.sources.draft.roles import parse_given
 from rankfall.data.sources.rows.row_files import SUFFIXES, RowFile, find_row_files
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall.data.sources.draft.column_facts import Sample
-    from rankfall.data.sources.draft.guess_roles import Guesses
+    from rankfall.data.sources.draft.roles import Guesses
 
     OnRows = Callable[[int], None]
 

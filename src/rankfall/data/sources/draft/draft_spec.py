@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rankfall.data.impressions.spec import Group
     from rankfall.data.sources.draft.column_facts import ColumnFacts, Sample
-    from rankfall.data.sources.draft.guess_roles import Guesses, Role
+    from rankfall.data.sources.draft.roles import Guesses, Role
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING
 
 import polars as pl
 
-from rankfall._suggestions import did_you_mean
+from rankfall.data.sources.draft.column_facts import share
 from rankfall.data.sources.draft.column_words import (
     CATEGORY,
     CLICK,
@@ -28,112 +27,17 @@ from rankfall.data.sources.draft.column_words import (
     key_match,
     words,
 )
+from rankfall.data.sources.draft.roles import Guess, Guesses
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from rankfall.data.sources.draft.column_facts import ColumnFacts, Sample
-
-Role = Literal[
-    "request",
-    "item",
-    "user",
-    "time",
-    "day",
-    "stage",
-    "flag",
-    "rank",
-    "position",
-    "label",
-    "feedback",
-    "sequence",
-    "user_feature",
-    "context_feature",
-    "item_feature",
-    "ignore",
-]
-Confidence = Literal["given", "high", "medium", "low"]
-ROLES: tuple[Role, ...] = get_args(Role)
-SINGLE: tuple[Role, ...] = ("request", "item", "user", "time", "day", "stage", "rank", "position", "label")
+    from rankfall.data.sources.draft.roles import Confidence, Role
 
 CONSTANT = 0.98  # share of the values of a key in whose rows a column has one value: a few rows may be wrong
 MOST_STAGES = 12
 LEAST_FUNNEL_FLAGS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """The role of a column.
-
-    Attributes:
-        column: Name of the column.
-        role: Its role.
-        confidence: How certain the guess is; ``given`` if the caller decided.
-        why: What the role was guessed from.
-    """
-
-    column: str
-    role: Role
-    confidence: Confidence
-    why: str
-
-
-@dataclass
-class Guesses:
-    """The roles of all columns.
-
-    Attributes:
-        of: The guess of each column, in the order of the log.
-        stages: Names of the stages in the order of the funnel, or the columns of flags; empty without a funnel.
-        problems: What could not be decided, without which no log can be prepared.
-        checks: What a person should look at.
-    """
-
-    of: dict[str, Guess] = field(default_factory=dict)
-    stages: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    checks: list[str] = field(default_factory=list)
-
-    @property
-    def relevant_stage(self) -> int:
-        """The number of the stage from which on items are relevant, if there is no label: clicks, or the last one."""
-        clicks = [number for number, stage in enumerate(self.stages) if CLICK & set(words(stage))]
-        return clicks[0] if clicks and clicks[0] else len(self.stages) - 1
-
-    def one(self, role: Role) -> str | None:
-        """Return the column of a role, or None."""
-        return next(iter(self.all(role)), None)
-
-    def all(self, role: Role) -> list[str]:
-        """Return all columns of a role."""
-        return [column for column, guess in self.of.items() if guess.role == role]
-
-
-def parse_given(given: Iterable[str], columns: Sequence[str]) -> dict[str, Role]:
-    """Return the roles of columns from texts ``ROLE=COLUMN``.
-
-    Raises:
-        ValueError: If a role or column does not exist, or two columns have a role that one column has.
-    """
-    found: dict[str, Role] = {}
-    for text in given:
-        role, equals, column = text.partition("=")
-        if not equals or role not in ROLES:
-            raise ValueError(
-                f"role: found {text!r}{did_you_mean(role, ROLES)}; expected ROLE=COLUMN with one of {', '.join(ROLES)}"
-            )
-        if column not in columns:
-            raise ValueError(
-                f"role: found no column {column!r}{did_you_mean(column, columns)}; the columns are {', '.join(columns)}"
-            )
-        if column in found:
-            raise ValueError(f"role: found two roles of {column!r}, {found[column]} and {role}, expected one")
-        found[column] = role  # type: ignore[assignment]
-    for role in SINGLE:
-        twice = [column for column, other in found.items() if other == role]
-        if len(twice) > 1:
-            raise ValueError(f"role: found {role}={twice[0]} and {role}={twice[1]}, expected one column")
-    return found
 
 
 def guess_roles(sample: Sample, given: Mapping[str, Role]) -> Guesses:
@@ -216,7 +120,7 @@ class _Guesser:
         if facts.kind != "whole" or facts.missing or len(self.frame) < 3:
             return False
         steps = self.frame[facts.name].cast(pl.Int64).diff().drop_nulls()
-        counts_up = facts.distinct == len(self.frame) and float((steps == 1).mean() or 0) > 0.99
+        counts_up = facts.distinct == len(self.frame) and share(steps == 1) > 0.99
         return counts_up and (facts.name.startswith("Unnamed") or facts.low in (0, 1))
 
     def _is_useless(self, facts: ColumnFacts) -> bool:
@@ -440,7 +344,7 @@ class _Guesser:
 
     def _order_flags(self, flags: Sequence[str]) -> None:
         """Order flags: nested ones by their number of items, others by their names; drop stages without items."""
-        means = {name: float(_above_zero(self.frame[name]).mean() or 0) for name in flags}
+        means = {name: share(_above_zero(self.frame[name])) for name in flags}
         by_size = sorted(flags, key=lambda name: -means[name])
         nested = all(
             bool((_above_zero(self.frame[outer]) | ~_above_zero(self.frame[inner])).all())
@@ -507,8 +411,8 @@ class _Guesser:
     def _label_order(self, facts: ColumnFacts) -> tuple[bool, bool, float]:
         """Order labels: clicks first, then what is not merely shown, then the more frequent one."""
         found = set(words(facts.name))
-        share = float(_above_zero(self.frame[facts.name]).mean() or 0)
-        return bool(found & (CLICK | {"label", "relevance", "target"})), not found & SHOWN, share
+        positives = share(_above_zero(self.frame[facts.name]))
+        return bool(found & (CLICK | {"label", "relevance", "target"})), not found & SHOWN, positives
 
     def _follows(self, facts: ColumnFacts, causes: Sequence[str]) -> bool:
         """Return whether a number is above 0 only where one of the causes is: a model would see the answer in it."""
@@ -518,8 +422,7 @@ class _Guesser:
         caused = pl.Series([False] * len(self.frame))
         for name in causes:
             caused |= _above_zero(self.frame[name])
-        share = float(above.mean() or 0)
-        return 0 < share < 0.5 and not bool((above & ~caused).any())
+        return 0 < share(above) < 0.5 and not bool((above & ~caused).any())
 
     def _guess_places(self) -> None:
         request = self._column("request")
@@ -539,7 +442,7 @@ class _Guesser:
             self._set(facts.name, "ignore", "medium", f"a rank, but {facts.low:g} where there is none, expected empty")
             return
         keys = [request, facts.name, *filter(None, [self._column("stage")])]
-        repeats = float(shown.select(keys).is_duplicated().mean()) if len(shown) else 0.0
+        repeats = share(shown.select(keys).is_duplicated())
         role: Role = "position" if is_position and shown[facts.name].min() == 0 else "rank"
         if repeats > 0.02:
             self._set(facts.name, "ignore", "low", "the name of a rank, but items of a request share values")
@@ -609,8 +512,3 @@ def is_categorical(facts: ColumnFacts) -> bool:
     if facts.kind in ("text", "truth"):
         return True
     return facts.kind == "whole" and (facts.distinct <= 12 or bool(found & (ID | CATEGORY)))
-
-
-def as_json(guess: Guess) -> dict[str, Any]:
-    """Return a guess as JSON values."""
-    return {"column": guess.column, "role": guess.role, "confidence": guess.confidence, "why": guess.why}
