@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from rankfall.data.impressions.stage_depth import above_zero
 from rankfall.data.sources.draft.column_words import words
-from rankfall.data.sources.draft.guess_roles import is_categorical
+from rankfall.data.sources.draft.guess_features import is_categorical
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -233,6 +234,5 @@ def _depths(sample: Sample, guesses: Guesses) -> pl.Series:
         return values.replace_strict(guesses.stages, order, default=-1, return_dtype=pl.Int64)
     depth = pl.Series([-1] * len(frame))
     for number, flag in enumerate(guesses.stages):
-        below = frame[flag].cast(pl.Float64).fill_null(0).fill_nan(0) <= 0
-        depth = depth.zip_with(below, pl.Series([number] * len(frame)))
+        depth = depth.zip_with(~above_zero(frame[flag]), pl.Series([number] * len(frame)))
     return depth
