@@ -24,7 +24,16 @@ from rankfall._suggestions import did_you_mean
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
 from rankfall._trust import stored_code
 from rankfall._yaml_config import ConfigError
-from rankfall.data.lists.arrays import QID, column_names, split_of, to_column, to_features, to_offsets
+from rankfall.data.lists.arrays import (
+    QID,
+    column_names,
+    eval_pairs,
+    per_set,
+    split_of,
+    to_column,
+    to_features,
+    to_offsets,
+)
 from rankfall.data.lists.list_loader import Lists
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.losses import GradeSoftmaxLoss
@@ -33,32 +42,28 @@ from rankfall.models import FeatureScaling
 from rankfall.training.build_components import check_loss, classifies, make_loss
 from rankfall.training.build_ranker import make_ranker
 from rankfall.training.config.ranker_config import LossConfig, RankerConfig, validate
-from rankfall.training.device import device_of, placement_of
-from rankfall.training.distributed.group import ALONE
-from rankfall.training.divergence_hints import divergence_hints
+from rankfall.training.device import placement_of
+from rankfall.training.in_memory import ListLearner, LossFunction, WeightedLoss, mean_over_lists
 from rankfall.training.label_checks import check_lists
 from rankfall.training.loop import BEST, Loop, train_in
 from rankfall.training.own_parts import own_code
 from rankfall.training.run_directory import CHECKPOINTS, TrainingError
 from rankfall.training.scoring import measure, score
 from rankfall.training.seeding import seeded
-from rankfall.training.train_ranker import RankerLearner, count_grades, fit_scaling
+from rankfall.training.train_ranker import count_grades, fit_scaling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from rankfall.data.lists.list_loader import ListBatch
     from rankfall.data.lists.ranking_data import RankingSplit
     from rankfall.metrics.named import NamedMetric
-    from rankfall.training.learner import Position
+    from rankfall.training.in_memory import BuiltLoss
     from rankfall.training.run_directory import TrainResult
-    from rankfall.training.temperatures import Temperature
     from rankfall.training.train_ranker import Epoch
 
     Loss = str | Mapping[str, Any] | Callable[..., Tensor]
-    BuiltLoss = tuple[nn.Module, list[Temperature]]
 
 TRAINING = "training"
 NOT_VALIDATED = "none"
@@ -251,7 +256,7 @@ class Ranker:
         """
         names = column_names(X)
         train, weights = self._split(TRAINING, X, y, group, qid, sample_weight)
-        sets = _eval_pairs(eval_set, eval_X, eval_y)
+        sets = eval_pairs(eval_set, eval_X, eval_y)
         evaluated = self._eval_splits(train, sets, eval_names, eval_group, eval_qid)
         metrics = [parse(name) for name in _metric_names(eval_metric, eval_at)]
         with _naming_arguments():
@@ -285,14 +290,15 @@ class Ranker:
         self, train: RankingSplit, sets: Sequence[Any], names: Sequence[str] | None, group: Any, qid: Any
     ) -> dict[str, RankingSplit]:
         names = [f"valid_{number}" for number in range(len(sets))] if names is None else list(names)
-        groups, qids = _per_set(group, len(sets), "eval_group"), _per_set(qid, len(sets), "eval_qid")
+        groups, qids = per_set(group, len(sets), "eval_group"), per_set(qid, len(sets), "eval_qid")
         if len(names) != len(sets) or len(set(names)) < len(names) or TRAINING in names:
             raise ValueError(f"eval_names: found {names}, expected {len(sets)} different names other than {TRAINING!r}")
         found = {}
         for name, pair, one_group, one_qid in zip(names, sets, groups, qids, strict=True):
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise ValueError(f"eval_set: found {type(pair).__name__}, expected pairs (X, y)")
-            found[name], _ = self._split(name, *pair, one_group, one_qid, where="eval_")
+            features, labels = pair
+            found[name], _ = self._split(name, features, labels, one_group, one_qid, where="eval_")
             if found[name].features.shape[1] != train.features.shape[1]:
                 raise ValueError(
                     f"eval_set: found {found[name].features.shape[1]} features in {name}, expected "
@@ -355,14 +361,14 @@ class Ranker:
             check_loss(built[0], config.loss)
         elif callable(loss):
             # fit must not change the arguments of the ranker
-            built = copy.deepcopy(loss) if isinstance(loss, nn.Module) else _LossFunction(loss), []
+            built = copy.deepcopy(loss) if isinstance(loss, nn.Module) else LossFunction(loss), []
             self._probe(built[0], config)
         else:
             raise ValueError(f"loss: found {loss!r}, expected a name, a dictionary or a function")
         if weights is None:
             return built
         self._probe(built[0], config, weight=torch.ones(1, 3))
-        return _WeightedLoss(built[0]), built[1]
+        return WeightedLoss(built[0]), built[1]
 
     def _probe(self, loss: nn.Module, config: RankerConfig, **weight: Tensor) -> None:
         """Call a loss on one list, so that it refuses wrong arguments before training."""
@@ -391,7 +397,7 @@ class Ranker:
         evaluated: Mapping[str, RankingSplit],
         metrics: Sequence[NamedMetric],
         weights: Tensor | None,
-    ) -> tuple[_FitLearner, TrainResult]:
+    ) -> tuple[ListLearner, TrainResult]:
         recipe = {"log1p": False, "standardise": False}
         manifest = {"recipe": recipe, "features": {"columns": train.features.shape[1]}, "files": {}}
         data = RankingData(Path("memory"), manifest, {TRAINING: train, **evaluated})
@@ -403,7 +409,7 @@ class Ranker:
             with seeded(config.training.seed, config.training.threads, placement_of(config.training).device):
                 grades = count_grades(lists, config.loss.name) if self._classifies(config) else None
                 model = make_ranker(config.model, fit_scaling(data, config.data), grades)
-                learner = _FitLearner(config, out, model, built, lists, evaluated, metrics, weights)
+                learner = ListLearner(config, out, model, built, lists, evaluated, metrics, weights)
                 loop = Loop(learner, config, out, data={}, on_epoch=self._on_epoch)
                 result = train_in(loop, {}, resume=False, on_notice=warnings.warn)
             learner.load_best(out / CHECKPOINTS / BEST)
@@ -413,7 +419,7 @@ class Ranker:
         if self.verbose:
             sys.stderr.write(f"epoch {epoch.epoch}: loss {epoch.loss:.5g}, metric {epoch.metric:.5g}\n")
 
-    def _keep(self, learner: _FitLearner, result: TrainResult) -> None:
+    def _keep(self, learner: ListLearner, result: TrainResult) -> None:
         self.model_ = learner.model.eval()
         self.n_iter_, self.best_iteration_ = result.epochs, result.best_epoch
         self.evals_result_ = learner.results
@@ -468,7 +474,7 @@ class Ranker:
         self._features_like_fit(X)
         split, _ = self._split("score", X, y, group, qid)
         named = parse(metric)
-        return _mean(measure(torch.from_numpy(self.predict(X)), split, [named])[named.name], metric, "y")
+        return mean_over_lists(measure(torch.from_numpy(self.predict(X)), split, [named])[named.name], metric, "y")
 
     def _check_fitted(self) -> None:
         if not self.__sklearn_is_fitted__():
@@ -594,89 +600,6 @@ class NotFittedError(ValueError, AttributeError):
     """A ranker that is not fitted was used; a ValueError and AttributeError as scikit-learn's class of the name."""
 
 
-class _FitLearner(RankerLearner):
-    """Learner of lists in memory, with weights of rows and any number of evaluation sets."""
-
-    def __init__(
-        self,
-        config: RankerConfig,
-        out: Path,
-        model: Any,
-        built: BuiltLoss,
-        lists: Lists,
-        evaluated: Mapping[str, RankingSplit],
-        metrics: Sequence[NamedMetric],
-        weights: Tensor | None,
-    ) -> None:
-        self.evaluated = {name: Lists([split]) for name, split in evaluated.items()}
-        super().__init__(config, out, model, built, lists, next(iter(self.evaluated.values()), lists), ALONE)
-        self.weights = weights
-        self.metrics = metrics
-        self.results: dict[str, dict[str, list[float]]] = {
-            name: {metric.name: [] for metric in metrics} for name in self.evaluated
-        }
-        self.losses: list[float] = []
-
-    def terms(self, batch: ListBatch, position: Position) -> Any:
-        """Compute the loss of a batch."""
-        if self.weights is not None:
-            padded = batch.pad(self.weights[torch.from_numpy(batch.rows)])
-            self.loss.weight = padded.to(device_of(self.model))
-        return super().terms(batch, position)
-
-    def validate(self) -> dict[str, float]:
-        """Measure all evaluation sets, and return the metric that decides: NaN without a set, so that the last wins."""
-        for name, lists in self.evaluated.items():
-            measured = measure(score(self.model, lists), lists, self.metrics)
-            for metric, values in measured.items():
-                self.results[name][metric].append(_mean(values, metric, f"eval_set, {name}"))
-        first = next(iter(self.results.values()), {self.metric: [float("nan")]})
-        return {self.metric: first[self.metric][-1]}
-
-    def line(self, position: Position) -> Epoch:
-        """Return the results of an epoch."""
-        self.losses.append(position.parts["loss"])
-        return super().line(position)
-
-    def diverged(self, what: str, batch: ListBatch, position: Position) -> TrainingError:
-        """Return the error for a batch, with its lists and hints."""
-        hints = divergence_hints(self.config.optimizer, "loss", self.config.loss.options)
-        return TrainingError(
-            f"{self.config.loss.name}: {what} became NaN or infinite in {self._where(position)} "
-            f"({self._named(batch)}). Try {', '.join(hints)}"
-        )
-
-    def load_best(self, path: Path) -> None:
-        """Load the weights of the best epoch."""
-        tensors, _ = read_checkpoint(path, lambda name: name.startswith("model."))
-        self.model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()})
-
-
-class _WeightedLoss(nn.Module):
-    """A loss that is called with the weights of the rows of the current batch, which the learner sets."""
-
-    weight: Tensor
-
-    def __init__(self, loss: nn.Module) -> None:
-        super().__init__()
-        self.loss = loss
-
-    def forward(self, scores: Tensor, labels: Tensor, *, mask: Tensor) -> Tensor:
-        value: Tensor = self.loss(scores, labels, mask=mask, weight=self.weight)
-        return value
-
-
-class _LossFunction(nn.Module):
-    """A function of the user as a module."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, scores: Tensor, labels: Tensor, **options: Tensor) -> Tensor:
-        return self.function(scores, labels, **options)
-
-
 @contextmanager
 def _naming_arguments() -> Generator[None]:
     """Replace keys of configurations in error messages by the arguments of `Ranker`."""
@@ -707,46 +630,6 @@ def _metric_names(metric: str | Sequence[str] | None, at: int | Sequence[int]) -
     for name in given:
         found += [f"{name}@{cutoff}" for cutoff in cutoffs] if f"{name}@k" in forms() else [name]
     return list(dict.fromkeys(found))
-
-
-def _mean(values: Tensor, metric: str, where: str) -> float:
-    mean = float(values.nanmean())
-    if np.isnan(mean):
-        raise ValueError(f"{where}: {metric} is undefined on every list: none has a relevant row")
-    return mean
-
-
-def _eval_pairs(eval_set: Any, features: Any, labels: Any) -> list[Any]:
-    """Return the pairs (X, y) to measure, from the older or the newer arguments of LightGBM."""
-    if (features is None) != (labels is None) or (features is not None and eval_set is not None):
-        given = [
-            name
-            for name, value in (("eval_set", eval_set), ("eval_X", features), ("eval_y", labels))
-            if value is not None
-        ]
-        raise ValueError(f"eval_set: found {' and '.join(given)}, expected eval_set, or eval_X and eval_y")
-    if eval_set is not None:
-        return [eval_set] if isinstance(eval_set, tuple) else list(eval_set)
-    if features is None:
-        return []
-    if isinstance(features, tuple) != isinstance(labels, tuple):
-        raise ValueError("eval_X: found a tuple for only one of eval_X and eval_y, expected it for both or none")
-    if not isinstance(features, tuple):
-        return [(features, labels)]
-    if len(features) != len(labels):
-        raise ValueError(f"eval_y: found {len(labels)} sets, expected {len(features)} as in eval_X")
-    return list(zip(features, labels, strict=True))
-
-
-def _per_set(values: Any, count: int, where: str) -> list[Any]:
-    """Return the groups or queries of each evaluation set. A single set may have them without a list around."""
-    if values is None:
-        return [None] * count
-    if count == 1 and len(values) and np.ndim(values[0]) == 0:
-        return [values]
-    if len(values) != count:
-        raise ValueError(f"{where}: found {len(values)}, expected one for each of the {count} sets of eval_set")
-    return list(values)
 
 
 def _seed(state: Any) -> int:

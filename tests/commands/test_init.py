@@ -145,7 +145,7 @@ def test_a_flat_click_log_with_german_names_and_an_index_without_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, time, user in shop():
         for place, product in enumerate(random_values.sample(list(PRODUCTS), 8), 1):
             clicked = random_values.random() < 0.3
@@ -190,7 +190,7 @@ def test_a_table_with_lists_vectors_and_numbered_days_and_stages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, time, user in shop():
         history = random_values.sample(list(PRODUCTS), 1 + number % 5)
         for place, product in enumerate(random_values.sample(list(PRODUCTS), 12)):
@@ -248,7 +248,7 @@ def test_letor_files_get_the_configuration_of_a_ranker(
 
 
 def test_camel_case_names_and_nested_flags(tmp_path: Path) -> None:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, time, user in shop():
         for place, product in enumerate(random_values.sample(list(PRODUCTS), 16)):
             clicked = place < 3 and random_values.random() < 0.4
@@ -293,7 +293,7 @@ def test_camel_case_names_and_nested_flags(tmp_path: Path) -> None:
 
 
 def test_events_are_stages_and_the_index_of_pandas_is_not_used(tmp_path: Path) -> None:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, time, user in shop():
         for product in random_values.sample(list(PRODUCTS), 10):
             event = random_values.choices(["purchase", "view", "click"], [1, 8, 3])[0]
@@ -375,7 +375,7 @@ def test_other_problems_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
     path.write_text("request;item\nr;i\n")
     assert run("init", path, "--out", tmp_path) == 1
     assert "found one column, 'request;item'; columns must be separated by commas" in capsys.readouterr().err
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"request": number, "time": "2024-01-01T08:00:00", "item": product, "clicked": (product + number) % 2}
         for number in range(9)
         for product in list(PRODUCTS)[:5]

@@ -190,3 +190,51 @@ def split_of(
     """
     names = pa.chunked_array([pa.array(qids, pa.string())])
     return RankingSplit(name, features, labels, offsets, names, docids=None, moments=Moments.of(features))
+
+
+def eval_pairs(eval_set: Any, features: Any, labels: Any) -> list[Any]:
+    """Return the pairs (X, y) to measure, from the older or the newer arguments of LightGBM.
+
+    Args:
+        eval_set: A pair, or a list of pairs.
+        features: `eval_X`: features, or a tuple of them.
+        labels: `eval_y`: labels, or a tuple of them.
+
+    Raises:
+        ValueError: If the arguments contradict each other.
+    """
+    if (features is None) != (labels is None) or (features is not None and eval_set is not None):
+        given = [
+            name
+            for name, value in (("eval_set", eval_set), ("eval_X", features), ("eval_y", labels))
+            if value is not None
+        ]
+        raise ValueError(f"eval_set: found {' and '.join(given)}, expected eval_set, or eval_X and eval_y")
+    if eval_set is not None:
+        return [eval_set] if isinstance(eval_set, tuple) else list(eval_set)
+    if features is None:
+        return []
+    if isinstance(features, tuple) != isinstance(labels, tuple):
+        raise ValueError("eval_X: found a tuple for only one of eval_X and eval_y, expected it for both or none")
+    if not isinstance(features, tuple):
+        return [(features, labels)]
+    if len(features) != len(labels):
+        raise ValueError(f"eval_y: found {len(labels)} sets, expected {len(features)} as in eval_X")
+    return list(zip(features, labels, strict=True))
+
+
+def per_set(values: Any, count: int, where: str) -> list[Any]:
+    """Return the groups or queries of each evaluation set. A single set may have them without a list around.
+
+    Args:
+        values: `eval_group` or `eval_qid`.
+        count: Number of evaluation sets.
+        where: Name of the argument.
+    """
+    if values is None:
+        return [None] * count
+    if count == 1 and len(values) and np.ndim(values[0]) == 0:
+        return [values]
+    if len(values) != count:
+        raise ValueError(f"{where}: found {len(values)}, expected one for each of the {count} sets of eval_set")
+    return list(values)
