@@ -101,7 +101,7 @@ def parse_given(given: Iterable[str], columns: Sequence[str]) -> dict[str, Role]
             )
         if column in found:
             raise ValueError(f"role: found two roles of {column!r}, {found[column]} and {role}, expected one")
-        found[column] = role  # type: ignore[assignment]
+        found[column] = role
     for role in SINGLE:
         twice = [column for column, other in found.items() if other == role]
         if len(twice) > 1:
