@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rankfall._lists import full_precision
 from rankfall._suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -228,11 +229,12 @@ class RowNorm(nn.BatchNorm1d):
     total: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
-        rows = input.reshape(-1, self.num_features)
+        rows = input.reshape(-1, self.num_features).to(self.weight.dtype)  # not that of autocast
         if self.training and self.total is not None and mask is None:
             mask = rows.new_ones(len(rows), dtype=torch.bool)
         if self.training and mask is not None:
-            return self._over_real_rows(rows, mask.reshape(-1)).view_as(input)
+            with full_precision(rows.device):
+                return self._over_real_rows(rows, mask.reshape(-1)).view_as(input)
         if self.training and len(rows) > 1:
             return super().forward(rows).view_as(input)
         normed = F.batch_norm(rows, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, cast
 
 import torch
 
+from rankfall._ray import WORKER
 from rankfall._yaml_config import ConfigError
 from rankfall.training.distributed.group import ALONE
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from rankfall.training.distributed.group import Group
 
-WORKER = "RANKFALL_WORKER"  # environment variable of processes that work on tasks side by side: their number
 BACKEND = "inductor"  # compiler
 
 
@@ -99,17 +99,24 @@ class Placement:
 CPU = Placement(torch.device("cpu"))
 
 
-def placement_of(settings: Settings, group: Group = ALONE) -> Placement:
-    """Return where a training run computes.
+def placement_of(settings: Settings, group: Group = ALONE, *, needs_float64: bool = False) -> Placement:
+    """Return where a training run or an evaluation computes.
 
     Args:
         settings: The section ``training`` of a configuration.
         group: Processes that train together.
+        needs_float64: Whether the model computes in double precision, as the scaling of a ranker's features does.
 
     Raises:
-        ConfigError: If this machine does not have the device.
+        ConfigError: If this machine does not have the device, or the device has no double precision.
     """
-    return Placement(resolve(settings.device, group), settings.precision, settings.compile)
+    device = resolve(settings.device, group)
+    if needs_float64 and device.type == "mps":
+        raise ConfigError(
+            "training.device: found mps, which has no double precision, but features of documents are standardised in "
+            "it; expected auto, cpu or cuda"
+        )
+    return Placement(device, settings.precision, settings.compile)
 
 
 def resolve(name: str, group: Group = ALONE) -> torch.device:
