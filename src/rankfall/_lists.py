@@ -31,6 +31,9 @@ Reduction = Literal["mean", "sum", "none"]
 
 LOG_2 = math.log(2)
 
+WITHOUT_FLOAT64 = ("mps",)
+"""Types of devices on which float32 is the widest type."""
+
 
 # --- checks of arguments ----------------------------------------------------------------------------------------
 
@@ -225,6 +228,16 @@ def full_precision(device: torch.device) -> AbstractContextManager[None]:
     return torch.autocast(device.type, enabled=False)
 
 
+def widest(device: torch.device) -> torch.dtype:
+    """Return the widest floating type of a device: float64, where it exists."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """Convert to the widest floating type of the tensor's device."""
+    return tensor.to(widest(tensor.device))
+
+
 # --- arithmetic that is correct for empty lists -----------------------------------------------------------------
 
 
@@ -360,7 +373,7 @@ def relevant_order(relevance: Tensor, grades: Tensor, mask: Tensor) -> Tensor:
     sizes_differ = relevant & (relevance != relevance.amax(-1, keepdim=True))
     if _can_read_values(relevance) and not bool(sizes_differ.any()):
         return by_grade  # in most logs all relevant items are equally relevant
-    below = _count_below(relevance, relevant).double() * (by_grade.amax(-1, keepdim=True) + 1)
+    below = widen(_count_below(relevance, relevant)) * (by_grade.amax(-1, keepdim=True) + 1)
     return (_count_below(below + by_grade, relevant) + 1).to(grades.dtype) * relevant
 
 

@@ -1,0 +1,69 @@
+"""Objectives on the stand-in device: values and gradients of a CPU, no tensor on the CPU, no synchronisation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from rankfall import registry
+from rankfall.objectives import RankFlow
+from support.standin_device import DEVICE, standin_device
+from support.variants import Device, Options, compare, make_lists, place, variants
+
+LISTS = make_lists()
+LOGGED: Options = {"relevance": LISTS.labels * (LISTS.labels > 1), "depth": (LISTS.labels // 2).long()}
+OBJECTIVES = {made.__name__: made for made in (registry.get("objective", n) for n in registry.names("objective"))}
+
+
+def check(name: str, options: Options, arguments: Options, *, like: Device = "cuda") -> None:
+    """Compare the value, the gradients of the scores and of an objective's weights, and what informs it."""
+
+    def run(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+        torch.manual_seed(0)
+        objective = OBJECTIVES[name](**place(options, device, dtype)).to(device, dtype, non_blocking=True)
+        scores = [place(scores, device, dtype).requires_grad_() for scores in (LISTS.scores, LISTS.scores.flip(-1))]
+        labels, given = place(LISTS.labels, device, dtype), place(arguments, device, dtype)
+        value = objective(scores, labels, **given)
+        value.backward()
+        given.pop("weight", None)
+        informative = objective.informative(labels, **given)
+        grads = [tensor.grad for tensor in (*scores, *objective.parameters()) if tensor.grad is not None]
+        return [value, *grads, *informative.values()]
+
+    compare(run, options, like=like)
+
+
+@pytest.mark.witness("stand-in device")
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_computes_what_a_cpu_computes(name: str) -> None:
+    everything = LOGGED | LISTS.arguments[-1]
+    needed, *others = variants(OBJECTIVES[name], given=())
+    check(name, needed, {})
+    check(name, needed, everything, like="mps")
+    check(name, needed, everything)
+    for options in others:
+        if options.get("variant") == "published" and name == "ARFv2":
+            options["quotas"] = [4, 3]
+        if options.get("labels") == "relevance":
+            options["relevant"] = 2
+        check(name, options, everything)
+
+
+def test_the_counter_of_steps_stays_on_the_host() -> None:
+    """RankFlow reads it in every step to find the stage in turn."""
+    with standin_device() as device:
+        objective = RankFlow(relevant=2, quotas=[4, 3], schedule="alternate").to(DEVICE)
+        scores = [place(LISTS.scores, DEVICE).requires_grad_() for _ in range(2)]
+        trained = []
+        for _ in range(3):
+            with device.without_synchronisation():
+                value = objective(scores, place(LISTS.labels, DEVICE))
+            gradients = torch.autograd.grad(value, scores, allow_unused=True)
+            trained.append([gradient is not None for gradient in gradients])
+        assert trained == [[True, False], [False, True], [True, False]]
+        assert objective.state_dict()["calls"].device.type == "cpu"
+        again = RankFlow(relevant=2, quotas=[4, 3], schedule="alternate").to(DEVICE)
+        again.load_state_dict(objective.state_dict())
+        value = again(scores, place(LISTS.labels, DEVICE))
+        assert torch.autograd.grad(value, scores, allow_unused=True)[0] is None
