@@ -19,7 +19,7 @@ from rankfall.studies.workers import run_tasks
 from rankfall.training import device as device_module
 from rankfall.training.config.cascade_config import validate_cascade
 from rankfall.training.config.ranker_config import validate
-from rankfall.training.device import CPU, Placement, device_of, placement_of, resolve
+from rankfall.training.device import CPU, Placement, device_of, resolve
 from rankfall.training.distributed import ray_backend
 from rankfall.training.distributed.group import Group
 from rankfall.training.learner import Learner
@@ -152,14 +152,6 @@ def test_a_missing_device_ends_the_command(data: Path, tmp_path: Path, capsys: p
     assert command("evaluate", tmp_path / "run", "training.device=cuda") == 1
     assert "training.device: found cuda, but torch" in capsys.readouterr().err
     assert command("evaluate", tmp_path / "run", "training.device=cpu") == 0
-
-
-def test_rankers_need_double_precision(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, mps=True)
-    settings = validate(config_for(data, training={"device": "mps"})).training
-    assert placement_of(settings).device.type == "mps"
-    with pytest.raises(ConfigError, match="found mps, which has no double precision"):
-        placement_of(settings, needs_float64=True)
 
 
 @pytest.mark.parametrize(

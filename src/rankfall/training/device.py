@@ -99,24 +99,17 @@ class Placement:
 CPU = Placement(torch.device("cpu"))
 
 
-def placement_of(settings: Settings, group: Group = ALONE, *, needs_float64: bool = False) -> Placement:
+def placement_of(settings: Settings, group: Group = ALONE) -> Placement:
     """Return where a training run or an evaluation computes.
 
     Args:
         settings: The section ``training`` of a configuration.
         group: Processes that train together.
-        needs_float64: Whether the model computes in double precision, as the scaling of a ranker's features does.
 
     Raises:
-        ConfigError: If this machine does not have the device, or the device has no double precision.
+        ConfigError: If this machine does not have the device.
     """
-    device = resolve(settings.device, group)
-    if needs_float64 and device.type == "mps":
-        raise ConfigError(
-            "training.device: found mps, which has no double precision, but features of documents are standardised in "
-            "it; expected auto, cpu or cuda"
-        )
-    return Placement(device, settings.precision, settings.compile)
+    return Placement(resolve(settings.device, group), settings.precision, settings.compile)
 
 
 def resolve(name: str, group: Group = ALONE) -> torch.device:

@@ -97,7 +97,7 @@ def train(
         group: Processes that train together.
     """
     with group.together():
-        placement = placement_of(config.training, group, needs_float64=True)
+        placement = placement_of(config.training, group)
         data = load_data(config.data)
         lists = {role: load_lists(data, config.data, role) for role in get_args(Role) if config.data.splits(role)}
         _check_apart(data, config.data)
@@ -167,7 +167,7 @@ class RankerLearner(Learner["ListBatch"]):
         group: Group,
     ) -> None:
         self.group = group
-        self.placement = placement_of(config.training, group, needs_float64=True)
+        self.placement = placement_of(config.training, group)
         self.config = config
         self.out = out
         self.model = model

@@ -138,7 +138,7 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
 
     def score(self, directory: Path, lists: Lists) -> Tensor:
         """Return the scores ``(rows,)`` of all documents by the ranker of a run."""
-        model = self.load(directory).to(placement_of(self.config.training, needs_float64=True).device)
+        model = self.load(directory).to(placement_of(self.config.training).device)
         if lists.features != len(model.scaling.mean):
             raise ValueError(
                 f"data: the lists have {lists.features} features, the model of {directory} was trained on "
