@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import rankfall as rf
 from rankfall import registry
 from rankfall.models import MLP, FeatureScaling, Linear, attention
+from rankfall.models.layers import RowNorm
 from support.batches import FEATURES, Impressions, random_batch
 from support.standin_device import DEVICE, SynchronisationError, standin_device
 from support.variants import Options, compare, place
@@ -118,3 +119,33 @@ def test_only_sparse_gradients_wait_for_the_device() -> None:
         (model(batch) * batch.mask).sum().backward()
         assert device.synchronisations
         assert all("index.Tensor" in one for one in device.synchronisations)
+
+
+def test_batch_norm_takes_its_mean_in_full_precision_under_autocast() -> None:
+    """Rows far from 0: with eight bits, the mean would be off by more than the spread of the rows."""
+    rows = 100 + torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(300) < 290
+    norms = [RowNorm(4) for _ in range(2)]
+    expected = norms[0](rows, mask)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = norms[1](rows, mask)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert norms[0].running_mean is not None
+    torch.testing.assert_close(norms[1].running_mean, norms[0].running_mean, rtol=0, atol=0)
+    torch.testing.assert_close(expected[mask].mean(0), torch.zeros(4), rtol=0, atol=1e-4)
+
+
+@every_model
+def test_autocast_on_the_device(name: str) -> None:
+    """Matrix products in bfloat16, gradients in float32."""
+    options = {"batch_norm": True} if "batch_norm" in inspect.signature(registry.get("model", name)).parameters else {}
+    model = registry.get("model", name)(FEATURES, **options)
+    expected = copy.deepcopy(model)(random_batch())
+    with standin_device() as device:
+        moved, batch = model.to(DEVICE), place(random_batch(), DEVICE)
+        with device.without_synchronisation():
+            with torch.autocast(DEVICE.type, torch.bfloat16):
+                scores = moved(batch)
+            (scores.float() * batch.mask).sum().backward()
+        assert all(parameter.grad is not None for parameter in moved.parameters())
+        torch.testing.assert_close(scores.float().cpu(), expected, rtol=0.1, atol=0.1)

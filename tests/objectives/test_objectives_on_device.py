@@ -38,7 +38,7 @@ def check(name: str, options: Options, arguments: Options, *, like: Device = "cu
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_computes_what_a_cpu_computes(name: str) -> None:
     everything = LOGGED | LISTS.arguments[-1]
-    needed, *others = variants(OBJECTIVES[name], given=())
+    needed, *others = variants(OBJECTIVES[name], given=(), operators=2)  # tests of losses have all operators
     check(name, needed, {})
     check(name, needed, everything, like="mps")
     check(name, needed, everything)
@@ -67,3 +67,33 @@ def test_the_counter_of_steps_stays_on_the_host() -> None:
         again.load_state_dict(objective.state_dict())
         value = again(scores, place(LISTS.labels, DEVICE))
         assert torch.autograd.grad(value, scores, allow_unused=True)[0] is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_autocast_changes_nothing(name: str, dtype: torch.dtype) -> None:
+    """Objectives are computed and returned in float32, also of extreme scores."""
+    objective = OBJECTIVES[name](**next(variants(OBJECTIVES[name], given=())))
+    for scale in (1.0, 1e4):
+        scores = [(scale * one).to(dtype).requires_grad_() for one in (LISTS.scores, LISTS.scores.flip(-1))]
+        expected = objective(scores, LISTS.labels, mask=LISTS.mask, **LOGGED)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = objective(scores, LISTS.labels, mask=LISTS.mask, **LOGGED)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, expected)
+        assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(found, scores))
+
+
+@pytest.mark.slow
+@pytest.mark.witness("compile")
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_compiles_in_one_graph(name: str) -> None:
+    torch._dynamo.reset()
+    objective = OBJECTIVES[name](**next(variants(OBJECTIVES[name], given=()))).double()
+    compiled = torch.compile(objective, fullgraph=True, backend="eager")
+    scores = [scores.clone().requires_grad_() for scores in (LISTS.scores, LISTS.scores.flip(-1))]
+    arguments = LOGGED | LISTS.arguments[-1]
+    found, expected = (call(scores, LISTS.labels, **arguments) for call in (compiled, objective))
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(torch.autograd.grad(found, scores), torch.autograd.grad(expected, scores), strict=True):
+        torch.testing.assert_close(one, other)

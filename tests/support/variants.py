@@ -134,12 +134,13 @@ def place(value: Any, device: torch.device, dtype: torch.dtype = torch.float64) 
 GENERATOR = torch.Generator
 
 
-def variants(function: Callable[..., Any], *, given: tuple[str, ...]) -> Iterator[Options]:
+def variants(function: Callable[..., Any], *, given: tuple[str, ...], operators: int = 10) -> Iterator[Options]:
     """Yield the needed options of a function, then the same with one option changed.
 
     Args:
         function: Function, or class, that has the options.
         given: Names of arguments that are no options.
+        operators: Number of other operators, at most, for options that are operators.
     """
     parameters = {
         name: parameter for name, parameter in inspect.signature(function).parameters.items() if name not in given
@@ -147,7 +148,8 @@ def variants(function: Callable[..., Any], *, given: tuple[str, ...]) -> Iterato
     needed = {name: NEEDED[name] for name, parameter in parameters.items() if parameter.default is parameter.empty}
     yield needed
     for name, parameter in parameters.items():
-        for value in _values(name, parameter):
+        values = _values(name, parameter)
+        for value in values[:operators] if name in ("sort", "topk") else values:
             yield needed | (value if isinstance(value, dict) else {name: value})
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankfall._lists import full_precision
+from rankfall._lists import at_least_float32, full_precision
 from rankfall._suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -229,12 +229,11 @@ class RowNorm(nn.BatchNorm1d):
     total: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
-        rows = input.reshape(-1, self.num_features).to(self.weight.dtype)  # not that of autocast
+        rows = input.reshape(-1, self.num_features)
         if self.training and self.total is not None and mask is None:
             mask = rows.new_ones(len(rows), dtype=torch.bool)
         if self.training and mask is not None:
-            with full_precision(rows.device):
-                return self._over_real_rows(rows, mask.reshape(-1)).view_as(input)
+            return self._over_real_rows(rows, mask.reshape(-1)).view_as(input)
         if self.training and len(rows) > 1:
             return super().forward(rows).view_as(input)
         normed = F.batch_norm(rows, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
@@ -245,12 +244,14 @@ class RowNorm(nn.BatchNorm1d):
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         # Not rows[mask]: its shape would depend on the data, which requires a synchronisation with the GPU.
+        rows = at_least_float32(rows)
         real = mask.to(rows.dtype)
         total = self.total or (lambda part: part)
-        count = total(real.sum())
-        share = real / count.clamp_min(1)
-        mean = total(share @ rows)
-        variance = total(share @ (rows - mean).square())
+        with full_precision(rows.device):  # three digits of a mean are not enough to subtract it
+            count = total(real.sum())
+            share = real / count.clamp_min(1)
+            mean = total(share @ rows)
+            variance = total(share @ (rows - mean).square())
         enough = count > 1
         with torch.no_grad():
             assert self.momentum is not None
