@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from torch import nn
 
 from rankfall import registry
 from rankfall.models import KINDS, Scorer, from_config
 from rankfall.models.embedding import FeatureEmbedding
+from rankfall.models.two_tower import TwoTower
 from rankfall.registry.references import source_of
 
 if TYPE_CHECKING:
@@ -83,6 +84,11 @@ def describe_model(model: nn.Module) -> ModelDescription | None:
 def is_own(model: nn.Module) -> bool:
     """Return whether a model is that of a user, not one of :mod:`rankfall.models`."""
     return not isinstance(model, Scorer) or type(model) not in KINDS.values()
+
+
+def has_vectors(model: nn.Module) -> TypeGuard[TwoTower]:
+    """Return whether the scores of a model are dot products of its vectors of requests and of items."""
+    return isinstance(model, TwoTower) and type(model).forward is TwoTower.forward
 
 
 def tables_of(model: nn.Module) -> dict[str, nn.Embedding]:

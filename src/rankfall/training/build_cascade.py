@@ -13,8 +13,7 @@ from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError
 from rankfall.cascade import Cascade, Stage
 from rankfall.models.build import build_model, tables_of
-from rankfall.training.build_components import make_loss, make_optimizer, make_option
-from rankfall.training.config.ranker_config import LossConfig
+from rankfall.training.build_components import make_optimizer, make_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -95,7 +94,7 @@ def make_objective(config: CascadeConfig) -> BuiltObjective:
     component: Any = registry.get("objective", name)
     temperatures: list[Temperature] = []
     try:
-        options = {key: _make_option(key, value, temperatures) for key, value in config.objective.options.items()}
+        options = make_options("objective", name, config.objective.options, temperatures)
         objective: Objective = component(**_supplied(config, inspect.signature(component).parameters), **options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"objective: {error}") from None
@@ -161,14 +160,6 @@ def _with_depths(config: CascadeConfig, number: Callable[[str, str], int]) -> Ca
     if own is not None:
         objective = objective.model_copy(update={"min_depth": depth("objective.min_depth", own)})
     return config.model_copy(update={"stages": stages, "objective": objective})
-
-
-def _make_option(name: str, value: Any, temperatures: list[Temperature]) -> Any:
-    if name == "loss" and (isinstance(value, str) or (isinstance(value, dict) and "name" in value)):
-        loss, own = make_loss(LossConfig.model_validate({"name": value} if isinstance(value, str) else value))
-        temperatures.extend(own)
-        return loss
-    return make_option(name, value, temperatures)
 
 
 def _supplied(config: CascadeConfig, allowed: Mapping[str, Any]) -> dict[str, Any]:

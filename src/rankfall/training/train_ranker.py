@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
+from rankfall._trust import stored_code
 from rankfall._yaml_config import ConfigError
 from rankfall.data.lists.list_loader import ListLoader, Lists
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.data.moments import Moments
 from rankfall.metrics.named import parse
 from rankfall.models import FeatureScaling
+from rankfall.registry.stored_sources import check_weights_fit
 from rankfall.training.build_components import check_loss, classifies, make_loss, make_optimizer
 from rankfall.training.build_ranker import Ranker, make_ranker
 from rankfall.training.config.overrides import dump_absolute
@@ -32,7 +34,7 @@ from rankfall.training.divergence_hints import divergence_hints, temperature_hin
 from rankfall.training.label_checks import check_lists
 from rankfall.training.learner import Learner
 from rankfall.training.loop import Loop, finished, train_in
-from rankfall.training.own_parts import component_files
+from rankfall.training.own_parts import component_files, sources_of, stored_sources
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, TrainingError, read_config_as
 from rankfall.training.scoring import measure, score
 from rankfall.training.seeding import seeded
@@ -110,7 +112,7 @@ def train(
         return result
     with seeded(config.training.seed, config.training.threads, placement.device):
         with group.together():
-            grades = _grades(lists["train"]) if classifies(config.loss) else None
+            grades = _grades(lists["train"], config.loss.name) if classifies(config.loss) else None
             model = make_ranker(config.model, _fit_scaling(data, config.data), grades)
             loop = Loop(
                 RankerLearner(config, out, model, built, lists["train"], lists["valid"], group),
@@ -193,6 +195,8 @@ class RankerLearner(Learner["ListBatch"]):
 
     def terms(self, batch: ListBatch, position: Position) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the loss of a batch."""
+        if not len(batch) and self.group.world > 1 and sources_of(self.config):
+            batch = self.lists.batch(np.arange(1))  # of the weight 0: losses of users need not know empty shares
         features = self.lists.gather(batch.rows)
         if self.placement.pins:
             features, batch = features.pin_memory(), batch.pin_memory()
@@ -332,10 +336,10 @@ def _log_moments(data: RankingData, config: DataConfig) -> Moments:
     return sum(parts[1:], start=parts[0])
 
 
-def _grades(lists: Lists) -> int:
+def _grades(lists: Lists, name: str) -> int:
     labels = lists.labels
     if labels.min() < 0 or (labels != np.floor(labels)).any():
-        raise ConfigError("loss.name: grade_softmax_loss needs labels 0, 1, 2, ...; the training lists have others")
+        raise ConfigError(f"loss.name: {name} needs labels 0, 1, 2, ...; the training lists have others")
     return max(2, int(labels.max()) + 1)
 
 
@@ -347,6 +351,8 @@ def load_run(
 ) -> tuple[RankerConfig, Ranker]:
     """Load the configuration of a run and its model, in evaluation mode."""
     config = read_config_as(RankerConfig, directory, trust=trust)
+    with stored_code(directory, trust=trust):
+        check_weights_fit([one for one in stored_sources(directory) if one.kind == "model"], directory)
     tensors, metadata = read_checkpoint(directory / CHECKPOINTS / f"{checkpoint}.safetensors")
     scaling = FeatureScaling.identity(metadata["features"], log1p=config.data.log1p)
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn and then replaced

@@ -17,10 +17,11 @@ from rankfall.serving.export.encoding_rules import request_rules, request_vocabu
 from rankfall.serving.export.item_table import load_items
 from rankfall.serving.export.logged_requests import check_features, sample_requests
 from rankfall.serving.export.measure_bundle import run_figure
-from rankfall.serving.export.onnx_graphs import has_index, inputs_of, scorer_of
-from rankfall.serving.export.write_bundle import QUERIES, BundleSource, write_bundle
+from rankfall.serving.export.onnx_graphs import described, has_index, inputs_of
+from rankfall.serving.export.write_bundle import QUERIES, BundleSource, portable_name, write_bundle
 from rankfall.training.cascade_metrics import JOINT
 from rankfall.training.config.cascade_config import CascadeConfig
+from rankfall.training.own_parts import own_code, sources_of
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, LOG, is_finished, read_config_as, read_json
 
 if TYPE_CHECKING:
@@ -149,12 +150,29 @@ def export_trained(
         raise ValueError(f"recall: found {recall:g}, expected more than 0 and at most 1")
     if examples < 0:
         raise ValueError(f"examples: found {examples}, expected 0 or more")
+    with own_code(trained.config):
+        return _export(trained, out, items, without, stage, quotas or {}, recall, examples, display, force, on_step)
+
+
+def _export(
+    trained: Trained,
+    out: Path,
+    items: Path | None,
+    without: NDArray[np.int32] | None,
+    stage: str | None,
+    quotas: Mapping[str, int],
+    recall: float,
+    examples: int,
+    display: Sequence[str] | None,
+    force: bool,
+    on_step: OnStep,
+) -> Exported:
     log = trained.log
     on_step("reading the checkpoint", 0, None)
-    stages = with_quotas(_stages(trained.checkpoint, stage), quotas or {})
-    inputs = list(dict.fromkeys(name for one in stages for name in inputs_of(scorer_of(one))))
+    stages = with_quotas(_stages(trained.checkpoint, stage), quotas)
+    inputs = list(dict.fromkeys(name for one in stages for name in inputs_of(one)))
     notes = _check_logs(trained.run, inputs, [log, *_log_of(items)])
-    features = scorer_of(stages[0]).features
+    features = described(stages[0]).features
     of_items = [name for name in inputs if name.startswith("item.")]
     of_requests = [name for name in inputs if not name.startswith("item.")]
     table = load_items(items, log, features, of_items, without=without, display=display)
@@ -179,7 +197,10 @@ def export_trained(
     vocabularies = request_vocabularies(encoding, rules)
     run = _run_figure(trained, stages, sample)
     about = _provenance(trained) | ({"run_quotas": _run_quotas(trained.config)} if quotas else {})
-    source = BundleSource(stages, table, rules, vocabularies, sample, about, run)
+    components = [
+        {"kind": one.kind, "name": portable_name(one.name), "sha256": one.sha256} for one in sources_of(trained.config)
+    ]
+    source = BundleSource(stages, table, rules, vocabularies, sample, about, run, components)
     notes += _slow_search_notes(stages, len(table))
     manifest = write_bundle(source, out, recall=recall, examples=examples, force=force, on_step=on_step)
     return Exported(manifest, notes + recall_notes(manifest["stages"][0]))
@@ -277,7 +298,7 @@ def _provenance(trained: Trained) -> dict[str, Any]:
         "run": trained.run.resolve().name,
         "checkpoint": checksum(trained.checkpoint),
         "log": trained.log.checksum,
-        "objective": trained.config.objective.name,
+        "objective": portable_name(trained.config.objective.name),
         "metrics": dict(trained.metrics),
     }
 

@@ -12,6 +12,7 @@ from rankfall._suggestions import did_you_mean
 from rankfall.data.impressions.compatibility import check_compatible
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.models import Scorer
+from rankfall.models.build import describe_model
 from rankfall.models.embedding import UnknownIdError, address
 from rankfall.registry.stored_sources import changed, short_name
 from rankfall.training import train_cascade
@@ -179,9 +180,18 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         roles = get_args(Role)
         if (meant := did_you_mean(split, roles)) and split not in (*roles, *log.days):
             raise ValueError(f"split: found {split!r}{meant}, expected one of {', '.join(roles)}, or a day of the log")
-        days = config.data.days(cast("Role", split)) if split in roles else [split]
+        days = config.data.days(cast("Role", split)) if split in roles else _chosen(log, split)
         config = config.model_copy(update={"data": config.data.model_copy(update={"test": days})})
         return OpenedSplit(split, config, model, log, train_cascade.make_loader(log, config, "test"), notes)
+
+
+def _chosen(log: ImpressionLog, split: str) -> list[str]:
+    """Return the days that a split names which is none of the configuration."""
+    try:
+        return [day.name for day in log.choose([split])]
+    except ValueError as error:
+        expected = f"expected {', '.join(get_args(Role))} of the configuration, or days of the log"
+        raise ValueError(f"split: found {split!r}, {expected}; {str(error).removeprefix('days: ')}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,4 +255,7 @@ def _features_of(model: Cascade) -> set[str]:
             used |= {address(feature) for feature in (*seen.request_features, *seen.item_features)}
             used |= {f"sequence.{sequence.name}" for sequence in seen.sequences}
             used |= {f"item.{name}" for sequence in seen.sequences for name in sequence.features}
+        elif (described := describe_model(stage)) is not None:  # it may use all of them
+            used |= {address(feature) for feature in described.features.features}
+            used |= {f"sequence.{sequence.name}" for sequence in described.features.sequences}
     return used

@@ -11,7 +11,7 @@ from rankfall._yaml_config import ConfigError
 from rankfall.data.lists.list_loader import Lists
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.metrics.named import parse
-from rankfall.registry.stored_sources import short_name
+from rankfall.registry.stored_sources import changed, short_name
 from rankfall.training import train_ranker
 from rankfall.training.build_components import check_loss, make_loss
 from rankfall.training.config.defaults import ranker_with_defaults
@@ -20,7 +20,7 @@ from rankfall.training.config.sections import Role
 from rankfall.training.device import placement_of
 from rankfall.training.evaluation import evaluate
 from rankfall.training.methods.method import Config, Method, TrainingMethod
-from rankfall.training.own_parts import own_code
+from rankfall.training.own_parts import own_code, stored_sources
 from rankfall.training.scoring import score
 from rankfall.training.train_ranker import load_data, load_lists
 
@@ -80,7 +80,9 @@ class ListMethod(Method[Config, RankingData]):
         on_impressions: OnImpressions = lambda count, total: None,
         on_notice: OnNotice = lambda text: None,
     ) -> Evaluation:
-        """Evaluate the best checkpoint of a run on lists; there are no notes."""
+        """Evaluate the best checkpoint of a run on lists; notes say which components have changed since training."""
+        for note in changed(stored_sources(directory)):
+            on_notice(note)
         prepared = RankingData.load(data or self.config.data.path)
         is_role = split in get_args(Role)
         lists = load_lists(prepared, self.config.data, cast("Role", split)) if is_role else Lists([prepared[split]])

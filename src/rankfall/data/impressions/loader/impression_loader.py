@@ -305,7 +305,7 @@ class ImpressionLoader:
 
     # --- a pass -------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Impressions]:
+    def __iter__(self) -> Generator[Impressions]:
         """Iterate over one pass, from the first batch or from the position loaded last."""
         start, self._next = self._next, Position()
         self._received = start
