@@ -128,10 +128,10 @@ def _function_of(item: pytest.Item) -> str:
 
 
 def _correctness(items: list[pytest.Item]) -> str:
-    from rankfall.commands.methods import Kind, find_methods
+    from rankfall.commands.methods import METHODS, Kind, find_methods
 
     found = _witnesses(items)
-    methods = {kind: find_methods(kind) for kind in Kind}
+    methods = {kind: find_methods(kind) for kind in METHODS}
     doctests = sum(isinstance(item, DoctestItem) for item in items)
     counts = [
         f"| {len(methods[Kind.OPERATOR])} | operators |",

@@ -85,7 +85,7 @@ def absolute(name: str) -> str:
     return f"{Path(place).expanduser().absolute().resolve()}:{attribute}"
 
 
-def resolve(kind: Kind, reference: str) -> object:
+def resolve(kind: str, reference: str) -> object:
     """Import what a reference names.
 
     Args:
@@ -109,7 +109,7 @@ def resolve(kind: Kind, reference: str) -> object:
     return found
 
 
-def find(kind: Kind, reference: str) -> Path | None:
+def find(kind: str, reference: str) -> Path | None:
     """Return the file of a reference without importing anything, or None for a module that is not a Python file.
 
     Raises:
@@ -117,7 +117,7 @@ def find(kind: Kind, reference: str) -> Path | None:
     """
     place, _ = _split(kind, reference)
     if not is_file_reference(reference):
-        return _find_module(kind, reference, place)
+        return _find_module(reference, place)
     file = Path(absolute(reference).rpartition(":")[0])
     if not file.is_file():
         near = [one.name for one in file.parent.glob("*.py")] if file.parent.is_dir() else []
@@ -166,7 +166,7 @@ def entry_points(kind: Kind) -> dict[str, str]:
 # --- modules ------------------------------------------------------------------------------------------------------
 
 
-def _split(kind: Kind, reference: str) -> tuple[str, str]:
+def _split(kind: str, reference: str) -> tuple[str, str]:
     place, _, attribute = reference.rpartition(":")
     names = attribute.split(".")
     if not place or not all(name.isidentifier() for name in names):
@@ -179,7 +179,7 @@ def _split(kind: Kind, reference: str) -> tuple[str, str]:
     return place, attribute
 
 
-def _load_file(kind: Kind, reference: str) -> ModuleType:
+def _load_file(kind: str, reference: str) -> ModuleType:
     file = find(kind, reference)
     assert file is not None
     if not user_files.is_loaded(file):
@@ -190,8 +190,8 @@ def _load_file(kind: Kind, reference: str) -> ModuleType:
         raise UnresolvedError(f"found {reference!r}, but importing {file} fails: {_explain(error)}") from error
 
 
-def _load_module(kind: Kind, reference: str, name: str) -> ModuleType:
-    file = _find_module(kind, reference, name)
+def _load_module(kind: str, reference: str, name: str) -> ModuleType:
+    file = _find_module(reference, name)
     if str(file) not in _LOADED and reference not in dict(_all_entry_points()).values():
         check_import(reference, file)
     here = str(Path.cwd())
@@ -210,7 +210,7 @@ def _load_module(kind: Kind, reference: str, name: str) -> ModuleType:
 _LOADED: dict[str, str] = {}  # hashes of the files of modules when they were imported: what runs, whatever is edited
 
 
-def _find_module(kind: Kind, reference: str, name: str) -> Path | None:
+def _find_module(reference: str, name: str) -> Path | None:
     """Return the file of a module without importing the packages that it is in."""
     parts = name.split(".")
     spec = _find_top(parts[0])

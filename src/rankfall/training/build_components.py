@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from rankfall import ops, registry
 from rankfall._yaml_config import ConfigError
 from rankfall.training.config.ranker_config import LossConfig
-from rankfall.training.own_parts import parts_of
 from rankfall.training.temperatures import scheduled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from rankfall.register import Kind
+    from rankfall.registry import Kind
     from rankfall.registry.signatures import Part
     from rankfall.training.config.sections import OptimizerConfig
     from rankfall.training.temperatures import Temperature
@@ -32,7 +31,7 @@ _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 
 
 def classifies(config: LossConfig) -> bool:
-    """Return whether the loss takes logits of the label grades instead of scores."""
+    """Return whether the loss takes logits of the label grades instead of scores: one with a parameter `logits`."""
     if registry.is_builtin("loss", config.name):
         return config.name == "grade_softmax_loss"
     return "logits" in inspect.signature(registry.get("loss", config.name)).parameters
@@ -97,20 +96,25 @@ def make_optimizer(
     return optimizer
 
 
-def make_options(kind: Kind, name: str, options: Mapping[str, Any], temperatures: list[Temperature]) -> dict[str, Any]:
+def make_options(
+    kind: Kind, component: str, given: Mapping[str, Any], temperatures: list[Temperature]
+) -> dict[str, Any]:
     """Return the Python values of the options of a loss or objective.
 
+    Options that are annotated as operators or losses become these; temperatures with a schedule become tensors.
+
     Args:
-        kind: ``"loss"`` or ``"objective"``.
-        name: Name of the component.
-        options: Values in the configuration. Names of operators and losses become functions and modules.
+        kind: Kind of the component.
+        component: Its name in the configuration.
+        given: Options in the configuration.
         temperatures: List to which temperatures with a schedule are added, also those of operators and losses.
     """
-    parts = parts_of(kind, name, options)
-    return {key: _make_option(parts.get(key), key, value, temperatures) for key, value in options.items()}
+    known = registry.options(kind, component)
+    parts = {name: one.part for name, one in known.items()}
+    return {name: _make_option(name, parts.get(name), value, temperatures) for name, value in given.items()}
 
 
-def _make_option(part: Part | None, name: str, value: Any, temperatures: list[Temperature]) -> Any:
+def _make_option(name: str, part: Part | None, value: Any, temperatures: list[Temperature]) -> Any:
     if part is None or value is None:
         return scheduled(name, value, temperatures)
     given = {"name": value} if isinstance(value, str) else value

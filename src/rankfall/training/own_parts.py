@@ -5,7 +5,6 @@ A run whose configuration names components that are not built in stores their fi
 
 from __future__ import annotations
 
-import inspect
 import json
 import traceback
 import warnings
@@ -29,13 +28,12 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from rankfall.register import Kind
-    from rankfall.registry.signatures import Part
 
     Named: TypeAlias = tuple[Kind, str]
     """Kind and name of a component."""
 
 COMPONENTS = "components.json"
-_EMPTY = inspect.Parameter.empty  # the annotation of a parameter without one
+CODE = "the code "  # before the name of a file among the checksums that all processes must share
 
 
 class OwnCodeError(ValueError):
@@ -84,37 +82,15 @@ def _own_metrics(names: Iterable[str]) -> list[Named]:
     return [("metric", name) for name in names if is_own("metric", split_cutoffs(name)[0])]
 
 
-def parts_of(kind: Kind, name: str, options: Iterable[str]) -> dict[str, Part]:
-    """Return which options of a loss or objective are components themselves: operators and losses.
-
-    Args:
-        kind: ``"loss"`` or ``"objective"``.
-        name: Name of the component.
-        options: Names of options.
-
-    Returns:
-        ``"sort"``, ``"topk"`` or ``"loss"`` by the name of the option. Options without an annotation that have one of
-        these names are such components, too.
-    """
-    known = registry.options(kind, name)
-    by_name: dict[str, Part] = {"sort": "sort", "topk": "topk", "loss": "loss"}
-    found = {
-        key: known[key].part or (by_name.get(key) if known[key].annotation is _EMPTY else None)
-        for key in options
-        if key in known
-    }
-    return {key: part for key, part in found.items() if part is not None}
-
-
 def _in_options(kind: Kind, section: Mapping[str, Any]) -> list[Named]:
     """Return the operators and losses that the options of a loss or an objective name."""
     found: list[Named] = []
-    for key, part in parts_of(kind, section["name"], [key for key in section if key != "name"]).items():
-        value = section[key]
+    for name, option in registry.options(kind, section["name"]).items():
+        value = section.get(name)
         given = {"name": value} if isinstance(value, str) else value
-        if isinstance(given, dict) and isinstance(given.get("name"), str):
-            found.append(("loss" if part == "loss" else "operator", given["name"]))
-            found += _in_options("loss", given) if part == "loss" else []
+        if option.part is not None and isinstance(given, dict) and isinstance(given.get("name"), str):
+            found.append(("loss" if option.part == "loss" else "operator", given["name"]))
+            found += _in_options("loss", given) if option.part == "loss" else []
     return found
 
 

@@ -39,8 +39,10 @@ from rankfall.training.config.cascade_metric_names import (
     list_metric,
     measured_name,
     measures,
+    split_stage,
 )
 from rankfall.training.config.component_checks import (
+    absolute_metric,
     absolute_references,
     check_metric,
     check_model,
@@ -201,7 +203,8 @@ def _is_cascade_metric(name: str) -> str:
             f"found {name!r}, expected joint_recall, STAGE/recall or STAGE/ndcg (the same as STAGE/alone/recall and "
             "STAGE/alone/ndcg), joint_value, or joint/FEEDBACK"
         )
-    return measured_name(name)
+    stage, metric = split_stage(measured_name(name))
+    return f"{stage}/{absolute_metric(metric)}" if stage else metric
 
 
 def _is_stage_metric(name: str) -> str:
@@ -360,7 +363,7 @@ class CascadeConfig(Section):
         metric = self.training.metric
         if metric in (JOINT, JOINT_VALUE, *self.metrics):
             return
-        if metric.rpartition("/")[0] not in (*names, "joint"):
+        if split_stage(metric)[0] not in (*names, "joint"):
             raise ValueError(f"training.metric: found {metric!r}, the stages are {', '.join(names)}")
         everywhere = measures(names, self.stage_metrics, self.feedback)
         if metric in everywhere:
