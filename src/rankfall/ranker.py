@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import warnings
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -261,8 +261,7 @@ class Ranker:
         metrics = [parse(name) for name in _metric_names(eval_metric, eval_at)]
         with _naming_arguments():
             config = self._config(metrics[0].name, next(iter(evaluated), NOT_VALIDATED))
-            has_name = isinstance(self.loss, str | dict)
-            with own_code(config, trains=True) if has_name else nullcontext():
+            with own_code(config, trains=True):
                 built = self._build_loss(config, weights)
                 learner, result = self._train(config, built, train, evaluated, metrics, weights)
         self._keep(learner, result)
@@ -316,7 +315,6 @@ class Ranker:
         }
         model = {"kind": self.model} if isinstance(self.model, str) else dict(self.model)
         model |= {name: value for name, value in network.items() if value is not None}
-        has_name = isinstance(self.loss, str | dict)
         loss = {"name": self.loss} if isinstance(self.loss, str) else self.loss
         content = {
             "data": {
@@ -327,7 +325,7 @@ class Ranker:
                 "log1p": self.log1p,
             },
             "model": model,
-            "loss": loss if has_name else {"name": "softmax_loss"},
+            "loss": loss if isinstance(loss, dict) else {"name": "softmax_loss"},  # not used for a function
             "optimizer": {
                 "name": self.optimizer,
                 "lr": self.learning_rate,
@@ -348,10 +346,12 @@ class Ranker:
                 "checkpoint_every": 1e9,  # nobody resumes it
             },
         }
-        config = validate(_plain(content), where="Ranker")
-        if has_name:
+        return validate(_plain(content), where="Ranker")
+
+    def _shown(self, config: RankerConfig) -> RankerConfig:
+        """Return the configuration for error messages: a function has no name that a configuration could have."""
+        if isinstance(self.loss, str | dict):
             return config
-        # A function has no name that a configuration could have. Error messages name it all the same.
         return config.model_copy(update={"loss": LossConfig.model_construct(name=_name(self.loss))})
 
     def _build_loss(self, config: RankerConfig, weights: Tensor | None) -> BuiltLoss:
@@ -378,7 +378,7 @@ class Ranker:
                 loss(scores, torch.tensor([[1.0, 0.0, 0.0]]), mask=torch.ones(1, 3, dtype=torch.bool), **weight)
         except TypeError as error:
             what = "sample_weight: found weights, but" if weight else "loss:"
-            raise ValueError(f"{what} {config.loss.name} cannot be called: {error}") from None
+            raise ValueError(f"{what} {self._shown(config).loss.name} cannot be called: {error}") from None
 
     def _classifies(self, config: RankerConfig) -> bool:
         """Return whether the loss takes logits of the label grades instead of scores."""
@@ -402,14 +402,14 @@ class Ranker:
         manifest = {"recipe": recipe, "features": {"columns": train.features.shape[1]}, "files": {}}
         data = RankingData(Path("memory"), manifest, {TRAINING: train, **evaluated})
         lists = Lists([train])
-        check_lists(lists, config.loss.name)
+        check_lists(lists, self._shown(config).loss.name)
         # The loop writes its checkpoints to a directory. It is the loop of `rankfall train`.
         with tempfile.TemporaryDirectory(prefix="rankfall-") as directory:
             out = Path(directory)
             with seeded(config.training.seed, config.training.threads, placement_of(config.training).device):
-                grades = count_grades(lists, config.loss.name) if self._classifies(config) else None
+                grades = count_grades(lists, self._shown(config).loss.name) if self._classifies(config) else None
                 model = make_ranker(config.model, fit_scaling(data, config.data), grades)
-                learner = ListLearner(config, out, model, built, lists, evaluated, metrics, weights)
+                learner = ListLearner(self._shown(config), out, model, built, lists, evaluated, metrics, weights)
                 loop = Loop(learner, config, out, data={}, on_epoch=self._on_epoch)
                 result = train_in(loop, {}, resume=False, on_notice=warnings.warn)
             learner.load_best(out / CHECKPOINTS / BEST)
