@@ -7,11 +7,11 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from rankfall._files import checksum
 from rankfall._yaml_config import ConfigError
 from rankfall.cascade import Cascade
+from rankfall.models.build import tables_of
 from rankfall.registry.references import Source
 from rankfall.registry.stored_sources import SourceError, check_present
 from rankfall.studies.comparison_plan import check_comparison
@@ -303,10 +303,8 @@ def test_shared_tables_of_own_models(parts: Path, log: Path, tmp_path: Path) -> 
     config["stages"][1]["model"]["width"] = 4
     train(config, tmp_path / "run")
     _, loaded = load_run(tmp_path / "run")
-    first, second = loaded.models.values()
-    tables = [model.embedding.tables["video"].weight for model in (first, second)]  # type: ignore[union-attr,operator,index]
-    assert tables[0] is tables[1]
-    assert isinstance(tables[0], torch.nn.Parameter)
+    first, second = (tables_of(model)["video"] for model in loaded.models.values())
+    assert first is second
 
 
 def test_own_code_error_is_a_value_error() -> None:
