@@ -26,6 +26,7 @@ from rankfall.training.distributed.group import ONE_BY_ONE, Group, LostError, Pr
 from rankfall.training.run_directory import check_same_on_all_processes
 from support import own_parts, torchrun_program
 from support.command_line import run as command
+from support.components import required_options
 from support.interrupted import cascade_content, outcome, ranker_content, train
 from support.logs import random_log
 from support.paths import PYTHONPATH
@@ -60,7 +61,7 @@ def objectives() -> list[dict[str, Any]]:
         {"name": "bce", "min_depth": 0, NORMED: True},
         {"name": "lcron", "topk": "dftopk", NORMED: True},
         *(
-            {"name": "per_stage", "loss": {"name": name, **LOSSES.get(name, {})}}
+            {"name": "per_stage", "loss": {"name": name, **(LOSSES.get(name) or required_options("loss", name))}}
             for name in names("loss")
             if name != "grade_softmax_loss"
         ),

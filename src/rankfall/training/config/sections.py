@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -63,7 +63,15 @@ def as_list(value: object) -> object:
     return [value] if isinstance(value, str | int | float) else value
 
 
-Names = Annotated[list[str], BeforeValidator(as_list)]
+def as_names(value: object) -> Any:
+    """Return names of days or splits as a list. A whole number, such as the day 20240113, is a name without quotes."""
+    names = as_list(value)
+    if not isinstance(names, list):
+        return names
+    return [str(name) if isinstance(name, int) and not isinstance(name, bool) else name for name in names]
+
+
+Names = Annotated[list[str], BeforeValidator(as_names)]
 TrackerNames = Annotated[
     list[TrackerName],
     BeforeValidator(as_list),

@@ -180,9 +180,18 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         roles = get_args(Role)
         if (meant := did_you_mean(split, roles)) and split not in (*roles, *log.days):
             raise ValueError(f"split: found {split!r}{meant}, expected one of {', '.join(roles)}, or a day of the log")
-        days = config.data.days(cast("Role", split)) if split in roles else [split]
+        days = config.data.days(cast("Role", split)) if split in roles else _chosen(log, split)
         config = config.model_copy(update={"data": config.data.model_copy(update={"test": days})})
         return OpenedSplit(split, config, model, log, train_cascade.make_loader(log, config, "test"), notes)
+
+
+def _chosen(log: ImpressionLog, split: str) -> list[str]:
+    """Return the days that a split names which is none of the configuration."""
+    try:
+        return [day.name for day in log.choose([split])]
+    except ValueError as error:
+        expected = f"expected {', '.join(get_args(Role))} of the configuration, or days of the log"
+        raise ValueError(f"split: found {split!r}, {expected}; {str(error).removeprefix('days: ')}") from None
 
 
 @dataclass(frozen=True, slots=True)
