@@ -124,6 +124,27 @@ def test_an_operator_of_ones_own_equals_the_built_in_that_it_calls(parts: Path, 
     assert own["parts"] == pytest.approx(ours["parts"], rel=1e-5)  # ours is computed in log space
 
 
+def test_a_loss_without_weights_cannot_weight_items(parts: Path, log: Path, tmp_path: Path) -> None:
+    objective = {"name": "per_stage", "loss": {"name": f"{parts}:squared"}}
+    config = cascade(log, parts, objective=objective, weight={"of": "relevance"})
+    train(config, tmp_path / "run")
+    changed(parts, "mask=None, weight=None, margin", "mask=None, margin")
+    with pytest.raises(ConfigError, match="objective: weight: the loss has no parameter `weight`"):
+        train(config, tmp_path / "other")
+
+
+def test_a_first_stage_of_ones_own_scores_all_items(parts: Path, log: Path, tmp_path: Path) -> None:
+    config = cascade(log, parts)
+    config["stages"][0]["model"] = {"kind": f"{parts}:Tower"}
+    train(config, tmp_path / "run")
+    summary = evaluate_run(tmp_path / "run", overrides=["data.length=all"]).summary()
+    assert summary.lists is not None
+    assert summary.lists.all_items
+    assert 0 <= summary.metrics["joint_recall"] <= 1
+    own = f"stage_metrics=[{parts}:first@1]"  # overrides are the caller's, so that their code needs no trust
+    assert any("first@1" in name for name in evaluate_run(tmp_path / "run", overrides=[own]).summary().metrics)
+
+
 # --- code that changes or is missing --------------------------------------------------------------------------------
 
 
