@@ -76,8 +76,12 @@ def hinge_loss(scores: torch.Tensor, labels: torch.Tensor, *, mask: torch.Tensor
                 "training": {"max_list": 6, "patience": 1, "epochs": 6},
             },
         ),
+        (
+            {"hidden": [4], "precision": "bfloat16", "device": "cpu"},
+            {"model": {"kind": "mlp", "hidden": [4]}, "training": {"precision": "bfloat16", "device": "cpu"}},
+        ),
     ],
-    ids=["linear", "mlp", "grades", "sgd"],
+    ids=["linear", "mlp", "grades", "sgd", "bfloat16"],
 )
 def test_weights_are_those_of_rankfall_train(
     arguments: dict[str, Any], sections: dict[str, Any], data: Path, tmp_path: Path
@@ -341,6 +345,12 @@ def test_wrong_data_are_refused(arguments: dict[str, Any], message: str) -> None
         ({"hidden": [4]}, "Ranker: model: unknown key 'hidden'"),
         ({"model": "mlp", "hidden": [0]}, "Ranker: hidden.0: found 0"),
         ({"epochs": 0}, "Ranker: epochs: found 0"),
+        ({"device": "gpu"}, "Ranker: device: found 'gpu'"),
+        pytest.param(
+            {"device": "cuda"},
+            "^device: found cuda, but torch",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU"),
+        ),
         ({"random_state": -1}, "Ranker: random_state: found -1"),
         ({"learning_rate": 1e30, "model": "mlp"}, "Try a smaller learning_rate than 1e\\+30, clip=1$"),
     ],

@@ -13,6 +13,7 @@ from rankfall.data.lists.list_loader import Lists
 from rankfall.training.device import device_of
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.divergence_hints import divergence_hints
+from rankfall.training.loop import Loop
 from rankfall.training.run_directory import TrainingError
 from rankfall.training.scoring import measure, score
 from rankfall.training.train_ranker import RankerLearner
@@ -89,6 +90,13 @@ class ListLearner(RankerLearner):
         """Load the weights of the best epoch."""
         tensors, _ = read_checkpoint(path, lambda name: name.startswith("model."))
         self.model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()})
+
+
+class ListLoop(Loop["ListBatch"]):
+    """The loop of a fit. It keeps the best weights and writes no checkpoints, because a fit cannot be resumed."""
+
+    def save(self) -> None:
+        """Do nothing instead of writing a checkpoint."""
 
 
 class WeightedLoss(nn.Module):
