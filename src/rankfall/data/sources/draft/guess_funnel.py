@@ -154,8 +154,12 @@ def guess_labels(seen: Evidence) -> None:
     if label is None and not seen.guesses.stages:
         flags = [facts.name for facts in seen.free() if facts.is_flag and not seen.is_constant(item, facts.name)]
         flags = [name for name in flags if not seen.is_constant(seen.column("request"), name)]
+        texts = [facts for facts in seen.free() if facts.kind == "text" and LABEL & set(words(facts.name))]
         if len(flags) == 1:
             seen.set(flags[0], "label", "low", "the only column of 0 and 1 that differs within a request")
+        elif texts:
+            found = ", ".join(texts[0].examples)
+            seen.guesses.problems.append(f"label: found the texts {found} in {texts[0].name}, expected numbers, 0 or 1")
         else:
             seen.problem("label", "no column says which items are relevant, such as clicked or bought", flags)
 
