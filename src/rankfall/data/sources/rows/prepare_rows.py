@@ -18,7 +18,7 @@ this process or in others. Adding statistics, the histories of users and writing
 from __future__ import annotations
 
 import shutil
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -36,7 +36,7 @@ from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.impressions.log_writer import LogWriter
 from rankfall.data.impressions.sampler import check_seed
 from rankfall.data.impressions.schema import impression_schema
-from rankfall.data.sources.problems import TooManyBadError
+from rankfall.data.sources.problems import TooManyBadError, pointing_to_check
 from rankfall.data.sources.rows.check_log import check_log
 from rankfall.data.sources.rows.fit import fit_portions
 from rankfall.data.sources.rows.incremental_merge import IncrementalMerge, distinct
@@ -49,7 +49,7 @@ from rankfall.data.sources.rows.request_order import order_requests
 from rankfall.data.sources.rows.row_files import RowFile, find_row_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from pathlib import Path
 
     from rankfall._engine import Engine, Report
@@ -123,13 +123,13 @@ def prepare_rows(
             files = [replace(file, skipped=found.skipped(str(file))) for file in files]
             tables = {origin: _without(found, path) for origin, path in tables.items()}
             about = {**about, "skipped": skipped_json(found, skip_bad)}
-        with _pointing_to_check():
+        with pointing_to_check("log"):
             raw = RawLog.open(spec, files, tables, _Step("reading types of text files", None, on_progress), engine)
             order = order_requests(raw, portion_rows, _Step("ordering requests", None, on_progress), engine)
         fitted = _fit_days(order.days, fit_days)
         spooled = directory / "spool"
         spooled.mkdir()
-        with _pointing_to_check():
+        with pointing_to_check("log"):
             log = spool_log(raw, order, spooled, _Step("sorting rows", order.rows, on_progress), engine)
             on_rows = _Step("fitting", order.rows, on_progress)
             encoding, table = fit_portions(log, order.portions, fitted, on_rows, engine)
@@ -221,15 +221,6 @@ def _without(found: Findings, table: Path | RowFile | None) -> RowFile | None:
         return None
     file = table if isinstance(table, RowFile) else find_row_files([table])[0]
     return replace(file, skipped=found.skipped(str(file)))
-
-
-@contextmanager
-def _pointing_to_check() -> Iterator[None]:
-    """Add to errors of the rows how to find all of them."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{error}\nThe option --check lists every problem of the log at once") from None
 
 
 class _Step:
