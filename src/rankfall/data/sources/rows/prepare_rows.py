@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from rankfall.data.sources.rows.columns import Origin
     from rankfall.data.sources.rows.log_sequences import PortionEvents
     from rankfall.data.sources.rows.portions import SpooledLog, UnknownKeys
+    from rankfall.data.sources.rows.raw_log import Tables
     from rankfall.data.sources.rows.request_order import Portion
 
     OnProgress = Callable[[str, int, int | None], None]
@@ -112,7 +113,7 @@ def prepare_rows(
         raise ValueError(f"portion_rows: found {portion_rows}, expected at least 1")
     _check_sources(sources, spec)
     spec = with_absolute_source(spec)
-    tables: dict[Origin, Path | RowFile | None] = {"items": items, "users": users, "requests": requests}
+    tables: Tables = {"items": items, "users": users, "requests": requests}
     with (
         fresh_directory(out, is_log, force=force) as directory,
         rows_of_source(spec, _Step("reading the source", None, on_progress)) as own,
@@ -176,7 +177,7 @@ def check_rows(
         ValueError: If a file does not exist or has an unknown suffix.
     """
     _check_sources(sources, spec)
-    tables: dict[Origin, Path | RowFile | None] = {"items": items, "users": users, "requests": requests}
+    tables: Tables = {"items": items, "users": users, "requests": requests}
     steps = partial(_Step, on_progress=on_progress)
     with rows_of_source(with_absolute_source(spec), steps("reading the source", None)) as own:
         files = sources if own is None else own.files
@@ -194,7 +195,7 @@ def _check_sources(sources: Sequence[Path | RowFile], spec: Spec) -> None:
 def _bad_rows(
     files: Sequence[RowFile],
     spec: Spec,
-    tables: Mapping[Origin, Path | RowFile | None],
+    tables: Tables,
     limit: int,
     engine: Engine,
     on_progress: OnProgress,
@@ -216,11 +217,12 @@ def _bad_rows(
     return found
 
 
-def _without(found: Findings, table: Path | RowFile | None) -> RowFile | None:
+def _without(found: Findings, table: Path | list[RowFile] | None) -> list[RowFile] | None:
+    """Return the files of a table without its bad rows."""
     if table is None:
         return None
-    file = table if isinstance(table, RowFile) else find_row_files([table])[0]
-    return replace(file, skipped=found.skipped(str(file)))
+    files = find_row_files(table if isinstance(table, list) else [table])
+    return [replace(file, skipped=found.skipped(str(file))) for file in files]
 
 
 class _Step:
