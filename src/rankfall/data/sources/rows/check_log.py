@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 _FILE, _PORTION, _CONTENT, _DEPTH = "\1file", "\1portion", "\1content", "\1depth"
 _BAD = "\1bad"
+_JOINED: tuple[Origin, ...] = ("requests", "items", "users")  # the table of requests may have the users
 _PORTION_BYTES = 2**26  # of files, for each portion of requests
 _SEED = 20_240_113  # of hashes, equal in all processes
 
@@ -58,6 +59,7 @@ def check_log(
     limit: int,
     engine: Engine,
     on_step: Callable[[str, int | None], Report],
+    inside: Path | None = None,
 ) -> tuple[DataCheck, Findings]:
     """Check a raw log.
 
@@ -68,6 +70,8 @@ def check_log(
         limit: The number of bad rows that are remembered for dropping.
         engine: Runs the work on files and portions.
         on_step: Returns the function that receives the progress of a step, from its name and its total.
+        inside: The directory of the temporary directory, which all processes of `engine` can read; by default that of
+            the system.
 
     Returns:
         The problems, and the findings with the rows to be dropped.
@@ -80,7 +84,7 @@ def check_log(
     raw = _without_units(raw, found)
     found.order = {str(file): number for number, file in enumerate(raw.files["log"])}
     joined = {origin: _check_table(raw, origin, found) for origin in raw.files if origin != "log"}
-    with tempfile.TemporaryDirectory(prefix="rankfall-check-") as directory:
+    with tempfile.TemporaryDirectory(prefix="rankfall-check-", dir=inside) as directory:
         of_rows = _RowCheck(raw, joined, Path(directory), _portions(raw), limit)
         rows = 0
         spools: list[RowSpool] = []
@@ -273,8 +277,8 @@ class _RowCheck:
         raw, spec = self.raw, self.raw.spec
         rows = batch.rows
         problems = list(batch.lost)
-        for origin, table in self.tables.items():
-            key = raw.key(origin)
+        for origin in sorted(self.tables, key=_JOINED.index):
+            table, key = self.tables[origin], raw.key(origin)
             rows = rows.join(table.rename({_BAD: f"{_BAD}{origin}"}), on=key, how="left", maintain_order="left")
             problem = f"found an id whose row in the table of {origin} is wrong"
             problems.append(BadRows(key, problem, rows[f"{_BAD}{origin}"].fill_null(False), rows[key]))

@@ -116,11 +116,11 @@ def prepare_rows(
     tables: Tables = {"items": items, "users": users, "requests": requests}
     with (
         fresh_directory(out, is_log, force=force) as directory,
-        rows_of_source(spec, _Step("reading the source", None, on_progress)) as own,
+        rows_of_source(spec, _Step("reading the source", None, on_progress), directory) as own,
     ):
         files = find_row_files(sources) if own is None else own.files
         if skip_bad is not None:
-            found = _bad_rows(files, spec, tables, skip_bad, engine, on_progress)
+            found = _bad_rows(files, spec, tables, skip_bad, engine, on_progress, directory)
             files = [replace(file, skipped=found.skipped(str(file))) for file in files]
             tables = {origin: _without(found, path) for origin, path in tables.items()}
             about = {**about, "skipped": skipped_json(found, skip_bad)}
@@ -199,12 +199,13 @@ def _bad_rows(
     limit: int,
     engine: Engine,
     on_progress: OnProgress,
+    directory: Path,
 ) -> Findings:
     """Check a log; return its bad rows, of which there are at most `limit`."""
     if limit < 0:
         raise ValueError(f"skip_bad: found {limit}, expected at least 0")
     steps = partial(_Step, on_progress=on_progress)
-    check, found = check_log(files, spec, tables, limit=limit, engine=engine, on_step=steps)
+    check, found = check_log(files, spec, tables, limit=limit, engine=engine, on_step=steps, inside=directory)
     lasting = [problem for problem in check.errors if problem.dropped is None]
     if lasting:
         first = lasting[0]
