@@ -83,7 +83,10 @@ def check_log(
         return DataCheck(0, found.problems()), found  # rows cannot be told apart
     raw = _without_units(raw, found)
     found.order = {str(file): number for number, file in enumerate(raw.files["log"])}
-    joined = {origin: _check_table(raw, origin, found) for origin in raw.files if origin != "log"}
+    joined: dict[Origin, pl.DataFrame] = {}
+    for origin in raw.files:
+        if origin != "log":
+            joined[origin] = _check_table(raw, origin, found)
     with tempfile.TemporaryDirectory(prefix="rankfall-check-", dir=inside) as directory:
         of_rows = _RowCheck(raw, joined, Path(directory), _portions(raw), limit)
         rows = 0
