@@ -90,6 +90,27 @@ def test_the_api_is_listed_and_imported_without_torch() -> None:
     assert done.stdout == "[]\n"
 
 
+def test_mistakes_are_found_before_torch_is_imported(config: dict[str, Any]) -> None:
+    wrong = config | {"objective": {"name": "lcorn"}}
+    methods = {"methods": {"a": {"objective": {"name": "lcorn"}}}}
+    days = {"data": {"path": config["data"]["path"]}, "training": {}}
+    calls = {
+        "train": wrong,
+        "tune": wrong | {"search": {"optimizer.lr": [0.1, 0.2]}},
+        "compare": config | methods,
+        "stream": config | days | methods,
+    }
+    program = (
+        f"import sys, rankfall as rf\nfor name, config in {calls!r}.items():\n"
+        "    try: getattr(rf, name)(config, 'out')\n"
+        "    except rf.ConfigError as error: assert \"found 'lcorn', did you mean 'lcron'\" in str(error)\n"
+        "    else: raise AssertionError(name)\n"
+        "print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 # --- configurations -----------------------------------------------------------------------------------------------
 
 
