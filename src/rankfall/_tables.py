@@ -107,7 +107,8 @@ class Tables:
     def _repr_html_(self) -> str:
         """Return the first table and the figure, for notebooks. The colours are those of the notebook."""
         title = escape(type(self).__name__ if self.directory is None else f"{type(self).__name__}: {self.directory}")
-        return f"<div><p><b>{title}</b></p>{_html_table(next(iter(self.tables().values())))}{_html_figure(self)}</div>"
+        table = _html_table(next(iter(self.tables().values())))
+        return f'<div><p><b>{title}</b></p><div style="overflow-x:auto">{table}</div>{_html_figure(self)}</div>'
 
 
 def _column(values: Sequence[Any]) -> list[Any]:
@@ -139,6 +140,8 @@ def _html_cell(tag: str, text: str, *, right: bool) -> str:
 def _cell_text(value: Any) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4f}" if 1e-3 <= abs(value) < 1e6 or value == 0 else f"{value:.3g}"
     return str(value) if isinstance(value, str | int) else json.dumps(_finite(value))
