@@ -208,9 +208,9 @@ def _store(kind: Kind, component: Component, name: str | None, **details: Any) -
 
 
 def _check_unused(new: Registered) -> None:
-    old = _TABLE[new.kind].get(new.name)
-    if old is None and (builtin := _builtin_place(new.kind, new.name)):
+    if builtin := _builtin_place(new.kind, new.name):
         raise ValueError(f"register.{new.kind}: {new.name!r} is built in: {builtin}; {new.place} needs another name")
+    old = _TABLE[new.kind].get(new.name)
     # the same definition is registered again if a cell of a notebook runs twice or a changed file is read again
     if old is not None and _definition(old) != _definition(new):
         raise ValueError(f"register.{new.kind}: {new.name!r} is registered twice: by {old.place} and by {new.place}")

@@ -17,7 +17,6 @@ from rankfall import ops
 from rankfall.registry import references
 from rankfall.serving import Bundle
 from rankfall.simulation.simulate import Simulation, simulate_log
-from rankfall.simulation.simulate import simulate_log
 from support.bundles import made_once
 from support.command_line import run
 from support.paths import ROOT

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rankfall import ops, registry
-from rankfall.ops import _rows, diff_sort
-from support.standin_device import DEVICE, standin_device
-from support.variants import Options, make_lists, place, variants
+from rankfall import registry
+from rankfall.ops import _rows
+from support.standin_device import DEVICE
+from support.variants import Options, make_lists, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankfall import registry
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rankfall.registry import Kind
 
 _VALUES: dict[str, Any] = {"m": 5, "k": 3, "topk": "dftopk", "sort": "neural_sort", "loss": "ranknet_loss"}

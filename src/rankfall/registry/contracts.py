@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from rankfall.register import KINDS, registered
@@ -88,9 +89,11 @@ def _names(component: Callable[..., Any]) -> Iterable[str]:
 
 
 def _check_objective(name: str, component: object) -> None:
-    if not _has_base(component, "rankfall.objectives._stages", "Objective"):
+    bases = component.__mro__ if inspect.isclass(component) else ()
+    own = list(itertools.takewhile(lambda base: not _is(base, "rankfall.objectives._stages", "Objective"), bases))
+    if len(own) == len(bases):
         raise UnresolvedError(_refuse("objective", name, f"is {_described(component)}"))
-    if all("terms" not in vars(base) for base in component.__mro__[:-1] if base.__name__ != "Objective"):  # type: ignore[attr-defined]
+    if all("terms" not in vars(base) for base in own):
         raise UnresolvedError(_refuse("objective", name, "has no method terms(batch)"))
 
 
@@ -150,7 +153,7 @@ def _check_call(
     for one in by_position[positional:]:
         if one.kind is one.POSITIONAL_ONLY and one.default is _EMPTY:
             raise UnresolvedError(
-                _refuse(kind, name, f"has the positional-only parameter {one.name!r}, which is no option")
+                _refuse(kind, name, f"has the positional-only parameter {one.name!r}, which cannot be supplied")
             )
     supplied = {one.name for one in by_position[:positional]} | set(keywords)
     for one in parameters:
@@ -168,8 +171,11 @@ def _signature(kind: Kind, name: str, function: Callable[..., Any]) -> list[insp
 
 def _has_base(component: object, module: str, name: str) -> bool:
     """Return whether a class has a base class, which need not be imported for the check."""
-    bases = component.__mro__ if inspect.isclass(component) else ()
-    return any((base.__module__, base.__name__) == (module, name) for base in bases)
+    return inspect.isclass(component) and any(_is(base, module, name) for base in component.__mro__)
+
+
+def _is(one: type, module: str, name: str) -> bool:
+    return (one.__module__, one.__name__) == (module, name)
 
 
 def _described(component: object) -> str:

@@ -31,7 +31,7 @@ from rankfall.training.config.load_config import validate_any
 from rankfall.training.device import describe
 from rankfall.training.distributed.group import ALONE, Group, LostError
 from rankfall.training.learner import BatchT, Position, UnreadStep
-from rankfall.training.own_parts import check_same_code
+from rankfall.training.own_parts import CODE, check_same_code, sources_of
 from rankfall.training.run_directory import (
     CHECKPOINTS,
     CONFIG,
@@ -113,6 +113,7 @@ class Loop(Generic[BatchT]):
         self.position = Position()
         self.trackers = Trackers(config, out)  # raises before anything is written if a package is missing
         self._config, self._data = config.model_dump(mode="json"), dict(data)
+        self._code = {f"{CODE}{one.file or one.name}": one.sha256 for one in sources_of(config)}
         self._made_by = _made_by(learner)
         self._before_batch: State = {}
         self._unread: list[UnreadStep[BatchT]] = []
@@ -373,8 +374,8 @@ class Loop(Generic[BatchT]):
         check_same_data(self.out, state["data"], self._data)
 
     def check_same_on_all_processes(self) -> None:
-        """Check that all processes have the same configuration and data."""
-        check_same_on_all_processes(self.group.gather((self._config, self._data)))
+        """Check that all processes have the same configuration, data and code of users."""
+        check_same_on_all_processes(self.group.gather((self._config, self._data | self._code)))
         found = self.group.gather(self.learner.placement.device.type)
         if len(set(found)) > 1:
             raise ConfigError(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from rankfall.cascade import Cascade
     from rankfall.data import ImpressionLog
+    from rankfall.data.impressions.loader import Impressions
     from rankfall.models import ImpressionFeatures
     from rankfall.training.config.cascade_config import CascadeConfig
     from rankfall.training.loop import OnNotice
@@ -39,9 +40,7 @@ def check_models(cascade: Cascade, config: CascadeConfig, log: ImpressionLog, on
     own = {stage.name: stage.model["kind"] for stage in config.stages if is_own(cascade.models[stage.name])}
     if not own:
         return
-    loader = ImpressionLoader(log, list(log.days)[:1], batch=_IMPRESSIONS, window=_IMPRESSIONS, shuffle=False)
-    with closing(iter(loader)) as batches:
-        batch = next(batches)
+    batch = first_impressions(log)
     features = ServedFeatures(batch)
     for name, kind in own.items():
         model, what = cascade.models[name], f"stages: the model of {name}, {kind},"
@@ -54,6 +53,13 @@ def check_models(cascade: Cascade, config: CascadeConfig, log: ImpressionLog, on
             on_notice(f"{what} has no weights, so that training does not change it")
     if not any(True for _ in cascade.parameters()):
         raise ConfigError("stages: no model has weights, so that there is nothing to train")
+
+
+def first_impressions(log: ImpressionLog) -> Impressions:
+    """Return the first impressions of a log as a small batch."""
+    loader = ImpressionLoader(log, list(log.days)[:1], batch=_IMPRESSIONS, window=_IMPRESSIONS, shuffle=False)
+    with closing(iter(loader)) as batches:
+        return next(batches)
 
 
 class ServedFeatures:

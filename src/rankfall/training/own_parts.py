@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     """Kind and name of a component."""
 
 COMPONENTS = "components.json"
+CODE = "the code "  # before the name of a file among the checksums that all processes must share
 
 
 class OwnCodeError(ValueError):

@@ -42,8 +42,8 @@ from rankfall.training.item_weights import item_weights
 from rankfall.training.label_checks import check_training_labels
 from rankfall.training.learner import Learner, Loader
 from rankfall.training.loop import Loop, finished, train_in
-from rankfall.training.model_checks import check_models
-from rankfall.training.own_parts import component_files
+from rankfall.training.model_checks import check_models, first_impressions
+from rankfall.training.own_parts import component_files, sources_of
 from rankfall.training.propensity_weights import PropensityWeights, curve_checksum
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as
 from rankfall.training.scored_batch import ScoredBatch
@@ -221,6 +221,7 @@ class CascadeLearner(Learner["Impressions"]):
         self.metric = config.training.metric
         self.cascade = make_cascade(config, log.features)
         check_models(self.cascade, config, log, on_notice)
+        self.spare = first_impressions(log) if self.group.world > 1 and sources_of(config) else None
         self.objective, self.temperatures = built
         self.turns = self.objective.turns
         self.modules = {"cascade": self.cascade, "objective": self.objective}
@@ -240,7 +241,9 @@ class CascadeLearner(Learner["Impressions"]):
 
     def terms(self, batch: Impressions, position: Position) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the terms of the objective for a batch."""
-        terms, finite = self.network(moved(batch, self.placement.device))
+        # Components of users need not know empty shares. What they compute instead has the weight 0.
+        given = batch if len(batch) or self.spare is None else self.spare
+        terms, finite = self.network(moved(given, self.placement.device))
         return terms, {f"the scores of {stage}": is_finite for stage, is_finite in finite.items()}
 
     def line(self, position: Position) -> Epoch:

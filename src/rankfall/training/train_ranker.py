@@ -34,7 +34,7 @@ from rankfall.training.divergence_hints import divergence_hints, temperature_hin
 from rankfall.training.label_checks import check_lists
 from rankfall.training.learner import Learner
 from rankfall.training.loop import Loop, finished, train_in
-from rankfall.training.own_parts import component_files, stored_sources
+from rankfall.training.own_parts import component_files, sources_of, stored_sources
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, TrainingError, read_config_as
 from rankfall.training.scoring import measure, score
 from rankfall.training.seeding import seeded
@@ -195,6 +195,8 @@ class RankerLearner(Learner["ListBatch"]):
 
     def terms(self, batch: ListBatch, position: Position) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the loss of a batch."""
+        if not len(batch) and self.group.world > 1 and sources_of(self.config):
+            batch = self.lists.batch(np.arange(1))  # of the weight 0: losses of users need not know empty shares
         features = self.lists.gather(batch.rows)
         if self.placement.pins:
             features, batch = features.pin_memory(), batch.pin_memory()
