@@ -176,7 +176,8 @@ def own_code(config: BaseModel, *, trains: bool = False) -> Generator[None]:
             raise
         if (place := _place(error, sources)) is not None:
             component, text = place
-            raise OwnCodeError(f"{component}: {type(error).__name__}: {error} {text}") from error
+            said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise OwnCodeError(f"{component}: {said} {text}") from error
         # an error of ours about one that users' code raised
         for cause in _chain(error):
             if (place := _place(cause, sources)) is not None:
