@@ -80,11 +80,11 @@ def compare(
             progress=display.show,
             on_notice=display.note,
         )
-    from rankfall.reporting.comparison_table import terminal_table
-
     if as_json:
         print_json(result.to_json())
     elif result.methods:
+        from rankfall.reporting.comparison_table import terminal_table
+
         print_result(terminal_table(result))
     for text in result.warnings:
         print_message(f"warning: {text}")

@@ -92,11 +92,11 @@ def tune(
                 on_notice=display.note,
                 stop=stop,
             )
-    from rankfall.reporting.search_table import terminal_search
-
     if as_json:
         print_json(result.to_json())
     else:
+        from rankfall.reporting.search_table import terminal_search
+
         print_result(terminal_search(result))
     files = ("trials.json", "best.yaml", "search.png", "search.svg")
     print_message(f"wrote {', '.join(name for name in files if (out / name).is_file())} to {out}")
