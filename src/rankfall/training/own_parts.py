@@ -68,9 +68,9 @@ def _named(content: Mapping[str, Any], is_cascade: bool) -> list[Named]:
         ]
     if "loss" not in content:  # a baseline
         return _own_metrics(content.get("metrics", ()))
-    model = content["model"]["kind"]
+    own_models = [kind for kind in [content["model"]["kind"]] if kind not in ("mlp", "linear")]
     return [
-        *([("model", model)] if model not in ("mlp", "linear") else []),
+        *(("model", kind) for kind in own_models),
         ("loss", content["loss"]["name"]),
         *_in_options("loss", content["loss"]),
         *_own_metrics([*content["metrics"], content["training"]["metric"]]),

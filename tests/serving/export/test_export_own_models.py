@@ -125,7 +125,7 @@ def test_only_models_that_multiply_their_vectors_have_an_index(log: Path) -> Non
     class Sharper(TwoTower):
         """The vectors of a two-tower model, and other scores."""
 
-        def forward(self, batch: object) -> torch.Tensor:  # type: ignore[override]
+        def forward(self, batch: object) -> torch.Tensor:
             return super().forward(batch).sigmoid()  # type: ignore[arg-type]
 
     class Renamed(TwoTower):
