@@ -54,11 +54,10 @@ def compare(
         ConfigError: If a run cannot be trained as configured.
         ValueError: If the data do not have the named splits or days, or another process works in `out`.
     """
-    from rankfall.studies.comparison_plan import check_configs, load_comparison
+    from rankfall.studies.comparison_plan import load_comparison
 
     named = [] if against is None else [f"against={json.dumps(against)}"]
     comparison = load_comparison(config, [*override_words(overrides), *named])
-    check_configs(comparison)
     # after the configurations, whose errors need no torch
     from rankfall.reporting.files import write_comparison
     from rankfall.reporting.notebook import shown_in

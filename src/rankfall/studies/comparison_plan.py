@@ -280,11 +280,6 @@ def make_plan(config: ComparisonConfig, out: Path) -> Plan:
     return replace(plan, out=out, data_checksum=runs[0].fingerprint(data))
 
 
-def check_configs(config: ComparisonConfig) -> None:
-    """Validate the configurations of all runs. Those of built-in components need no torch."""
-    _plan(config, Path(), "").check_configs()
-
-
 def check_comparison(config: ComparisonConfig) -> Plan:
     """Return the plan of a comparison, as far as it can be made and checked without the data."""
     plan = _plan(config, Path(), "")
