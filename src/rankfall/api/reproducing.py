@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankfall._files import write_file
-from rankfall._results import Tables, json_text
+from rankfall._tables import Tables, json_text
 from rankfall.api.comparing import failure_texts
 from rankfall.api.display import Progress, issue, reported, stepper, warn
 from rankfall.api.extras import write_figures
