@@ -18,6 +18,11 @@ from support.variants import Device, Options, compare, make_lists, place, varian
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
+def _options(name: str) -> set[str]:
+    return set(registry.options("operator", name))
+
+
 every_operator = pytest.mark.parametrize("name", registry.names("operator"))
 LISTS = make_lists()
 MASKED = {"mask": LISTS.mask}
@@ -57,12 +62,17 @@ def test_computes_what_a_cpu_computes(name: str) -> None:
             check(operator, options, like="mps")
 
 
-@every_operator
-def test_one_temperature_per_list(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in registry.names("operator") if "tau" in _options(name)])
+def test_trained_temperatures_of_lists(name: str) -> None:
     operator = registry.get("operator", name)
     needed = next(variants(operator, given=("scores", "mask")))
-    if "tau" in registry.options("operator", name):
-        check(operator, needed | {"tau": torch.linspace(0.3, 1.0, 5, dtype=torch.float64).unsqueeze(-1)})
+
+    def run(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+        tau = place(torch.linspace(0.3, 1.0, 5, dtype=torch.float64).unsqueeze(-1), device, dtype).requires_grad_()
+        result = operator(place(LISTS.scores, device, dtype), tau=tau, **needed)
+        return [result, *torch.autograd.grad(result.square().sum(), tau)]
+
+    compare(run, name)
 
 
 INCLUSIONS = [

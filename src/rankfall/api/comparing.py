@@ -54,13 +54,15 @@ def compare(
         ConfigError: If a run cannot be trained as configured.
         ValueError: If the data do not have the named splits or days, or another process works in `out`.
     """
-    from rankfall.reporting.files import write_comparison
-    from rankfall.reporting.notebook import shown_in
-    from rankfall.studies.compare import compare_methods
     from rankfall.studies.comparison_plan import load_comparison
 
     named = [] if against is None else [f"against={json.dumps(against)}"]
     comparison = load_comparison(config, [*override_words(overrides), *named])
+    # after the errors of the configuration, because these modules import torch
+    from rankfall.reporting.files import write_comparison
+    from rankfall.reporting.notebook import shown_in
+    from rankfall.studies.compare import compare_methods
+
     directory, steps = Path(out), _Steps()
     with opened_engine(engine) as opened, reported(progress) as report:
         report(Progress("comparing"))
@@ -138,10 +140,11 @@ def tune(
         ValueError: If `out` holds another search or other files.
         KeyboardInterrupt: At Ctrl-C, or if `stop` returned a true value.
     """
-    from rankfall.reporting.notebook import shown_in
     from rankfall.studies.search_space import load_search
 
     search, directory = load_search(config, override_words(overrides)), Path(out)
+    from rankfall.reporting.notebook import shown_in  # needs torch
+
     options: dict[str, Any] = {"trials": trials, "timeout": timeout, "seed": seed, "jobs": jobs}
     in_this_process = jobs in (None, 1) and engine == "local"
     with (

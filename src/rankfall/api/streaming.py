@@ -66,7 +66,6 @@ def stream(
         Stopped: If `stop` returned a true value. The result so far is in `out`, and the stream can be resumed.
         KeyboardInterrupt: At Ctrl-C. The stream can be resumed.
     """
-    from rankfall.reporting.notebook import shown_in
     from rankfall.studies.stream.stream_config import load_stream
     from rankfall.training.run_directory import Stopped
 
@@ -76,6 +75,8 @@ def stream(
         check_installed("bundles")
     followed = [] if follow is None else [f"data.path={json.dumps(str(follow))}"]
     settings = load_stream(config, [*override_words(overrides), *followed])
+    from rankfall.reporting.notebook import shown_in  # needs torch
+
     directory = Path(out)
     # with several jobs, processes end at Ctrl-C and their runs are continued from their checkpoints
     asked = stop if stop is not None or jobs == 1 else lambda: False

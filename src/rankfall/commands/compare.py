@@ -68,8 +68,6 @@ def compare(
     directory are not repeated, so the same command continues an interrupted comparison. --json prints the content of
     comparison.json. If a run fails, the others are still reported and the exit code is 1.
     """
-    from rankfall.reporting.comparison_table import terminal_table
-
     announce(engine)
     with interruptible(lambda: _kept(out)), Display() as display:
         result = api.compare(
@@ -85,6 +83,8 @@ def compare(
     if as_json:
         print_json(result.to_json())
     elif result.methods:
+        from rankfall.reporting.comparison_table import terminal_table
+
         print_result(terminal_table(result))
     for text in result.warnings:
         print_message(f"warning: {text}")

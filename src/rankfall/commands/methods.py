@@ -234,7 +234,7 @@ def find_methods(kind: Kind) -> list[Method]:
 
     if kind is Kind.METRIC:
         return _find_metrics()
-    registered: registry.Kind = kind.value
+    registered = cast("registry.Kind", kind.value)
     by_name = {registry.python_name(registered, config): config for config in registry.builtins(registered)}
     return [_describe(kind, name, by_name[name], name_in_python=name) for name in sorted(by_name)]
 

@@ -73,13 +73,13 @@ def stream(
     print_message("loading torch")
     if bundles:
         check_installed("--bundles")
-    from rankfall.reporting.stream_table import terminal_stream
-
     options: dict[str, Any] = {"follow": follow, "poll": poll, "bundles": bundles, "resume": resume, "force": force}
     result = _stream(config, out, jobs, overrides=overrides or (), **options)
     if as_json:
         print_json(result.to_json())
     else:
+        from rankfall.reporting.stream_table import terminal_stream
+
         print_result(terminal_stream(result))
     for text in result.warnings:
         print_message(f"warning: {text}")

@@ -69,8 +69,6 @@ def tune(
     several processes can work on one search. best.yaml is the configuration of the best trial. --json prints the
     content of trials.json. The exit code is 1 if no trial was completed.
     """
-    from rankfall.reporting.search_table import terminal_search
-
     announce(engine)
     in_this_process = (jobs or 1) == 1 and engine is EngineName.LOCAL
     with interruptible(lambda: f"the same command continues the search in {out}"), Display() as display:
@@ -97,6 +95,8 @@ def tune(
     if as_json:
         print_json(result.to_json())
     else:
+        from rankfall.reporting.search_table import terminal_search
+
         print_result(terminal_search(result))
     files = ("trials.json", "best.yaml", "search.png", "search.svg")
     print_message(f"wrote {', '.join(name for name in files if (out / name).is_file())} to {out}")

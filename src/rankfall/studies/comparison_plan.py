@@ -160,9 +160,15 @@ def _kind_of(config: ComparisonConfig) -> _Kind:
 
 
 def load_comparison(path: ConfigLike, overrides: Sequence[str] = ()) -> ComparisonConfig:
-    """Read a comparison from a YAML file, or from its content, and apply ``key=value`` overrides."""
+    """Read a comparison from a YAML file, or from its content, and apply ``key=value`` overrides.
+
+    Raises:
+        ConfigError: If a key or value is wrong, also one of a method. torch is not imported for built-in components.
+    """
     content, where = read_source(path)
-    return validated(ComparisonConfig, apply_overrides(content, overrides), where)
+    config = validated(ComparisonConfig, apply_overrides(content, overrides), where)
+    _plan(config, Path(), "").check_configs()
+    return config
 
 
 # --- methods, folds, settings -------------------------------------------------------------------------------------
@@ -277,7 +283,6 @@ def make_plan(config: ComparisonConfig, out: Path) -> Plan:
 def check_comparison(config: ComparisonConfig) -> Plan:
     """Return the plan of a comparison, as far as it can be made and checked without the data."""
     plan = _plan(config, Path(), "")
-    plan.check_configs()  # all of them before torch is imported for the first
     for run in _runs(plan):
         _check_run(run, plan.validation_metric)
     return plan

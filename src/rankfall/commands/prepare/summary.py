@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall.commands.prepare.problems import skipped_lines
 from rankfall.commands.terminal import print_json, print_message, print_result
-from rankfall.data.impressions.log_warnings import log_warnings, share
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,6 +37,8 @@ def _show_summary(log: ImpressionLog) -> None:
 
 def _warn(log: ImpressionLog) -> None:
     """Print warnings to standard error, one line each."""
+    from rankfall.data.impressions.log_warnings import log_warnings
+
     about = log.manifest["about"]
     for message in log_warnings(about):
         print_message(f"warning: {message}")
@@ -80,6 +81,8 @@ def _stages(log: ImpressionLog) -> Table:
 def _ids(counts: dict[str, Any]) -> Table:
     from rich.table import Table
 
+    from rankfall.data.impressions.log_warnings import share
+
     table = Table(title="ids of features", title_justify="left")
     table.add_column("feature")
     for heading in ("values", "missing", "never seen"):
@@ -92,6 +95,8 @@ def _ids(counts: dict[str, Any]) -> Table:
 
 def _numbers(counts: dict[str, Any]) -> Table:
     from rich.table import Table
+
+    from rankfall.data.impressions.log_warnings import share
 
     table = Table(title="numbers of features", title_justify="left")
     table.add_column("feature")
