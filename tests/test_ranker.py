@@ -24,6 +24,8 @@ from rankfall.data import RankingData
 from rankfall.training.config.ranker_config import validate
 from rankfall.training.train_ranker import load_run, train
 from support.planted import WEIGHTS, config_for
+from support.standin_device import DEVICE
+from support.standin_training import on_standin
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -261,6 +263,18 @@ def test_equal_states_give_equal_weights(state: Any) -> None:
         found.append(small(random_state=pickle.loads(pickle.dumps(state))).fit(X, y, group).predict(X))
     assert np.array_equal(found[0], found[1])
     assert not np.array_equal(found[0], small(random_state=6).fit(X, y, group).predict(X))
+
+
+def test_a_fit_with_weights_on_a_device_has_the_weights_of_the_cpu() -> None:
+    X, y, group = planted()
+    arguments: dict[str, Any] = {"sample_weight": 1 + y, "eval_X": X, "eval_y": y, "eval_group": group}
+    on_cpu = small().fit(X, y, group, **arguments)
+    with on_standin():
+        ranker = small().fit(X, y, group, **arguments)
+        assert {str(parameter.device) for parameter in ranker.model_.parameters()} == {str(DEVICE)}
+        scores = ranker.predict(X)
+    assert np.array_equal(scores, on_cpu.predict(X))
+    assert ranker.evals_result_ == on_cpu.evals_result_
 
 
 # --- inputs ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rankfall._tensor_file import read_checkpoint
 from rankfall.data.lists.list_loader import Lists
-from rankfall.training.device import device_of
+from rankfall.training.device import moved
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.divergence_hints import divergence_hints
 from rankfall.training.loop import Loop
@@ -61,7 +61,7 @@ class ListLearner(RankerLearner):
         """Compute the loss of a batch."""
         if self.weights is not None:
             padded = batch.pad(self.weights[torch.from_numpy(batch.rows)])
-            self.loss.weight = padded.to(device_of(self.model))
+            self.loss.weight = moved(padded.pin_memory() if self.placement.pins else padded, self.placement.device)
         return super().terms(batch, position)
 
     def validate(self) -> dict[str, float]:
