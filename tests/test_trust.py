@@ -26,9 +26,9 @@ def test_what_the_user_passes_is_imported(file: Path) -> None:
 
 
 def test_what_is_stored_is_not_imported(file: Path) -> None:
-    with pytest.raises(UntrustedError, match=r"'own.py:value' is code that runs/first names.*own\.py.*--trust"):
-        with stored_code("runs/first"):
-            check_import("own.py:value", file)
+    message = r"'own.py:value' is code that runs/first names.*own\.py.*--trust"
+    with pytest.raises(UntrustedError, match=message), stored_code("runs/first"):
+        check_import("own.py:value", file)
     with pytest.raises(UntrustedError, match="a module without a source file"), stored_code("runs/first"):
         check_import("os:system", None)
 

@@ -25,11 +25,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from rankfall._files import write_file
+from rankfall._tables import Tables, draws
 from rankfall._yaml_config import explain
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
     from pathlib import Path
+
+__all__ = ["Number", "Result", "ResultError", "Tables", "draws"]
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]  # NaN is null in JSON
 

@@ -41,9 +41,10 @@ def show(
     do not have are errors. Data that do not exist, perhaps not yet, are a warning.
     """
     from rankfall._yaml_config import to_yaml
-    from rankfall.training.data_checks import data_problems
 
     content = _content(config, overrides or [])
+    from rankfall.training.data_checks import data_problems  # after the errors of the configuration
+
     if as_json:
         print_json(content)
     else:
@@ -63,13 +64,15 @@ def _content(path: Path, overrides: list[str]) -> dict[str, Any]:
     from rankfall.studies.stream.stream_config import load_stream, make_runs
     from rankfall.training.config.load_config import load_config
     from rankfall.training.config.overrides import apply_overrides
-    from rankfall.training.methods import method_of
 
     given = apply_overrides(read_yaml(path), overrides)
     if "search" in given:
         return load_search(path, overrides).written()
     if "methods" not in given:
-        method = method_of(load_config(path, overrides))
+        checked = load_config(path, overrides)
+        from rankfall.training.methods import method_of  # needs torch
+
+        method = method_of(checked)
         method.check_components(str(path))
         return method.with_defaults()
     if "train" in (given.get("data") or {}) or "folds" in given:

@@ -29,6 +29,7 @@ Examples:
 
 from typing import TYPE_CHECKING
 
+from rankfall.objectives._stages import Impression as Impression  # the argument of `terms`, for your own objectives
 from rankfall.objectives._stages import Objective
 from rankfall.objectives.icc import ICC
 from rankfall.objectives.independent import BCE, FSLambdaLoss, FSRankNet, PerStage

@@ -15,7 +15,8 @@ from rankfall.losses import bce_loss
 from rankfall.objectives._stages import Impression, Objective, check_quotas
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from typing import Self
 
     from rankfall.option_types import Count, Fraction
 
@@ -79,6 +80,12 @@ class RankFlow(Objective):
 
     def informs(self, batch: Impression) -> dict[str, Tensor]:
         return {"relevance": has_order(batch.truth(self.relevant), batch.mask)}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        counters = dict(self._buffers)
+        super()._apply(fn, recurse)
+        self._buffers.update(counters)  # the host reads the counter in every step, so it stays on the CPU
+        return self
 
     def _alternate(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
         """Keep the gradient of one stage's terms. Weights without a gradient are left alone by the optimizer."""

@@ -153,7 +153,8 @@ def _apply(kept: list[Tensor], layers: list[Layer], matrix: Tensor) -> Tensor:
         return _exchange(matrix, steps)
     size = math.isqrt(len(steps))
     for first in range(0, len(steps), size):
-        matrix = checkpoint(_exchange, matrix, steps[first : first + size], use_reentrant=False)
+        some = steps[first : first + size]
+        matrix = checkpoint(_exchange, matrix, some, use_reentrant=False, preserve_rng_state=False)
     return matrix
 
 

@@ -333,7 +333,7 @@ def _log_share_of_top(log_top: Tensor, log_rest: Tensor) -> tuple[Tensor, Tensor
 
 
 def _eps(like: Tensor) -> Tensor:
-    return torch.tensor(torch.finfo(like.dtype).eps, dtype=like.dtype, device=like.device)
+    return like.new_full((), torch.finfo(like.dtype).eps)  # torch.tensor() would copy it from the host
 
 
 def _fill_kept_lists(values: Tensor, mask: Tensor | None, k: int, value: float) -> Tensor:

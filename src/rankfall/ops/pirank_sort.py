@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rankfall import register
-from rankfall._lists import check_count, check_positive, check_scores
+from rankfall._lists import check_count, check_positive, check_scores, full_precision
 from rankfall.ops.neural_sort import neural_rows
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def pirank_sort(
     spare = wide.new_zeros(*wide.shape[:-1], leaves + 1)  # all masked items go to one leaf past the end
     values = spare.scatter(-1, slot, wide)[..., :-1]
     filled = (spare > 0).scatter(-1, slot, real)[..., :-1]
-    with _full_precision(wide.device):
+    with full_precision(wide.device):
         rows = _merge(values, filled, sizes, keeps, shares)
     rows = F.pad(rows, (0, 1, 0, k - keeps[-1]))  # the leaf past the end again, and ranks that no list has
     return rows.gather(-1, slot.unsqueeze(-2).expand(*rows.shape[:-1], n)).to(scores.dtype)
@@ -139,13 +138,6 @@ def _check_tau_shares(tau_shares: Sequence[float] | None, depth: int) -> list[fl
     if any(low > high for low, high in itertools.pairwise(shares)):
         raise ValueError(f"tau_shares must not decrease, nor exceed 1, got {shares[:-1]}")
     return shares
-
-
-def _full_precision(device: torch.device) -> AbstractContextManager[None]:
-    """Disable autocast for the matrix products in the context."""
-    if device.type == "meta":  # not supported by autocast
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
 
 
 def _root(n: int, depth: int) -> int:

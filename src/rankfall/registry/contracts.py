@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from typing import TYPE_CHECKING, Any
 
+from rankfall.register import KINDS, registered
 from rankfall.registry.references import UnresolvedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from rankfall.register import Kind
 
@@ -37,25 +39,66 @@ def check_component(kind: Kind, name: str, component: object) -> Callable[..., A
     Raises:
         UnresolvedError: If it is another kind of object, or its signature does not fit.
     """
-    if not callable(component) or inspect.ismodule(component):
-        raise UnresolvedError(_refuse(kind, name, f"is {_described(component)}"))
-    is_module = _has_base(component, "torch.nn.modules.module", "Module")
-    if kind in ("objective", "model") and not is_module:
+    if not callable(component) or not _may_be(kind, component):
         raise UnresolvedError(_refuse(kind, name, f"is {_described(component)}"))
     if kind == "objective":
         _check_objective(name, component)
-    if kind in ("operator", "metric", "source") and inspect.isclass(component):
-        raise UnresolvedError(_refuse(kind, name, f"is {_described(component)}"))
-    if kind == "loss" and inspect.isclass(component) and not is_module:
-        raise UnresolvedError(_refuse(kind, name, f"is {_described(component)}"))
     _check_signature(kind, name, component)
     return component
 
 
+def _may_be(kind: Kind, component: object) -> bool:
+    """Return whether a component has the form of a kind: a function, or a class of modules."""
+    is_module = _has_base(component, "torch.nn.modules.module", "Module")
+    match kind:
+        case "objective" | "model":
+            return is_module
+        case "loss":
+            return is_module or not inspect.isclass(component)
+        case _:
+            return not inspect.isclass(component)
+
+
+def guess_kind(name: str, component: object) -> Kind:
+    """Return the kind of a component: the one it is registered as, or the one that its signature fits.
+
+    Args:
+        name: Name or reference, for messages.
+        component: The function or class.
+
+    Raises:
+        UnresolvedError: If it fits no kind.
+    """
+    for kind in KINDS:
+        if any(one.component is component for one in registered(kind).values()):
+            return kind
+    order: tuple[Kind, ...] = ("objective", "loss", "model") if inspect.isclass(component) else ("operator", "loss")
+    if callable(component) and "empty" in _names(component):
+        order = ("metric",)
+    for kind in order:
+        try:
+            check_component(kind, name, component)
+        except UnresolvedError:
+            continue
+        return kind
+    raise UnresolvedError(
+        f"found {name!r}, which is {_described(component)}; expected one of: {'; '.join(CONTRACTS.values())}"
+    )
+
+
+def _names(component: Callable[..., Any]) -> Iterable[str]:
+    try:
+        return inspect.signature(component).parameters
+    except (TypeError, ValueError):
+        return ()
+
+
 def _check_objective(name: str, component: object) -> None:
-    if not _has_base(component, "rankfall.objectives._stages", "Objective"):
+    bases = component.__mro__ if inspect.isclass(component) else ()
+    own = list(itertools.takewhile(lambda base: not _is(base, "rankfall.objectives._stages", "Objective"), bases))
+    if len(own) == len(bases):
         raise UnresolvedError(_refuse("objective", name, f"is {_described(component)}"))
-    if all("terms" not in vars(base) for base in component.__mro__[:-1] if base.__name__ != "Objective"):  # type: ignore[attr-defined]
+    if all("terms" not in vars(base) for base in own):
         raise UnresolvedError(_refuse("objective", name, "has no method terms(batch)"))
 
 
@@ -64,7 +107,7 @@ def _check_signature(kind: Kind, name: str, component: Callable[..., Any]) -> No
         case "operator":
             _check_call(kind, name, component, positional=1, keywords=("k", "mask"))
         case "loss" if inspect.isclass(component):
-            forward: Any = component.forward
+            forward: Any = getattr(component, "forward", None)
             _check_call(kind, name, forward, positional=3, keywords=("mask",), options=False)  # with self
         case "loss":
             _check_call(kind, name, component, positional=2, keywords=("mask",), hidden=("reduction", "generator"))
@@ -115,7 +158,7 @@ def _check_call(
     for one in by_position[positional:]:
         if one.kind is one.POSITIONAL_ONLY and one.default is _EMPTY:
             raise UnresolvedError(
-                _refuse(kind, name, f"has the positional-only parameter {one.name!r}, which is no option")
+                _refuse(kind, name, f"has the positional-only parameter {one.name!r}, which cannot be supplied")
             )
     supplied = {one.name for one in by_position[:positional]} | set(keywords)
     for one in parameters:
@@ -133,8 +176,11 @@ def _signature(kind: Kind, name: str, function: Callable[..., Any]) -> list[insp
 
 def _has_base(component: object, module: str, name: str) -> bool:
     """Return whether a class has a base class, which need not be imported for the check."""
-    bases = component.__mro__ if inspect.isclass(component) else ()
-    return any((base.__module__, base.__name__) == (module, name) for base in bases)
+    return inspect.isclass(component) and any(_is(base, module, name) for base in component.__mro__)
+
+
+def _is(one: type, module: str, name: str) -> bool:
+    return (one.__module__, one.__name__) == (module, name)
 
 
 def _described(component: object) -> str:

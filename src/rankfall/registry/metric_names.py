@@ -72,7 +72,7 @@ def parse_name(name: str) -> MetricName:
             return MetricName(name, word, values | dict(_fixed(word)), higher_is_better(word))
     whole = all(_accepts(one, int) and not _accepts(one, float) for one in given)
     kind = "whole numbers above 0" if whole else "numbers in the range of the signature"
-    raise ValueError(f"found {name!r}; expected {' or '.join(_forms(word))}, where cutoffs are {kind}")
+    raise ValueError(f"found {name!r}; expected {' or '.join(name_forms(word))}, where cutoffs are {kind}")
 
 
 def split_cutoffs(name: str) -> tuple[str, list[str]]:
@@ -102,7 +102,7 @@ def forms(function: str | None = None) -> list[str]:
     if function is None:
         own += [word for word, one in registered("metric").items() if not one.is_builtin]
     points = [] if function else [word for word in entry_points("metric") if word not in own]
-    return [*(form for word in own for form in _forms(word)), *points]
+    return [*(form for word in own for form in name_forms(word)), *points]
 
 
 def unknown_metric(name: str, allowed: Sequence[str]) -> ValueError:
@@ -145,7 +145,8 @@ _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 # --- cutoffs ------------------------------------------------------------------------------------------------------
 
 
-def _forms(word: str) -> list[str]:
+def name_forms(word: str) -> list[str]:
+    """Return the forms of a metric's name: without its optional cutoffs, and with them."""
     given = _cutoff_options(word)
     needed = sum(one.required for one in given)
     return ["@".join((word, *(one.name for one in given[:count]))) for count in range(needed, len(given) + 1)]

@@ -85,7 +85,25 @@ def absolute(name: str) -> str:
     return f"{Path(place).expanduser().absolute().resolve()}:{attribute}"
 
 
-def resolve(kind: Kind, reference: str) -> object:
+def absolute_references(content: Any) -> Any:
+    """Return the content of a configuration with absolute paths in the references to files, wherever they are.
+
+    Values of keys named ``metric`` are left out: they may begin with the name of a stage, which looks like a folder.
+
+    >>> absolute_references({"name": "softmax_loss", "k": 3})
+    {'name': 'softmax_loss', 'k': 3}
+    """
+    if isinstance(content, dict):
+        return {
+            key: one if str(key).rpartition(".")[2] == "metric" else absolute_references(one)
+            for key, one in content.items()
+        }
+    if isinstance(content, list):
+        return [absolute_references(one) for one in content]
+    return absolute(content) if isinstance(content, str) else content
+
+
+def resolve(kind: str, reference: str) -> object:
     """Import what a reference names.
 
     Args:
@@ -109,7 +127,7 @@ def resolve(kind: Kind, reference: str) -> object:
     return found
 
 
-def find(kind: Kind, reference: str) -> Path | None:
+def find(kind: str, reference: str) -> Path | None:
     """Return the file of a reference without importing anything, or None for a module that is not a Python file.
 
     Raises:
@@ -117,7 +135,7 @@ def find(kind: Kind, reference: str) -> Path | None:
     """
     place, _ = _split(kind, reference)
     if not is_file_reference(reference):
-        return _find_module(kind, reference, place)
+        return _find_module(reference, place)
     file = Path(absolute(reference).rpartition(":")[0])
     if not file.is_file():
         near = [one.name for one in file.parent.glob("*.py")] if file.parent.is_dir() else []
@@ -146,27 +164,44 @@ def source_of(kind: Kind, name: str) -> Source | None:
         return None
     if found := register.registered(kind).get(name):
         return _source(kind, name, Path(found.file) if found.file and Path(found.file).is_file() else None)
-    points = entry_points(kind)
-    if name not in points:
+    reference = entry_point(kind, name)
+    if reference is None:
         raise UnresolvedError(f"{kind}: found {name!r}, which is neither built in nor registered")
-    return _source(kind, name, find(kind, points[name]))
+    return _source(kind, name, find(kind, reference))
 
 
 @cache
-def _all_entry_points() -> tuple[tuple[str, str], ...]:
-    return tuple((one.name, one.value) for one in importlib.metadata.entry_points(group=ENTRY_POINTS))
+def _all_entry_points() -> tuple[tuple[str, str, str], ...]:
+    """Return the name, the reference and the package of every entry point."""
+    found = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    return tuple((one.name, one.value, one.dist.name if one.dist else "") for one in found)
 
 
 def entry_points(kind: Kind) -> dict[str, str]:
     """Return the references of the installed entry points of one kind by name, without importing them."""
-    named = [(name.partition("."), value) for name, value in _all_entry_points()]
+    named = [(name.partition("."), value) for name, value, _ in _all_entry_points()]
     return {name: value for (of, _, name), value in named if of == kind and name}
+
+
+def entry_point(kind: Kind, name: str) -> str | None:
+    """Return the reference of an entry point, or None if there is none of this name.
+
+    Raises:
+        UnresolvedError: If two packages use the name for different components.
+    """
+    found = {value: package for full, value, package in _all_entry_points() if full == f"{kind}.{name}"}
+    if len(found) > 1:
+        places = " and by ".join(f"{package} ({value})" for value, package in found.items())
+        raise UnresolvedError(
+            f"found {name!r}, which is an entry point of two packages: by {places}; uninstall one of them"
+        )
+    return next(iter(found), None)
 
 
 # --- modules ------------------------------------------------------------------------------------------------------
 
 
-def _split(kind: Kind, reference: str) -> tuple[str, str]:
+def _split(kind: str, reference: str) -> tuple[str, str]:
     place, _, attribute = reference.rpartition(":")
     names = attribute.split(".")
     if not place or not all(name.isidentifier() for name in names):
@@ -179,7 +214,7 @@ def _split(kind: Kind, reference: str) -> tuple[str, str]:
     return place, attribute
 
 
-def _load_file(kind: Kind, reference: str) -> ModuleType:
+def _load_file(kind: str, reference: str) -> ModuleType:
     file = find(kind, reference)
     assert file is not None
     if not user_files.is_loaded(file):
@@ -190,9 +225,9 @@ def _load_file(kind: Kind, reference: str) -> ModuleType:
         raise UnresolvedError(f"found {reference!r}, but importing {file} fails: {_explain(error)}") from error
 
 
-def _load_module(kind: Kind, reference: str, name: str) -> ModuleType:
-    file = _find_module(kind, reference, name)
-    if str(file) not in _LOADED and reference not in dict(_all_entry_points()).values():
+def _load_module(kind: str, reference: str, name: str) -> ModuleType:
+    file = _find_module(reference, name)
+    if str(file) not in _LOADED and reference not in {value for _, value, _ in _all_entry_points()}:
         check_import(reference, file)
     here = str(Path.cwd())
     if here not in sys.path:
@@ -210,7 +245,7 @@ def _load_module(kind: Kind, reference: str, name: str) -> ModuleType:
 _LOADED: dict[str, str] = {}  # hashes of the files of modules when they were imported: what runs, whatever is edited
 
 
-def _find_module(kind: Kind, reference: str, name: str) -> Path | None:
+def _find_module(reference: str, name: str) -> Path | None:
     """Return the file of a module without importing the packages that it is in."""
     parts = name.split(".")
     spec = _find_top(parts[0])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -112,20 +113,29 @@ class Option:
 
     @property
     def part(self) -> Part | None:
-        """The kind of component that the option takes by name, or None if it takes a plain value."""
+        """The kind of component that the option takes by name, or None if it takes a plain value.
+
+        The annotation decides. An option without one that has the usual name of a component takes this component.
+        """
+        if self.annotation is REQUIRED:
+            return next((part for part in get_args(Part) if part == self.name), None)
         return part_of(self.annotation)
 
 
 def part_of(annotation: Any) -> Part | None:
     """Return the kind of component that an annotation stands for.
 
-    >>> part_of("rf.ops.TopK | None"), part_of("SoftSort"), part_of("int")
+    >>> part_of("rf.ops.TopK | None"), part_of("Optional[SoftSort]"), part_of("int")
     ('topk', 'sort', None)
     """
     if isinstance(annotation, str):
-        names = [one.strip().rpartition(".")[2] for one in annotation.split("|")]
+        members = re.split(r"[|,\[\]]", annotation) if "Literal" not in annotation else []
     else:
-        names = [getattr(one, "__name__", "") for one in get_args(annotation) or (annotation,)]
+        members = [
+            getattr(one, "__forward_arg__", None) or getattr(one, "__name__", "")
+            for one in get_args(annotation) or (annotation,)
+        ]
+    names = [one.strip().rpartition(".")[2] for one in members]
     return next((_PARTS[name] for name in names if name in _PARTS), None)
 
 
@@ -188,7 +198,7 @@ def parameters_in(node: ast.FunctionDef, module: str, attribute: str, *, method:
     arguments = node.args
     plain = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(plain) - len(arguments.defaults)) + list(arguments.defaults)
-    named = [
+    named: list[tuple[ast.arg, ast.expr | None, Any]] = [
         *(
             (one, default, inspect.Parameter.POSITIONAL_OR_KEYWORD)
             for one, default in zip(plain, defaults, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankfall._trust import is_trusted
@@ -9,7 +10,6 @@ from rankfall.registry.references import UnresolvedError, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from rankfall.registry.references import Source
 
@@ -28,12 +28,18 @@ def check_present(sources: Iterable[Source], where: str | Path) -> None:
     Raises:
         SourceError: If a file or module is missing. The message names every missing one.
     """
-    missing = dict.fromkeys(f"{one.file or one.name} ({_digest(one.sha256)})" for one in sources if _now(one) is None)
+    missing = dict.fromkeys(_missing(one) for one in sources if _now(one) is None)
     if missing:
-        raise SourceError(
-            f"{where} was trained with code that does not exist: {', '.join(missing)}. Restore it; modules are "
-            "searched from the current directory and among the installed packages"
+        raise SourceError(f"{where} was trained with code that {'; and '.join(missing)}")
+
+
+def _missing(source: Source) -> str:
+    if source.file and Path(source.file).is_file():  # a module of another directory
+        return (
+            f"is not found: {source.name.rpartition(':')[0]} is not found from here; it was {source.file} "
+            f"({_digest(source.sha256)}). Run the command in {Path(source.file).parent}, or add that to PYTHONPATH"
         )
+    return f"does not exist: {source.file or source.name} ({_digest(source.sha256)}). Restore it"
 
 
 def changed(sources: Iterable[Source]) -> list[str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 from pydantic import Field, model_validator
 
 from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import ConfigError, Section, read_yaml
+from rankfall._yaml_config import ConfigError, Section, read_source
 from rankfall.studies.baselines import BASELINES, BaselineConfig, method_of
 from rankfall.studies.method_config import Methods, Seeds, check_keys, validated
 from rankfall.training.config.cascade_config import CascadeTrainingConfig, validate_cascade
@@ -31,6 +31,7 @@ from rankfall.training.own_parts import identity
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from rankfall._yaml_config import ConfigLike
     from rankfall.studies.results import Settings
 
 Values = Annotated[list[Any], Field(min_length=1)]
@@ -158,9 +159,16 @@ def _kind_of(config: ComparisonConfig) -> _Kind:
     return _CASCADES if config.stages else _RANKERS
 
 
-def load_comparison(path: Path, overrides: Sequence[str] = ()) -> ComparisonConfig:
-    """Read a comparison from a YAML file and apply ``key=value`` overrides."""
-    return validated(ComparisonConfig, apply_overrides(read_yaml(path), overrides), str(path))
+def load_comparison(path: ConfigLike, overrides: Sequence[str] = ()) -> ComparisonConfig:
+    """Read a comparison from a YAML file, or from its content, and apply ``key=value`` overrides.
+
+    Raises:
+        ConfigError: If a key or value is wrong, also one of a method. torch is not imported for built-in components.
+    """
+    content, where = read_source(path)
+    config = validated(ComparisonConfig, apply_overrides(content, overrides), where)
+    _plan(config, Path(), "").check_configs()
+    return config
 
 
 # --- methods, folds, settings -------------------------------------------------------------------------------------
@@ -275,7 +283,6 @@ def make_plan(config: ComparisonConfig, out: Path) -> Plan:
 def check_comparison(config: ComparisonConfig) -> Plan:
     """Return the plan of a comparison, as far as it can be made and checked without the data."""
     plan = _plan(config, Path(), "")
-    plan.check_configs()  # all of them before torch is imported for the first
     for run in _runs(plan):
         _check_run(run, plan.validation_metric)
     return plan
@@ -354,6 +361,7 @@ _LATER = (
     ("data", "least_informative", 0.01),
     ("model", "init", "default"),
     ("training", "validate_every", 1),
+    ("training", "precision", "float32"),
 )
 
 
@@ -366,7 +374,7 @@ def _run_name(config: RunConfig, data_checksum: str) -> str:
             "stage_metrics": True,
             "feedback": True,
             "data": {"path"},
-            "training": {"checkpoint_every", "keep", "track", "mlflow"},
+            "training": {"checkpoint_every", "keep", "track", "mlflow", "device", "compile"},
         },
     )
     for section, key, default in _LATER:

@@ -20,17 +20,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from rankfall._yaml_config import ConfigError, Section, explain, read_yaml, shown
+from rankfall._yaml_config import ConfigError, Section, explain, read_source, shown
+from rankfall.registry.references import absolute_references
 from rankfall.training.config.load_config import TrainConfig, validate_any
 from rankfall.training.config.overrides import apply_overrides, set_option, with_absolute_path
 from rankfall.training.config.sections import Count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from optuna.distributions import BaseDistribution
 
+    from rankfall._yaml_config import ConfigLike
     from rankfall.studies.results import Settings
     from rankfall.training.methods import TrainingMethod
 
@@ -154,7 +155,7 @@ class Search:
             key: one.model_dump(exclude_defaults=True) if isinstance(one, Range) else one.ends
             for key, one in self.space.items()
         }
-        return with_absolute_path(self.content) | {"search": space, "trials": self.trials}
+        return with_absolute_path(self.content) | {"search": absolute_references(space), "trials": self.trials}
 
     def check(self) -> None:
         """Raise for values that no configuration allows, and for values that change the measurement."""
@@ -193,9 +194,10 @@ class Search:
         raise ConfigError(f"{refused}{self.space[key].hint()}")
 
 
-def load_search(path: Path, overrides: Sequence[str] = ()) -> Search:
-    """Read a search from a YAML file and apply ``key=value`` overrides."""
-    content, where = apply_overrides(read_yaml(path), overrides), str(path)
+def load_search(path: ConfigLike, overrides: Sequence[str] = ()) -> Search:
+    """Read a search from a YAML file, or from its content, and apply ``key=value`` overrides."""
+    found, where = read_source(path)
+    content = apply_overrides(found, overrides)
     own = {name: content.pop(name) for name in _SearchSections.model_fields if name in content}
     try:
         sections = _SearchSections.model_validate(own)

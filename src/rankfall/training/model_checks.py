@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from rankfall.cascade import Cascade
     from rankfall.data import ImpressionLog
+    from rankfall.data.impressions.loader import Impressions
     from rankfall.models import ImpressionFeatures
     from rankfall.training.config.cascade_config import CascadeConfig
     from rankfall.training.loop import OnNotice
@@ -40,10 +40,8 @@ def check_models(cascade: Cascade, config: CascadeConfig, log: ImpressionLog, on
     own = {stage.name: stage.model["kind"] for stage in config.stages if is_own(cascade.models[stage.name])}
     if not own:
         return
-    loader = ImpressionLoader(log, list(log.days)[:1], batch=_IMPRESSIONS, window=_IMPRESSIONS, shuffle=False)
-    with closing(iter(loader)) as batches:
-        batch = next(batches)
-    features = features_of(batch)  # what a service knows: a model that reads labels is refused
+    batch = first_impressions(log)
+    features = ServedFeatures(batch)
     for name, kind in own.items():
         model, what = cascade.models[name], f"stages: the model of {name}, {kind},"
         scores = _call(model, features)
@@ -57,10 +55,23 @@ def check_models(cascade: Cascade, config: CascadeConfig, log: ImpressionLog, on
         raise ConfigError("stages: no model has weights, so that there is nothing to train")
 
 
-def features_of(batch: ImpressionFeatures) -> ImpressionFeatures:
-    """Return what a model may read of a batch, without labels and feedback."""
+def first_impressions(log: ImpressionLog) -> Impressions:
+    """Return the first impressions of a log as a small batch."""
+    loader = ImpressionLoader(log, list(log.days)[:1], batch=_IMPRESSIONS, window=_IMPRESSIONS, shuffle=False)
+    with closing(iter(loader)) as batches:
+        return next(batches)
+
+
+class ServedFeatures:
+    """What a model may read of a batch: the features that a service knows, without labels and feedback."""
+
     names = ("user", "context", "sequences", "sequence_mask", "items", "mask")
-    return cast("ImpressionFeatures", SimpleNamespace(**{name: getattr(batch, name) for name in names}))
+
+    def __init__(self, batch: ImpressionFeatures) -> None:
+        self.__dict__.update({name: getattr(batch, name) for name in self.names})
+
+    def __getattr__(self, name: str) -> None:
+        raise AttributeError(f"a batch has no {name!r} for models, which read {', '.join(self.names)}")
 
 
 def check_network(network: nn.Module, kind: str, features: int, grades: int | None) -> None:

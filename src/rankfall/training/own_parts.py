@@ -12,12 +12,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rankfall import registry
 from rankfall._trust import remember
 from rankfall._yaml_config import ConfigError
-from rankfall.register import registered
-from rankfall.registry.references import Source, entry_points, is_reference, source_of
+from rankfall.registry.metric_names import split_cutoffs
+from rankfall.registry.references import Source, source_of
 from rankfall.registry.stored_sources import short_name
 from rankfall.training.config.cascade_config import CascadeConfig
+from rankfall.training.config.component_checks import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     """Kind and name of a component."""
 
 COMPONENTS = "components.json"
+CODE = "the code "  # before the name of a file among the checksums that all processes must share
 
 
 class OwnCodeError(ValueError):
@@ -60,38 +63,34 @@ def _named(content: Mapping[str, Any], is_cascade: bool) -> list[Named]:
         return [
             *(("model", kind) for kind in models),
             ("objective", objective["name"]),
-            *_in_options(objective),
+            *_in_options("objective", objective),
             *_own_metrics(metrics),
         ]
     if "loss" not in content:  # a baseline
         return _own_metrics(content.get("metrics", ()))
-    model = content["model"]["kind"]
+    own_models = [kind for kind in [content["model"]["kind"]] if kind not in ("mlp", "linear")]
     return [
-        *([("model", model)] if model not in ("mlp", "linear") else []),
+        *(("model", kind) for kind in own_models),
         ("loss", content["loss"]["name"]),
-        *_in_options(content["loss"]),
+        *_in_options("loss", content["loss"]),
         *_own_metrics([*content["metrics"], content["training"]["metric"]]),
     ]
 
 
 def _own_metrics(names: Iterable[str]) -> list[Named]:
     """Return the metrics that are not built in; those of cascades have names of their own."""
-    known = {*registered("metric"), *entry_points("metric")}
-    return [("metric", name) for name in names if is_reference(name) or name.partition("@")[0] in known]
+    return [("metric", name) for name in names if is_own("metric", split_cutoffs(name)[0])]
 
 
-_NESTED: dict[str, Kind] = {"sort": "operator", "topk": "operator", "loss": "loss"}
-
-
-def _in_options(options: Mapping[str, Any]) -> list[Named]:
-    """Return the operators and the loss that the options of a loss or an objective name."""
+def _in_options(kind: Kind, section: Mapping[str, Any]) -> list[Named]:
+    """Return the operators and losses that the options of a loss or an objective name."""
     found: list[Named] = []
-    for key, kind in _NESTED.items():
-        value = options.get(key)
-        if isinstance(value, str):
-            found.append((kind, value))
-        elif isinstance(value, dict) and isinstance(value.get("name"), str):
-            found += [(kind, value["name"]), *_in_options(value)]
+    for name, option in registry.options(kind, section["name"]).items():
+        value = section.get(name)
+        given = {"name": value} if isinstance(value, str) else value
+        if option.part is not None and isinstance(given, dict) and isinstance(given.get("name"), str):
+            found.append(("loss" if option.part == "loss" else "operator", given["name"]))
+            found += _in_options("loss", given) if option.part == "loss" else []
     return found
 
 
@@ -177,7 +176,8 @@ def own_code(config: BaseModel, *, trains: bool = False) -> Generator[None]:
             raise
         if (place := _place(error, sources)) is not None:
             component, text = place
-            raise OwnCodeError(f"{component}: {type(error).__name__}: {error} {text}") from error
+            said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise OwnCodeError(f"{component}: {said} {text}") from error
         # an error of ours about one that users' code raised
         for cause in _chain(error):
             if (place := _place(cause, sources)) is not None:

@@ -29,7 +29,7 @@ from rankfall.registry.stored_sources import check_present
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.ranker_config import RankerConfig
-from rankfall.training.own_parts import COMPONENTS, stored_sources
+from rankfall.training.own_parts import CODE, COMPONENTS, stored_sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -51,6 +51,8 @@ RESUME_MUTABLE_KEYS = (
     "training.checkpoint_every",
     "training.track",
     "training.mlflow",
+    "training.device",
+    "training.compile",
 )
 """Keys of a configuration that may change between the start and the resumption of a run."""
 
@@ -100,6 +102,7 @@ class TrainResult:
         epochs: Number of epochs trained.
         seconds: Working time.
         parameters: Number of trained weights.
+        device: Device that computed the last epochs, such as ``"cpu"`` or ``"cuda:0"``.
     """
 
     best_metric: float
@@ -107,6 +110,7 @@ class TrainResult:
     epochs: int
     seconds: float
     parameters: int
+    device: str = "cpu"
 
 
 def read_config(directory: Path, *, trust: bool = False) -> TrainConfig:
@@ -228,7 +232,8 @@ def check_same_on_all_processes(processes: Sequence[tuple[Mapping[str, Any], Map
             )
         for name in {**data, **own_data}:
             if data.get(name) != own_data.get(name):
-                raise ConfigError(f"data.path: {name} of process {process} differs from that of process 0")
+                key = "" if name.startswith(CODE) else "data.path: "
+                raise ConfigError(f"{key}{name} of process {process} differs from that of process 0")
 
 
 def check_same_data(out: Path, before: Mapping[str, str], now: Mapping[str, str]) -> None:

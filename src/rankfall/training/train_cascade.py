@@ -35,14 +35,15 @@ from rankfall.training.cascade_metrics import JOINT_VALUE, MeasuredFunnel, measu
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.sections import Role
+from rankfall.training.device import CPU, device_of, moved, placement_of
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.divergence_hints import divergence_hints, temperature_hints
 from rankfall.training.item_weights import item_weights
 from rankfall.training.label_checks import check_training_labels
 from rankfall.training.learner import Learner, Loader
 from rankfall.training.loop import Loop, finished, train_in
-from rankfall.training.model_checks import check_models
-from rankfall.training.own_parts import component_files
+from rankfall.training.model_checks import check_models, first_impressions
+from rankfall.training.own_parts import component_files, sources_of
 from rankfall.training.propensity_weights import PropensityWeights, curve_checksum
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as
 from rankfall.training.scored_batch import ScoredBatch
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.loader import Impressions, ItemFirstSeen
     from rankfall.training.build_cascade import BuiltObjective
     from rankfall.training.config.cascade_config import LogConfig
+    from rankfall.training.device import Placement
     from rankfall.training.distributed.group import Group
     from rankfall.training.item_weights import ItemWeights
     from rankfall.training.learner import Position
@@ -106,6 +108,7 @@ def train(
         group: Processes that train together.
     """
     with group.together():
+        placement = placement_of(config.training, group)
         log = load_log(config.data)
         config = with_depths(config, log.spec.stage_names)
         check_days(log, config.data)
@@ -114,7 +117,7 @@ def train(
     result = finished(out, config, data, force=force, resume=resume, on_notice=on_notice, group=group)
     if result is not None:
         return result
-    with seeded(config.training.seed, config.training.threads):
+    with seeded(config.training.seed, config.training.threads, placement.device):
         with group.together():
             notify = on_notice if group.first else lambda text: None
             try:
@@ -151,6 +154,7 @@ class _Network(nn.Module):
         objective: The objective.
         classifies: Whether the objective takes logits of the label grades instead of scores.
         weights: Returns the weights of the items of a batch, or None if all are equal.
+        placement: Precision and compilation of the models. The objective computes with float32.
     """
 
     def __init__(
@@ -160,16 +164,22 @@ class _Network(nn.Module):
         *,
         classifies: bool,
         weights: ItemWeights | PropensityWeights | None,
+        placement: Placement = CPU,
     ) -> None:
         super().__init__()
         self.cascade, self.objective, self.classifies = cascade, objective, classifies
-        self.weights = weights
+        self.weights, self.placement = weights, placement
+        self._scores = placement.compiled(self._compute_scores)
 
-    def forward(self, batch: Impressions) -> tuple[dict[str, Tensor], list[str]]:
-        """Return the terms of the objective, and the names of stages with scores that are NaN or infinite."""
-        scores = self._logits(batch) if self.classifies else self.cascade(batch)
-        bad = [name for name, stage in zip(self.cascade.names, scores, strict=True) if not stage.isfinite().all()]
-        if bad:  # objectives refuse such scores, but the names of the terms are needed
+    def forward(self, batch: Impressions) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the terms of the objective, and for each stage whether all its scores are finite."""
+        scores = self._scores(batch)
+        finite = {name: stage.isfinite().all() for name, stage in zip(self.cascade.names, scores, strict=True)}
+        # Objectives refuse scores that are not finite, but the names of the terms are needed.
+        if not self.placement.is_cpu:
+            diverged = ~torch.stack(list(finite.values())).all()
+            scores = [stage.masked_fill(diverged, 0.0) for stage in scores]
+        elif not all(finite.values()):
             scores = [torch.zeros_like(stage) for stage in scores]
         labels = batch.grade.float()
         terms = self.objective.parts(
@@ -180,7 +190,12 @@ class _Network(nn.Module):
             mask=batch.mask,
             weight=None if self.weights is None else self.weights(batch),
         )
-        return terms, bad
+        return terms, finite
+
+    def _compute_scores(self, batch: Impressions) -> list[Tensor]:
+        with self.placement.autocast():
+            scores = self._logits(batch) if self.classifies else self.cascade(batch)
+        return [self.placement.widened(stage) for stage in scores]
 
     def _logits(self, batch: Impressions) -> list[Tensor]:
         return [model.outputs(batch) for model in self.cascade.models.values() if isinstance(model, GradeScorer)]
@@ -200,11 +215,13 @@ class CascadeLearner(Learner["Impressions"]):
         built: BuiltObjective,
         on_notice: OnNotice = warnings.warn,
     ) -> None:
+        self.placement = placement_of(config.training, self.group)
         self.config = config
         self.out = out
         self.metric = config.training.metric
         self.cascade = make_cascade(config, log.features)
         check_models(self.cascade, config, log, on_notice)
+        self.spare = first_impressions(log) if self.group.world > 1 and sources_of(config) else None
         self.objective, self.temperatures = built
         self.turns = self.objective.turns
         self.modules = {"cascade": self.cascade, "objective": self.objective}
@@ -213,16 +230,21 @@ class CascadeLearner(Learner["Impressions"]):
             self.objective,
             classifies=config.objective.classifies,
             weights=item_weights(config, log),
-        ).to(self.group.device)
+            placement=self.placement,
+        ).to(self.placement.device)
         self.optimizer = Optimizers(config.optimizer, self.cascade, self.objective)
         self.clip = config.optimizer.clip
-        if self.group.device.type == "cuda" and "sparse" in self.optimizer.parts:
-            raise ValueError("stages: found sparse tables, but nccl reduces dense gradients only; leave out sparse")
+        kind = self.placement.device.type
+        if "sparse" in self.optimizer.parts and (kind == "mps" or (kind == "cuda" and self.group.world > 1)):
+            why = "MPS has no sparse tensors" if kind == "mps" else "nccl reduces dense gradients only"
+            raise ValueError(f"stages: found sparse tables, but {why}; leave out sparse, or train on the CPU")
 
-    def terms(self, batch: Impressions, position: Position) -> tuple[dict[str, Tensor], str]:
+    def terms(self, batch: Impressions, position: Position) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the terms of the objective for a batch."""
-        terms, bad = self.network(batch.to(self.group.device))
-        return terms, f"the scores of {bad[0]}" if bad else ""
+        # Components of users need not know empty shares. What they compute instead has the weight 0.
+        given = batch if len(batch) or self.spare is None else self.spare
+        terms, finite = self.network(moved(given, self.placement.device))
+        return terms, {f"the scores of {stage}": is_finite for stage, is_finite in finite.items()}
 
     def line(self, position: Position) -> Epoch:
         """Return the results of an epoch."""
@@ -294,7 +316,7 @@ class LogLearner(CascadeLearner):
     ) -> None:
         self.group = group
         super().__init__(config, out, log, built or build_objective(log, config), on_notice)
-        self.loader = make_loader(log, config, "train", group)
+        self.loader = make_loader(log, config, "train", group, pin_memory=self.placement.pins)
         check_kept(self.objective, self.loader)
         self.valid = make_loader(log, config, "valid")
         self.batches = config.training.epochs * len(self.loader)
@@ -322,7 +344,9 @@ def load_log(config: LogConfig) -> ImpressionLog:
         raise ConfigError(f"data.{error}") from None
 
 
-def make_loader(log: ImpressionLog, config: CascadeConfig, role: Role, group: Group = ALONE) -> ImpressionLoader:
+def make_loader(
+    log: ImpressionLog, config: CascadeConfig, role: Role, group: Group = ALONE, *, pin_memory: bool = False
+) -> ImpressionLoader:
     """Return the loader of the days for one use: shuffled for training, else in the order of time.
 
     Args:
@@ -330,12 +354,13 @@ def make_loader(log: ImpressionLog, config: CascadeConfig, role: Role, group: Gr
         config: Configuration of the cascade.
         role: ``"train"``, ``"valid"`` or ``"test"``.
         group: For training, each process loads its share of every batch.
+        pin_memory: For training, load batches into pinned memory.
     """
     days = config.data.days(role)
     if not days:
         raise ConfigError(f"data.{role}: found no day, expected some of {', '.join(log.days)}")
     if role == "train":
-        return training_loader(log, config, days, group)
+        return training_loader(log, config, days, group, pin_memory=pin_memory)
     loader = measuring_loader(log, config, days)
     check_quotas(config, loader)
     return loader
@@ -347,6 +372,8 @@ def training_loader(
     days: Sequence[str],
     group: Group = ALONE,
     first_days: ItemFirstSeen | None = None,
+    *,
+    pin_memory: bool = False,
 ) -> ImpressionLoader:
     """Return a loader that shuffles days by the seed of the configuration, with its negatives and labels."""
     settings, data = config.training, config.data
@@ -362,6 +389,7 @@ def training_loader(
         labels=data.labels,
         rank=group.rank,
         world=group.world,
+        pin_memory=pin_memory,
     )
 
 
@@ -416,7 +444,7 @@ def measure(
     """
     was_training = cascade.training
     cascade.eval()
-    score = scorer_for(cascade, loader, config, group)
+    score = scorer_for(cascade, loader, config)
 
     def scored(loaded: Impressions) -> ScoredBatch:
         found = score(loaded)
@@ -440,18 +468,19 @@ def measure(
         cascade.train(was_training)
 
 
-def scorer_of(cascade: Cascade, group: Group = ALONE) -> ScoreBatch:
-    """Return a function that scores the lists of a batch by all stages."""
+def scorer_of(cascade: Cascade) -> ScoreBatch:
+    """Return a function that scores the lists of a batch by all stages, on the device of the weights."""
+    device = device_of(cascade)
 
     @torch.no_grad()
     def score(batch: Impressions) -> ScoredBatch:
-        return ScoredBatch.of_lists(batch, [stage.cpu() for stage in cascade(batch.to(group.device))])
+        return ScoredBatch.of_lists(batch, [stage.cpu() for stage in cascade(moved(batch, device))])
 
     return score
 
 
 def scorer_for(
-    cascade: Cascade, loader: ImpressionLoader, config: CascadeConfig, group: Group = ALONE, *, reach: int | None = None
+    cascade: Cascade, loader: ImpressionLoader, config: CascadeConfig, *, reach: int | None = None
 ) -> ScoreBatch:
     """Return a function that scores the batches of a loader: their own lists, or all items with ``data.length: all``.
 
@@ -459,13 +488,12 @@ def scorer_for(
         cascade: The cascade, in evaluation mode.
         loader: The loader of the batches.
         config: Configuration with the quotas that are measured.
-        group: Gives the device of the weights.
         reach: With ``data.length: all``, the number of best items of the first stage in the lists; at least its quota.
     """
     if loader.length != "all":
-        return scorer_of(cascade, group)
+        return scorer_of(cascade)
     quota = config.stages[0].quota
-    return AllItemsScorer(cascade, loader, reach=max(quota, reach or quota), device=group.device)
+    return AllItemsScorer(cascade, loader, reach=max(quota, reach or quota), device=device_of(cascade))
 
 
 def means_of(values: Mapping[str, Tensor]) -> dict[str, float]:
@@ -508,7 +536,12 @@ def build_objective(log: ImpressionLog, config: CascadeConfig) -> BuiltObjective
         ConfigError: If the objective refuses its options, or would train a stage on no item of the log.
     """
     built = make_objective(config)
-    check_objective(*built, stages=len(config.stages), classifies=config.objective.classifies)
+    check_objective(
+        *built,
+        stages=len(config.stages),
+        classifies=config.objective.classifies,
+        weighted=config.weight is not None,
+    )
     _check_depths(log, config, built[0])
     return built
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from rankfall._results import Result
+from rankfall._results import Result, Tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -92,8 +92,8 @@ class Problem(Result):
         return f"{self.count:,} {self.unit if self.count != 1 else one}"
 
 
-@dataclass(frozen=True)
-class DataCheck(Result):
+@dataclass(frozen=True, repr=False)
+class DataCheck(Tables, Result):
     """The result of a check of raw data.
 
     Args:
@@ -113,6 +113,23 @@ class DataCheck(Result):
     def warnings(self) -> list[Problem]:
         """The problems that do not prevent the preparation."""
         return [problem for problem in self.problems if problem.level == "warning"]
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the rows of `problems`, one per problem, with the first places as text."""
+        return {
+            "problems": [
+                {
+                    "level": one.level,
+                    "column": one.column,
+                    "problem": one.problem,
+                    "count": one.count,
+                    "unit": one.unit,
+                    "dropped": one.dropped,
+                    "places": "; ".join(map(str, one.places)),
+                }
+                for one in self.problems
+            ]
+        }
 
 
 @dataclass

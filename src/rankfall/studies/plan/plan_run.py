@@ -62,12 +62,13 @@ def plan_run(
     grid: Mapping[str, Sequence[int]] | None = None,
     data: str | None = None,
     overrides: Sequence[str] = (),
+    out: Path | None = None,
     trust: bool = False,
     on_impressions: Callable[[int, int], None] = lambda count, of: None,
     on_notice: Callable[[str], None] = lambda text: None,
     on_step: OnStep = lambda step, done, total: None,
 ) -> PlanResult:
-    """Plan the quotas of a run's best checkpoint, and write ``plan.json`` into its directory.
+    """Plan the quotas of a run's best checkpoint, and write ``plan.json``.
 
     Args:
         run_dir: Run directory of a cascade.
@@ -79,6 +80,7 @@ def plan_run(
         data: Directory of the log, if it was moved.
         overrides: ``key=value`` strings that change what is measured, such as ``"data.length=all"``. With
             ``stages.0.quota=50`` the current quota is 50.
+        out: Directory of ``plan.json``. Default: the run directory.
         trust: Import the code that the configuration of the run names; see :mod:`rankfall._trust`.
         on_impressions: Called with the number of impressions scored since the last call, and of all.
         on_notice: Called with each note about the log.
@@ -123,7 +125,9 @@ def plan_run(
         warnings=[*result.warnings, *([short] if short else [])],
         overrides=[word for word in overrides if not word.partition("=")[0].endswith(".quota")],
     )
-    result.save(run_dir / PLAN)
+    directory = out or run_dir
+    directory.mkdir(parents=True, exist_ok=True)
+    result.save(directory / PLAN)
     return result
 
 

@@ -36,6 +36,7 @@ from rankfall.training.config.component_checks import has_schedule
 from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.sections import Role
+from rankfall.training.device import placement_of
 from rankfall.training.item_weights import item_weights
 from rankfall.training.label_checks import check_training_labels
 from rankfall.training.loop import Loop, train_in
@@ -152,6 +153,7 @@ def _train_days(
     on_notice: OnNotice,
     stop: Callable[[], int],
 ) -> TrainResult:
+    placement = placement_of(config.training)
     config = with_depths(config, log.spec.stage_names)
     # negatives are drawn from days of the stream, whatever other days the log has
     log = replace(log, days={day: log.days[day] for day in days if day in log.days})
@@ -168,7 +170,7 @@ def _train_days(
             on_notice(weights_of_items.describe(log, present))
         check_quotas(config, measuring_loader(log, config, present[1:] or present, first_days))
         check_kept(built[0], training_loader(log, config, present, first_days=first_days))
-    with seeded(config.training.seed, config.training.threads):
+    with seeded(config.training.seed, config.training.threads, placement.device):
         try:
             learner = _DayLearner(config, out, log, days, first_days, built, on_notice)
         except ValueError as error:
@@ -228,10 +230,16 @@ class _OneDay:
     """Batches of one day at a time, shuffled as in a first epoch."""
 
     def __init__(
-        self, log: ImpressionLog, config: CascadeConfig, days: Mapping[str, str], first_days: ItemFirstSeen
+        self,
+        log: ImpressionLog,
+        config: CascadeConfig,
+        days: Mapping[str, str],
+        first_days: ItemFirstSeen,
+        *,
+        pin_memory: bool = False,
     ) -> None:
         self._log, self._config, self._days, self._checksums = log, config, list(days), days
-        self._first_days = first_days
+        self._first_days, self._pin_memory = first_days, pin_memory
         self._number = -1
         self._loader: ImpressionLoader | None = None
         self._state: Mapping[str, Any] = {}
@@ -263,7 +271,9 @@ class _OneDay:
             return
         self._number, self._loader = epoch, None
         self._check_day()
-        self._loader = training_loader(self._log, self._config, [self.day], first_days=self._first_days)
+        self._loader = training_loader(
+            self._log, self._config, [self.day], first_days=self._first_days, pin_memory=self._pin_memory
+        )
         if self._state.get("day") == self.day:
             self._loader.load_state_dict(self._state["loader"])
 
@@ -308,7 +318,7 @@ class _DayLearner(CascadeLearner):
     ) -> None:
         super().__init__(config, out, log, built, on_notice)
         self.log, self._first_days = log, first_days
-        self.loader = _OneDay(log, config, days, first_days)
+        self.loader = _OneDay(log, config, days, first_days, pin_memory=self.placement.pins)
         self.batches = _batches(log, config, days) if has_schedule(config.objective.options) else 0
         self.measured: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
 

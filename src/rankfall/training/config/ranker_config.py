@@ -19,8 +19,8 @@ from pydantic import (
 
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import KIND, OptionError, Section
+from rankfall.registry.references import absolute_references
 from rankfall.training.config.component_checks import (
-    absolute_references,
     check_loss,
     check_metric,
     check_model,
@@ -31,13 +31,16 @@ from rankfall.training.config.component_checks import (
 from rankfall.training.config.network_presets import PRESETS, with_preset
 from rankfall.training.config.sections import (
     Activation,
+    Compile,
     Count,
+    DeviceName,
     Init,
     Kept,
     MLflowConfig,
     Names,
     OptimizerConfig,
     Patience,
+    Precision,
     Role,
     Seconds,
     Seed,
@@ -213,6 +216,9 @@ class TrainingConfig(Section):
     metric: MetricName = Field(default="ndcg@10", description="Metric of early stopping and of the best checkpoint.")
     seed: Seed = 0
     threads: Threads = 1
+    device: DeviceName = "auto"
+    precision: Precision = "float32"
+    compile: Compile = False
     max_list: Annotated[int, Field(ge=2)] | None = Field(
         default=None, description="Train on a new random sample of this size of each longer list in every epoch."
     )

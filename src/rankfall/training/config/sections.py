@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import Section
 from rankfall.option_types import Activation as Activation
 from rankfall.option_types import Count as Count
@@ -24,6 +26,35 @@ Seconds = Annotated[float, Field(ge=0, description="Time between checkpoints. Th
 Kept = Annotated[int, Field(ge=1, description="Checkpoints kept for resuming until the training run has finished.")]
 Patience = Annotated[
     Count | None, Field(description="Stop after this many validations without a better validation metric.")
+]
+
+
+def _is_device(name: str) -> str:
+    if not re.fullmatch(DEVICES, name):
+        allowed = ["auto", "cpu", "cuda", "mps"]
+        raise ValueError(f"found {name!r}{did_you_mean(name, allowed)}, expected auto, cpu, cuda, cuda:N or mps")
+    return name
+
+
+DEVICES = r"auto|cpu|cuda(:(0|[1-9]\d*))?|mps"
+DeviceName = Annotated[
+    str,
+    AfterValidator(_is_device),
+    Field(
+        description="Device that computes: cpu, cuda, cuda:N or mps; auto: cuda if there is a GPU, else cpu. Another "
+        "device changes the last digits.",
+        json_schema_extra={"pattern": f"^({DEVICES})$"},
+    ),
+]
+Precision = Annotated[
+    Literal["float32", "bfloat16"],
+    Field(
+        description="Numbers that models compute with in training. Weights, objectives, losses, validation and "
+        "evaluation are always float32."
+    ),
+]
+Compile = Annotated[
+    bool, Field(description="Compile the models for training with torch.compile, which changes the last digits.")
 ]
 
 

@@ -21,6 +21,7 @@ from rankfall.training.cascade_metrics import JOINT, higher_is_better
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.defaults import cascade_with_defaults
 from rankfall.training.config.sections import Role
+from rankfall.training.device import placement_of
 from rankfall.training.evaluation import Evaluation
 from rankfall.training.measured_lists import MeasuredLists, short_lists
 from rankfall.training.methods.method import Funnel, TrainingMethod
@@ -44,7 +45,6 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
 
     kind: ClassVar[str] = "cascade"
     unit: ClassVar[str] = "impressions"
-    trains_on_gpu: ClassVar[bool] = True
 
     def __init__(self, config: CascadeConfig) -> None:
         super().__init__(config)
@@ -99,7 +99,12 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
 
     def _build_loss(self) -> None:
         built = make_objective(try_depths(self.config))
-        check_objective(*built, stages=len(self.config.stages), classifies=self.config.objective.classifies)
+        check_objective(
+            *built,
+            stages=len(self.config.stages),
+            classifies=self.config.objective.classifies,
+            weighted=self.config.weight is not None,
+        )
 
     # --- data ---------------------------------------------------------------------------------------------------
 
@@ -172,7 +177,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
             data: Directory of the log, if it was moved.
             on_notice: Called with each note about the log.
         """
-        config, model = self.config, self.load(directory)
+        config, model = self.config, self.load(directory).to(placement_of(self.config.training).device)
         log = ImpressionLog.load(data or config.data.path)
         notes = [*changed(stored_sources(directory)), *_check_log(directory, model, log)]
         for note in notes:

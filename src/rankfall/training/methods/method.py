@@ -178,13 +178,7 @@ class Method(ABC, Generic[Config, Data]):
 
 
 class TrainingMethod(Method[Config, Data]):
-    """A method trained by gradient descent: a ranker or a cascade.
-
-    Attributes:
-        trains_on_gpu: Whether several processes can train it on GPUs.
-    """
-
-    trains_on_gpu: ClassVar[bool]
+    """A method trained by gradient descent: a ranker or a cascade."""
 
     @abstractmethod
     def checksums(self, data: Data) -> dict[str, str]:

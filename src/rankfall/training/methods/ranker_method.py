@@ -11,15 +11,16 @@ from rankfall._yaml_config import ConfigError
 from rankfall.data.lists.list_loader import Lists
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.metrics.named import parse
-from rankfall.registry.stored_sources import short_name
+from rankfall.registry.stored_sources import changed, short_name
 from rankfall.training import train_ranker
 from rankfall.training.build_components import check_loss, make_loss
 from rankfall.training.config.defaults import ranker_with_defaults
 from rankfall.training.config.ranker_config import RankerConfig
 from rankfall.training.config.sections import Role
+from rankfall.training.device import placement_of
 from rankfall.training.evaluation import evaluate
 from rankfall.training.methods.method import Config, Method, TrainingMethod
-from rankfall.training.own_parts import own_code
+from rankfall.training.own_parts import own_code, stored_sources
 from rankfall.training.scoring import score
 from rankfall.training.train_ranker import load_data, load_lists
 
@@ -79,7 +80,9 @@ class ListMethod(Method[Config, RankingData]):
         on_impressions: OnImpressions = lambda count, total: None,
         on_notice: OnNotice = lambda text: None,
     ) -> Evaluation:
-        """Evaluate the best checkpoint of a run on lists; there are no notes."""
+        """Evaluate the best checkpoint of a run on lists; notes say which components have changed since training."""
+        for note in changed(stored_sources(directory)):
+            on_notice(note)
         prepared = RankingData.load(data or self.config.data.path)
         is_role = split in get_args(Role)
         lists = load_lists(prepared, self.config.data, cast("Role", split)) if is_role else Lists([prepared[split]])
@@ -94,7 +97,6 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
     """A ranker and its loss."""
 
     kind: ClassVar[str] = "ranker"
-    trains_on_gpu: ClassVar[bool] = False
     config: RankerConfig
 
     @property
@@ -138,7 +140,7 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
 
     def score(self, directory: Path, lists: Lists) -> Tensor:
         """Return the scores ``(rows,)`` of all documents by the ranker of a run."""
-        model = self.load(directory)
+        model = self.load(directory).to(placement_of(self.config.training).device)
         if lists.features != len(model.scaling.mean):
             raise ValueError(
                 f"data: the lists have {lists.features} features, the model of {directory} was trained on "
