@@ -23,6 +23,7 @@ VERB_SPECIFIC = {
     "--quick",  # each verb reduces something else
     "--recall",  # of an index, or of a plan
     "--seed",  # train: the seed of the configuration; tune: of the search
+    "--skip-bad",  # rows and whole requests, or lines
     "--split",  # evaluate measures on it, plan plans on it
     "--threads",  # of the service, or of the parser
     "--timeout",  # of processes, or of a search
@@ -67,5 +68,5 @@ def test_verbs_are_listed_in_the_order_of_the_work() -> None:
     for verb in COMMANDS["rankfall"].list_commands(None):
         panels[COMMANDS[f"rankfall {verb}"].rich_help_panel].append(verb)
     assert list(panels) == ["Get data", "Train and compare", "Serve", "Results", "Explore"]
-    assert panels["Get data"] == ["simulate", "prepare", "data", "examination"]
+    assert panels["Get data"] == ["init", "simulate", "prepare", "data", "examination"]
     assert [verb for verbs in panels.values() for verb in verbs] == COMMANDS["rankfall"].list_commands(None)

@@ -72,6 +72,19 @@ def test_other_inputs() -> None:
         losses.expected_grade(logits).sum().backward()
 
 
+@pytest.mark.parametrize("argument", ["labels", "mask", "weight"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_an_argument_on_the_cpu_is_named(name: str, argument: str) -> None:
+    needed = next(variants(getattr(losses, name), given=GIVEN))
+    given = {"labels": LISTS.labels, "mask": LISTS.mask, "weight": LISTS.weight}
+    with standin_device():
+        scores = place(LISTS.scores, DEVICE)
+        inputs = scores.unsqueeze(-1).repeat(1, 1, 4) if "rade" in name else scores
+        arguments = {key: value if key == argument else place(value, DEVICE) for key, value in given.items()}
+        with pytest.raises(ValueError, match=rf"{argument} must be on the device of (scores|logits), lazy:0, got cpu"):
+            getattr(losses, name)(inputs, **arguments, **needed)
+
+
 BAD: dict[str, tuple[str, float]] = {"scores": ("NaN or inf", torch.nan), "labels": ("NaN or inf", torch.inf)}
 
 

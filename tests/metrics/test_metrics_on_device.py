@@ -53,6 +53,13 @@ def test_every_metric_of_lists_is_tested() -> None:
     assert known <= {getattr(metrics, name) for name in NAMES}
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_an_argument_on_the_cpu_is_named(name: str) -> None:
+    needed = next(variants(getattr(metrics, name), given=("scores", "labels", "mask")))
+    with standin_device(), pytest.raises(ValueError, match="labels must be on the device of scores, lazy:0, got cpu"):
+        getattr(metrics, name)(place(TIED, DEVICE), LISTS.labels, **needed)
+
+
 TESTS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "paired": metrics.paired_test,
     "bootstrap": lambda a, b: metrics.paired_test(a, b, method="bootstrap", samples=50),

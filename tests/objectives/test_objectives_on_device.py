@@ -50,6 +50,15 @@ def test_computes_what_a_cpu_computes(name: str) -> None:
         check(name, options, everything)
 
 
+@pytest.mark.parametrize("argument", ["mask", "weight", *LOGGED])
+def test_an_argument_on_the_cpu_is_named(argument: str) -> None:
+    arguments = LOGGED | LISTS.arguments[-1]
+    with standin_device():
+        given = {key: value if key == argument else place(value, DEVICE) for key, value in arguments.items()}
+        with pytest.raises(ValueError, match=rf"{argument} must be on the device of scores, lazy:0, got cpu"):
+            RankFlow(relevant=2, quotas=[4, 3])([place(LISTS.scores, DEVICE)] * 2, place(LISTS.labels, DEVICE), **given)
+
+
 def test_the_counter_of_steps_stays_on_the_host() -> None:
     """RankFlow reads it in every step to find the stage in turn."""
     with standin_device() as device:

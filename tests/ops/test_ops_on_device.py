@@ -94,6 +94,14 @@ def test_inclusion_and_its_logarithm(name: str, options: Options) -> None:
 
 
 @every_operator
+def test_a_mask_on_the_cpu_is_named(name: str) -> None:
+    operator = registry.get("operator", name)
+    needed = next(variants(operator, given=("scores", "mask")))
+    with standin_device(), pytest.raises(ValueError, match="mask must be on the device of scores, lazy:0, got cpu"):
+        operator(place(LISTS.scores, DEVICE), mask=LISTS.mask, **needed)
+
+
+@every_operator
 def test_bad_scores_are_refused_without_synchronisation(name: str) -> None:
     operator = registry.get("operator", name)
     needed = next(variants(operator, given=("scores", "mask")))
