@@ -186,6 +186,41 @@ def test_a_flat_click_log_with_german_names_and_an_index_without_a_name(
     follow(capsys)
 
 
+def test_a_few_wrong_rows_do_not_change_the_roles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One request with two times and users, a word among the prices, a day beside the time."""
+    monkeypatch.chdir(tmp_path)
+    rows: list[dict[str, Any]] = []
+    for number, time, user in shop():
+        for place, product in enumerate(random_values.sample(list(PRODUCTS), 8), 1):
+            is_wrong = (number, place) == (50, 3)
+            rows.append(
+                {
+                    "Anfrage": number,
+                    "Tag": f"{time:%Y%m%d}",
+                    "Zeitpunkt": f"{time + timedelta(seconds=is_wrong):%Y-%m-%dT%H:%M:%S}",
+                    "Kunde": user + is_wrong,
+                    "Artikel": product,
+                    "Preis": "k.A." if (number, place) == (20, 1) else PRODUCTS[product][1],
+                    "Platz": place,
+                    "Klick": int(random_values.random() < 0.3),
+                }
+            )
+    write_csv(tmp_path / "log.csv", rows)
+    assert run("init", "log.csv") == 0
+    checks = " ".join(capsys.readouterr().err.split())
+    assert "Zeitpunkt has several values in 1.11% of the requests" in checks  # 1 of 90
+    assert "Kunde has several values in 1.11% of the requests" in checks
+    assert "Preis has texts among its numbers ('k.A.')" in checks
+    found = roles(tmp_path / "log.csv")
+    assert (found["Zeitpunkt"], found["Kunde"], found["Tag"]) == ("time", "user", "ignore")
+    assert load_spec(tmp_path / "spec.yaml").features.item["Preis"].kind == "dense"
+    assert run("prepare", "rows", "log.csv", "--spec", "spec.yaml", "--check") == 1
+    assert "--skip-bad 9 drops 9 bad rows" in capsys.readouterr().err  # a row, and the 8 rows of a request
+    assert run("prepare", "rows", "log.csv", "--spec", "spec.yaml", "--skip-bad", "9", "--out", "log") == 0
+
+
 def test_a_table_with_lists_vectors_and_numbered_days_and_stages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,6 +57,8 @@ def report_check(check: DataCheck, *, as_json: bool) -> None:
         print_result(f"{check.rows:,} rows, no problem found")
     if not as_json:
         print_message(f"errors: {len(check.errors)}, warnings: {len(check.warnings)}; nothing was written")
+        if check.can_be_skipped:
+            print_message(f"--skip-bad {check.bad_rows} drops {check.bad_rows:,} bad rows and prepares the others")
     if check.errors:
         raise typer.Exit(1)
 

@@ -99,15 +99,22 @@ class DataCheck(Tables, Result):
     Args:
         rows: The number of rows that were read.
         problems: All problems, errors first.
+        bad_rows: The number of rows that ``--skip-bad`` would drop, those of whole requests included.
     """
 
     rows: int
     problems: list[Problem]
+    bad_rows: int = 0
 
     @property
     def errors(self) -> list[Problem]:
         """The problems with which the data cannot be prepared."""
         return [problem for problem in self.problems if problem.level == "error"]
+
+    @property
+    def can_be_skipped(self) -> bool:
+        """Whether there are errors, and dropping rows solves all of them."""
+        return 0 < self.bad_rows < self.rows and all(problem.dropped is not None for problem in self.errors)
 
     @property
     def warnings(self) -> list[Problem]:

@@ -151,9 +151,10 @@ def test_skip_bad_gives_the_log_of_the_clean_rows(tmp_path: Path, portion_bytes:
     expected = prepare_rows([write(tmp_path / "clean.csv", clean)], tmp_path / "clean", SPEC)
     with mock.patch.object(check_log, "_PORTION_BYTES", portion_bytes):
         found = prepare_rows(sources, tmp_path / "out", SPEC, skip_bad=count)
-        with pytest.raises(TooManyBadError, match=f"found more than {count - 1} bad rows"):
+        with pytest.raises(TooManyBadError, match=f"found {count} bad rows, expected at most {count - 1}"):
             prepare_rows(sources, tmp_path / "refused", SPEC, skip_bad=count - 1)
         check = check_rows(sources, SPEC)
+    assert (check.bad_rows, check.can_be_skipped) == (count, True)  # of the check, which remembers no row
     assert found.checksum == expected.checksum
     assert not (tmp_path / "refused").exists()
     skipped = found.manifest["about"]["skipped"]
@@ -323,6 +324,7 @@ def test_the_check_prints_a_table(folder: Path, capsys: pytest.CaptureFixture[st
     printed = capsys.readouterr()
     assert "log.csv, row 135: 'cheap'" in " ".join(printed.out.split())
     assert "errors: 13, warnings: 0; nothing was written" in printed.err
+    assert "--skip-bad 22 drops 22 bad rows and prepares the others" in printed.err
     assert sorted(path.name for path in folder.iterdir()) == ["log.csv", "spec.yaml"]
 
 
@@ -341,7 +343,7 @@ def test_too_many_bad_rows_are_listed(folder: Path, capsys: pytest.CaptureFixtur
         main(["prepare", "rows", "log.csv", "--spec", "spec.yaml", "--skip-bad", "21", "--out", "out"])
     printed = capsys.readouterr().err
     assert "column 'price': found other values, expected a number: 2 rows (log.csv, row 135: 'cheap'" in printed
-    assert "more than 21 bad rows" in printed
+    assert "found 22 bad rows, expected at most 21" in printed
     assert not (folder / "out").exists()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
@@ -25,6 +25,7 @@ SAMPLE_ROWS = 60_000
 SAMPLE_FILES = 8
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 _EPOCHS: dict[Unit, int] = {"s": 1, "ms": 10**3, "us": 10**6}
+_NUMBERS = 0.98  # share of the values of a column of numbers that are numbers: a few may be words such as "unknown"
 _EARLIEST, _LATEST = 946_684_800, 2_208_988_800  # 2000 and 2040, in seconds
 
 
@@ -42,6 +43,7 @@ class ColumnFacts:
         unit: Unit of a time that is a whole number.
         size: Length of all vectors of a column of vectors.
         examples: Some values, for people.
+        words: Some texts in a column of numbers; they count as missing.
     """
 
     name: str
@@ -53,6 +55,7 @@ class ColumnFacts:
     unit: Unit | None = None
     size: int = 0
     examples: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
     @property
     def is_key(self) -> bool:
@@ -131,7 +134,8 @@ def read_sample(files: Sequence[RowFile | Path]) -> Sample:
             f"{_path(chosen[0])}: found one column, {frame.columns[0]!r}; columns must be separated by commas"
         )
     typed = frame.select(_typed(frame[name]) for name in frame.columns)
-    return Sample(typed, {name: _facts(typed[name]) for name in typed.columns}, is_complete)
+    facts = {name: replace(_facts(typed[name]), words=_words(frame[name], typed[name])) for name in typed.columns}
+    return Sample(typed, facts, is_complete)
 
 
 def _path(file: RowFile | Path) -> Path:
@@ -166,6 +170,8 @@ def _typed(values: pl.Series) -> pl.Series:
             return values.str.to_lowercase() == "true"
         if kind in (pl.Int64(), pl.Float64()) and not _has_leading_zeros(values):
             values = values.cast(kind)
+        elif kind == pl.String():
+            values = _mostly_numbers(values)
     if values.dtype.is_float():
         whole = values.fill_nan(None).cast(pl.Int64, strict=False)
         exact = values.is_null().any() and bool((whole.cast(pl.Float64) == values).all())
@@ -173,6 +179,22 @@ def _typed(values: pl.Series) -> pl.Series:
     if isinstance(values.dtype, pl.Categorical | pl.Enum):
         return values.cast(pl.String)
     return values
+
+
+def _mostly_numbers(values: pl.Series) -> pl.Series:
+    """Return numbers if nearly all values are decimal numbers, and the texts otherwise: whole numbers may be ids."""
+    numbers = values.cast(pl.Float64, strict=False)
+    has_decimals = bool(values.str.contains(r"^-?\d+\.\d+$").any())
+    present = len(values) - values.null_count()
+    is_number = has_decimals and len(numbers) - numbers.null_count() >= _NUMBERS * present
+    return numbers if is_number and not _has_leading_zeros(values) else values
+
+
+def _words(raw: pl.Series, typed: pl.Series) -> tuple[str, ...]:
+    """Return some of the texts that are missing in a column of numbers."""
+    if raw.dtype != pl.String or not typed.dtype.is_numeric():
+        return ()
+    return tuple(raw.filter(typed.is_null() & raw.is_not_null()).unique(maintain_order=True).head(3).to_list())
 
 
 def _has_leading_zeros(values: pl.Series) -> bool:

@@ -61,7 +61,7 @@ def _cascade_lines(shape: LogShape) -> Iterator[str]:
     if not shape.stages:
         yield "  negatives: 20                           # no funnel: random items stand for those that were not shown"
     yield f"relevant: {relevant:<32}# mean number of relevant items of requests that have some"
-    yield "stages:                                   # quotas: how many items each stage keeps; check them"
+    yield "stages:                                   # quotas: items that each stage keeps, fewer than arrive; check"
     for name, quota, kind, depth in _steps(shape, relevant):
         min_depth = f", min_depth: {shape.stages[depth]}" if depth else ""
         yield f"  - {{name: {name}, quota: {quota}, model: {{kind: {kind}}}{min_depth}}}"

@@ -46,10 +46,16 @@ class Evidence:
         """Return whether a column has one value per value of a key, with few exceptions."""
         return key is not None and self.sample.constancy(key).get(column, 0.0) >= CONSTANT
 
-    def per_request(self, column: str) -> bool:
-        """Return whether a column has one value per request. Prepared logs refuse a single exception."""
+    def per_request(self, column: str, *, least: float = 1.0) -> bool:
+        """Return whether a column has one value per request. Prepared logs refuse a single exception.
+
+        Args:
+            column: The column.
+            least: The share of requests with one value. Below 1 for roles that a name or type already suggests:
+                :func:`check_keys` names the exceptions.
+        """
         request = self.column("request")
-        return request is not None and self.sample.constancy(request, strict=True).get(column, 0.0) == 1.0
+        return request is not None and self.sample.constancy(request, strict=True).get(column, 0.0) >= least
 
     def problem(self, role: Role, text: str, candidates: Sequence[str] = ()) -> None:
         """Note that a role cannot be decided, and which option decides it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankfall.data.sources.draft.column_facts import share
-from rankfall.data.sources.draft.column_words import CATEGORY, ID, SEQUENCE, words
+from rankfall.data.sources.draft.column_words import CATEGORY, DAY, ID, SEQUENCE, words
 
 if TYPE_CHECKING:
     from rankfall.data.sources.draft.column_facts import ColumnFacts
@@ -23,6 +23,8 @@ def guess_features(seen: Evidence) -> None:
             _guess_sequence(seen, facts, of_request=of_request)
         elif facts.kind == "time":
             seen.set(facts.name, "ignore", "medium", "another time; a feature {kind: time} can use a part of it")
+        elif _are_dates(facts):
+            seen.set(facts.name, "ignore", "medium", "dates; a model would not know those of tomorrow")
         elif facts.kind == "text" and SEQUENCE & set(words(facts.name)) and " " in facts.examples[0]:
             seen.set(facts.name, "ignore", "medium", "text of several values; a sequence needs a column of lists")
         elif facts.kind == "text" and facts.distinct > 0.5 * len(seen.frame):
@@ -35,6 +37,12 @@ def guess_features(seen: Evidence) -> None:
             seen.set(facts.name, "item_feature", "high", f"one value per {item}")
         else:
             seen.set(facts.name, "item_feature", "medium", f"differs within a request, and for one {item}")
+
+
+def _are_dates(facts: ColumnFacts) -> bool:
+    """Return whether a column is called a day and has whole numbers such as 20240113."""
+    first, last = 20_000_101, 20_991_231
+    return facts.kind == "whole" and bool(DAY & set(words(facts.name))) and first <= facts.low <= facts.high <= last
 
 
 def _guess_sequence(seen: Evidence, facts: ColumnFacts, *, of_request: bool) -> None:

@@ -24,7 +24,7 @@ from rankfall.data.sources.draft.evidence import CONSTANT
 if TYPE_CHECKING:
     from rankfall.data.sources.draft.column_facts import ColumnFacts
     from rankfall.data.sources.draft.evidence import Evidence
-    from rankfall.data.sources.draft.roles import Confidence
+    from rankfall.data.sources.draft.roles import Confidence, Role
 
 
 def ignore_empty_columns(seen: Evidence) -> None:
@@ -55,7 +55,11 @@ def _is_useless(seen: Evidence, facts: ColumnFacts) -> bool:
 
 
 def _may_be_day(facts: ColumnFacts) -> bool:
-    return bool(DAY & set(words(facts.name))) or facts.kind == "time"
+    return _has_name_of_day(facts) or facts.kind == "time"
+
+
+def _has_name_of_day(facts: ColumnFacts) -> bool:
+    return bool(DAY & set(words(facts.name)))
 
 
 def _moments(seen: Evidence) -> list[ColumnFacts]:
@@ -77,13 +81,13 @@ def _choose_moment(seen: Evidence) -> None:
     if seen.column("time") or seen.column("day"):
         return
     times = [facts.name for facts in _moments(seen)]
-    constant = [name for name in times if seen.per_request(name)]
+    constant = [name for name in times if seen.per_request(name, least=CONSTANT)]
     if constant:
         name = constant[0]
         confidence: Confidence = "high" if len(constant) == 1 else "medium"
         seen.set(name, "time", confidence, "times, one per request")
         return
-    days = [facts for facts in seen.free() if DAY & set(words(facts.name)) and seen.per_request(facts.name)]
+    days = [facts for facts in seen.free() if _has_name_of_day(facts) and seen.per_request(facts.name, least=CONSTANT)]
     if days:
         seen.set(days[0].name, "day", "medium", "its name, one value per request")
         return
@@ -128,7 +132,7 @@ def _request_score(seen: Evidence, facts: ColumnFacts) -> float:
     if max(key_match(facts.name, "user"), key_match(facts.name, "item")) == 3 and match < 3:
         return 0
     shares = seen.sample.constancy(facts.name)
-    has_one_time = any(shares[other.name] == 1.0 for other in _moments(seen))
+    has_one_time = any(shares[other.name] >= CONSTANT for other in _moments(seen))
     if not has_one_time and match < 2:
         return 0
     return 2.0 * match + 3.0 * has_one_time + min(1.0, facts.distinct / len(seen.frame))
@@ -172,6 +176,24 @@ def _item_score(seen: Evidence, facts: ColumnFacts, unique: float) -> float:
     return 3.0 * match + min(determined, 6) / 2 + (unique == 1.0)
 
 
+def check_keys(seen: Evidence) -> None:
+    """Note requests with several times, days or users, and texts among the numbers of a feature."""
+    request = seen.column("request")
+    assert request is not None
+    advice = "prepare --check lists them, and --skip-bad drops them"
+    roles: tuple[Role, ...] = ("time", "day", "user")
+    for column in filter(None, map(seen.column, roles)):
+        several = 1 - seen.sample.constancy(request, strict=True).get(column, 1.0)
+        if several:
+            seen.guesses.checks.append(
+                f"{column} has several values in {several:.2%} of the requests, which prepare refuses: {advice}"
+            )
+    for name, guess in seen.found.items():
+        if (texts := seen.facts[name].words) and guess.role != "ignore":
+            found = ", ".join(map(repr, texts))
+            seen.guesses.checks.append(f"{name} has texts among its numbers ({found}), which prepare refuses: {advice}")
+
+
 def check_request(seen: Evidence) -> None:
     """Note what contradicts the roles of request and item."""
     request, item = seen.column("request"), seen.column("item")
@@ -193,7 +215,7 @@ def guess_user(seen: Evidence) -> None:
     """Guess the column of users."""
     if seen.column("user") is not None:
         return
-    keys = [facts for facts in seen.free() if facts.is_key and seen.per_request(facts.name)]
+    keys = [facts for facts in seen.free() if facts.is_key and seen.per_request(facts.name, least=CONSTANT)]
     named = sorted(((key_match(facts.name, "user"), facts.distinct, facts.name) for facts in keys), reverse=True)
     if named and named[0][0] >= 1:
         match, _, name = named[0]
@@ -202,7 +224,13 @@ def guess_user(seen: Evidence) -> None:
     request = seen.column("request")
     assert request is not None
     requests = seen.facts[request].distinct
-    ids = [facts for facts in keys if 20 < facts.distinct < requests and not set(words(facts.name)) & (DAY | MOMENT)]
+    ids = [
+        facts
+        for facts in keys
+        if 20 < facts.distinct < requests
+        and not set(words(facts.name)) & (DAY | MOMENT)
+        and seen.per_request(facts.name)
+    ]
     if len(ids) == 1:
         seen.set(ids[0].name, "user", "low", "the only id with one value per request that occurs in several")
     else:

@@ -8,6 +8,7 @@ from rankfall.data.sources.draft.evidence import Evidence
 from rankfall.data.sources.draft.guess_features import guess_features
 from rankfall.data.sources.draft.guess_funnel import guess_labels, guess_places, guess_stages
 from rankfall.data.sources.draft.guess_keys import (
+    check_keys,
     check_request,
     guess_item,
     guess_request,
@@ -40,6 +41,7 @@ def guess_roles(sample: Sample, given: Mapping[str, Role]) -> Guesses:
         guess_labels(seen)
         guess_places(seen)
         guess_features(seen)
+        check_keys(seen)
     for name in seen.facts:
         if name not in seen.found:
             seen.set(name, "ignore", "low", "no role was found")

@@ -96,7 +96,7 @@ def check_log(
         paths = [Place(str(file)) for file in raw.files["log"]]
         found.add(Kind("error", None, "found no rows", "files"), len(paths), paths)
     _check_days(raw.spec, days, found)
-    return DataCheck(rows, found.problems()), found
+    return DataCheck(rows, found.problems(), found.bad_rows), found
 
 
 def _check_files(check: _RowCheck, found: Findings, engine: Engine, on_rows: Report) -> tuple[int, list[RowSpool]]:

@@ -212,7 +212,9 @@ def _bad_rows(
         where = f"column {first.column!r}: " if first.column else ""
         raise TooManyBadError(f"skip_bad: no dropped row solves every problem: {where}{first.problem}", check)
     if found.bad_rows > limit:
-        raise TooManyBadError(f"skip_bad: found more than {limit:,} bad rows; nothing was written", check)
+        raise TooManyBadError(
+            f"skip_bad: found {found.bad_rows:,} bad rows, expected at most {limit:,}; nothing was written", check
+        )
     if check.rows and sum(len(found.skipped(str(file))) for file in files) >= check.rows:
         raise TooManyBadError("skip_bad: every row of the log is bad", check)
     return found
