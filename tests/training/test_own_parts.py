@@ -21,7 +21,7 @@ from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.overrides import merge
 from rankfall.training.methods import method_of
 from rankfall.training.own_parts import OwnCodeError, sources_of, stored_sources
-from rankfall.training.run_directory import Stopped
+from rankfall.training.run_directory import Stopped, TrainingError
 from rankfall.training.train_cascade import load_run
 from support.interrupted import train
 from support.own_parts import PARTS, cascade, write_parts
@@ -161,7 +161,8 @@ def test_a_changed_model_is_refused_and_a_changed_objective_is_noted(parts: Path
         f"the objective Mine has changed since training: {objective} had sha256 {before[:12]} and"
     )
     changed(parts, "A linear model", "A model")
-    with pytest.raises(ValueError, match=rf"{parts}.*have not trained with this file as it is now"):
+    untrusted = rf"(?s){parts}.*have not trained with this file as it is now.*\nnote: the model Tower has changed since"
+    with pytest.raises(ConfigError, match=untrusted):
         evaluate_run(run)
     train(merge(other, {"training": {"seed": 2}}), tmp_path / "third")
     after = checksum(parts)
@@ -274,7 +275,7 @@ def test_a_model_without_weights_is_a_warning(parts: Path, log: Path, tmp_path: 
         train(config, tmp_path / "other", on_notice=heard.append)
 
 
-@pytest.mark.parametrize("error", ["RuntimeError", "ValueError"])
+@pytest.mark.parametrize("error", ["RuntimeError", "ValueError", "SystemExit"])
 def test_errors_name_the_component_and_the_line(error: str, parts: Path, log: Path, data: Path, tmp_path: Path) -> None:
     raised = f"raise {error}('no idea')"
     changed(parts, "return self.scale * self", f"if len(rows) != 3: {raised}\n        return self.scale * self")
@@ -286,6 +287,31 @@ def test_errors_name_the_component_and_the_line(error: str, parts: Path, log: Pa
         train(cascade(log, parts), tmp_path / "cascade")
     with pytest.raises(ConfigError, match=rf"config: .*no idea \({parts}, line {line}, in Mine.terms\)"):
         method_of(validate_any(cascade(log, parts))).check_components()
+
+
+def test_errors_of_a_metric_name_it(parts: Path, data: Path, tmp_path: Path) -> None:
+    changed(
+        parts, "    real = scores if mask is None", "    raise KeyError('no idea')\n    real = scores if mask is None"
+    )
+    train(ranker(data, parts), tmp_path / "run")
+    with pytest.raises(OwnCodeError, match=rf"first: KeyError: 'no idea' \({parts}, line \d+, in first\)"):
+        evaluate_run(tmp_path / "run")
+
+
+def test_a_loss_without_a_gradient_is_refused(parts: Path, log: Path, data: Path, tmp_path: Path) -> None:
+    changed(parts, "return (((scores - labels)", "return (((scores.detach() - labels)")
+    with pytest.raises(TrainingError, match="the loss has no gradient"):
+        train(ranker(data, parts), tmp_path / "ranker")
+    changed(parts, "-(truth * log_p).sum(-1).mean()", "-(truth * log_p).sum(-1).mean().detach()")
+    with pytest.raises(TrainingError, match="the loss has no gradient"):
+        train(cascade(log, parts), tmp_path / "cascade")
+
+
+def test_names_without_a_colon_are_recognised(parts: Path, data: Path) -> None:
+    with pytest.raises(ConfigError, match=r"found 'my.losses.focal', did you mean 'my.losses:focal'"):
+        validate_any(ranker(data, parts, loss={"name": "my.losses.focal"}))
+    with pytest.raises(ConfigError, match=rf"found '{parts}', did you mean '{parts}:NAME'"):
+        validate_any(ranker(data, parts, model={"kind": str(parts)}))
 
 
 def test_an_error_of_somebody_else_stays_as_it_is(parts: Path, log: Path, tmp_path: Path) -> None:

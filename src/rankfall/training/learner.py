@@ -13,6 +13,7 @@ from torch import nn
 
 from rankfall.training.device import CPU, Placement
 from rankfall.training.distributed.group import ALONE, Group
+from rankfall.training.run_directory import TrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.training.checkpoint import State
-    from rankfall.training.run_directory import TrainingError
     from rankfall.training.temperatures import Temperature
 
 
@@ -316,7 +316,13 @@ class Learner(ABC, Generic[BatchT]):
 
     def _backward(self, terms: Mapping[str, Tensor], weight: float) -> None:
         """Compute the gradients. They are averaged over the processes, whose shares of the batch differ in size."""
-        (torch.stack(list(terms.values())).sum() * weight).backward()
+        loss = torch.stack(list(terms.values())).sum() * weight
+        if not loss.requires_grad:
+            raise TrainingError(
+                "the loss has no gradient: no term is computed from the scores. Are they detached, or converted to "
+                "numbers or NumPy arrays?"
+            )
+        loss.backward()
 
     def _unmoved(self, position: Position) -> dict[str, list[nn.Parameter]]:
         """Return the parts that are not known to have moved in this epoch; gradients are equal in all processes."""

@@ -171,7 +171,7 @@ def own_code(config: BaseModel, *, trains: bool = False) -> Generator[None]:
             warnings.warn(f"later commands will ask for --trust, because {error}", stacklevel=3)
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if not sources or any(isinstance(one, OwnCodeError) for one in _chain(error)):
             raise
         if (place := _place(error, sources)) is not None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rankfall._files import TEMPORARY, is_temporary
 from rankfall._trust import stored_code
 from rankfall._yaml_config import ConfigError, leaves, read_yaml, shown
-from rankfall.registry.stored_sources import check_present
+from rankfall.registry.stored_sources import changed, check_present
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.ranker_config import RankerConfig
@@ -125,9 +125,14 @@ def read_config(directory: Path, *, trust: bool = False) -> TrainConfig:
     """
     if not (directory / CONFIG).is_file():
         raise ValueError(f"{directory} is not the directory of a run: it has no {CONFIG} (see 'rankfall train --help')")
-    check_present(stored_sources(directory), directory)
-    with stored_code(directory, trust=trust):
-        return validate_any(read_yaml(directory / CONFIG), where=str(directory / CONFIG))
+    sources = stored_sources(directory)
+    check_present(sources, directory)
+    try:
+        with stored_code(directory, trust=trust):
+            return validate_any(read_yaml(directory / CONFIG), where=str(directory / CONFIG))
+    except ConfigError as error:
+        notes = [f"note: {text}" for text in changed(sources)]  # why a user's own file may not be trusted any more
+        raise ConfigError("\n".join([str(error), *notes])) from None
 
 
 def read_config_as(kind: type[Config], directory: Path, *, trust: bool = False) -> Config:

@@ -239,7 +239,23 @@ def check_name(kind: Kind, name: object, *path: str, allowed: Sequence[str] | No
     builtin = registry.builtins(kind) if allowed is None else allowed
     if name not in builtin:
         names = [one for one in registry.names(kind) if one in builtin or is_own(kind, one)]
-        raise OptionError(f"found {shown(name)}{did_you_mean(name, names)}; allowed are {', '.join(names)}", *path)
+        hint = like_reference(name) or did_you_mean(name, names)
+        raise OptionError(f"found {shown(name)}{hint}; allowed are {', '.join(names)}", *path)
+
+
+def like_reference(name: object) -> str:
+    """Return the hint for a name that would be a reference if it had a colon; empty for every other name.
+
+    >>> like_reference("my_package.losses.focal"), like_reference("./my_loss.py"), like_reference("focal")
+    (", did you mean 'my_package.losses:focal'", ", did you mean './my_loss.py:NAME', with a name of that file", '')
+    """
+    if not isinstance(name, str):
+        return ""
+    if name.endswith(".py"):
+        return f", did you mean '{name}:NAME', with a name of that file"
+    module, dot, attribute = name.rpartition(".")
+    is_path = dot and all(part.isidentifier() for part in name.split("."))
+    return f", did you mean '{module}:{attribute}'" if is_path else ""
 
 
 def _check(kind: Kind, name: str, options: Mapping[str, Any]) -> None:

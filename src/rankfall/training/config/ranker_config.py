@@ -26,6 +26,7 @@ from rankfall.training.config.component_checks import (
     check_model,
     component_name,
     is_own,
+    like_reference,
     validate_model,
 )
 from rankfall.training.config.network_presets import PRESETS, with_preset
@@ -159,7 +160,7 @@ def _read_model(value: object) -> object:
         return value
     kind = value.get("kind", "mlp")
     if kind not in _BUILT_IN and not (isinstance(kind, str) and is_own("model", kind)):
-        hint = did_you_mean(kind, _BUILT_IN)
+        hint = like_reference(kind) or did_you_mean(kind, _BUILT_IN)
         raise OptionError(f"found {kind!r}{hint}; allowed are {', '.join(_BUILT_IN)}", "kind")
     return with_preset(value, embedded=False)
 

@@ -86,7 +86,9 @@ class ListMethod(Method[Config, RankingData]):
         prepared = RankingData.load(data or self.config.data.path)
         is_role = split in get_args(Role)
         lists = load_lists(prepared, self.config.data, cast("Role", split)) if is_role else Lists([prepared[split]])
-        return evaluate(self.score(directory, lists), lists, self.metrics)
+        scores = self.score(directory, lists)
+        with own_code(self.config):
+            return evaluate(scores, lists, self.metrics)
 
     @abstractmethod
     def score(self, directory: Path, lists: Lists) -> Tensor:
