@@ -307,6 +307,50 @@ def test_a_loss_without_a_gradient_is_refused(parts: Path, log: Path, data: Path
         train(cascade(log, parts), tmp_path / "cascade")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "        return terms\n",
+            "        return {}\n",
+            "Mine.terms returned an empty dictionary, expected",
+        ),
+        (
+            "        return terms\n",
+            "        return truth.sum()\n",
+            "Mine.terms returned Tensor, expected a dictionary",
+        ),
+        (
+            ".sum(-1).mean()",
+            ".sum(-1)",
+            r"Mine.terms returned the shape \(1,\) as 'stage1/kept'",
+        ),
+        (".sum(-1).mean()", ".sum(-1).mean().item()", "Mine.terms returned float as 'stage1/kept', expected"),
+        (
+            "super().__init__(stages)\n        self.relevant,",
+            "self.relevant,",
+            r"Mine has no number of stages, expected super\(\).__init__\(stages\)",
+        ),
+        (
+            "return rf.ops.lapsum_topk(scores, k, mask=mask, tau=tau)",
+            "return scores - 5",
+            "soft returned values from -5 to -3 .* expected inclusion probabilities from 0 to 1",
+        ),
+        (
+            "return rf.ops.lapsum_topk(scores, k, mask=mask, tau=tau)",
+            "return scores * float('nan')",
+            "soft returned values from nan to nan",
+        ),
+    ],
+)
+def test_wrong_output_of_an_objective_or_operator_is_refused(
+    old: str, new: str, message: str, parts: Path, log: Path
+) -> None:
+    changed(parts, old, new)
+    with pytest.raises(ConfigError, match=f"config: objective: {message}"):
+        method_of(validate_any(cascade(log, parts))).check_components()
+
+
 def test_names_without_a_colon_are_recognised(parts: Path, data: Path) -> None:
     with pytest.raises(ConfigError, match=r"found 'my.losses.focal', did you mean 'my.losses:focal'"):
         validate_any(ranker(data, parts, loss={"name": "my.losses.focal"}))

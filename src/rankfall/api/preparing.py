@@ -188,7 +188,7 @@ def _check_arguments(layout: str, out: PathLike | None, spec: ConfigLike | None,
         hint = did_you_mean(layout, _LAYOUTS)
         raise ValueError(f"layout: found {layout!r}{hint}; allowed are {', '.join(_LAYOUTS)}")
     if layout == "rows" and spec is None:
-        raise ValueError("spec: missing, expected a description of the log")
+        raise ValueError('spec: missing, expected a description of the log; ranking text has layout="letor"')
     if out is None and not check:
         raise ValueError("out: missing, expected a directory to write")
     for name, found, layouts in (

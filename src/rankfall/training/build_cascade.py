@@ -6,13 +6,14 @@ import inspect
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rankfall import objectives, registry
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError
 from rankfall.cascade import Cascade, Stage
 from rankfall.models.build import build_model, tables_of
+from rankfall.ops.inclusion import Operator
 from rankfall.training.build_components import make_optimizer, make_options
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from rankfall.training.config.cascade_config import CascadeConfig
     from rankfall.training.config.sections import OptimizerConfig
     from rankfall.training.temperatures import Temperature
+
+_TOLERANCE = 1e-3  # of probabilities that a user's operator returns
 
 
 # --- models -----------------------------------------------------------------------------------------------------
@@ -119,8 +122,12 @@ def check_objective(
         weighted: Whether items have weights.
 
     Raises:
-        ConfigError: If the objective refuses its options, or was built for another number of stages.
+        ConfigError: If the objective refuses its options, was built for another number of stages, or returns something
+            else than numbers by name.
     """
+    kind = type(objective).__name__
+    if not hasattr(objective, "stages"):
+        raise ConfigError(f"objective: {kind} has no number of stages, expected super().__init__(stages) in __init__")
     if objective.stages != stages:
         raise ConfigError(f"objective.quotas: found {objective.stages}, expected one for each of {stages} stages")
     for temperature in temperatures:
@@ -128,7 +135,10 @@ def check_objective(
     scores = [torch.zeros(1, 3, 3) if classifies else torch.tensor([[0.0, 1.0, 2.0]])] * stages
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            objective(
+            for operator in vars(objective).values():
+                if isinstance(operator, Operator) and operator.function is not None:
+                    _check_operator(operator)
+            terms = objective.parts(
                 scores,
                 torch.tensor([[2.0, 1.0, 0.0]]),
                 depth=torch.tensor([[2, 1, 0]]),
@@ -136,6 +146,29 @@ def check_objective(
             )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"objective: {error}") from None
+    _check_terms(kind, terms)
+
+
+def _check_operator(operator: Operator) -> None:
+    """Check that a user's operator returns probabilities. Training does not: a GPU would have to wait for values."""
+    found = operator(torch.tensor([[0.0, 1.0, 2.0]]), 1)
+    low, high = float(found.min()), float(found.max())
+    if not (low > -_TOLERANCE and high < 1 + _TOLERANCE):  # also NaN
+        raise ValueError(
+            f"{operator.name} returned values from {low:.4g} to {high:.4g} for the scores 0, 1, 2 and k=1, expected "
+            "inclusion probabilities from 0 to 1"
+        )
+
+
+def _check_terms(kind: str, terms: object) -> None:
+    expected = 'expected a dictionary of numbers by name, such as {"stage1/loss": tensor(0.5)}'
+    if not isinstance(terms, dict) or not terms:
+        found = "an empty dictionary" if isinstance(terms, dict) else type(terms).__name__
+        raise ConfigError(f"objective: {kind}.terms returned {found}, {expected}")
+    for name, term in terms.items():
+        if not isinstance(term, Tensor) or term.shape != ():
+            found = f"the shape {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
+            raise ConfigError(f"objective: {kind}.terms returned {found} as {name!r}, {expected}")
 
 
 def with_depths(config: CascadeConfig, stages: Sequence[str]) -> CascadeConfig:
