@@ -20,6 +20,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import rankfall as rf
+from rankfall._tensor_file import read_checkpoint, write_checkpoint
 from rankfall.data import RankingData
 from rankfall.training.config.ranker_config import validate
 from rankfall.training.train_ranker import load_run, train
@@ -391,6 +392,29 @@ def test_prediction_refuses_other_features_and_an_unfitted_ranker() -> None:
 
 
 # --- scikit-learn and files -----------------------------------------------------------------------------------------
+
+
+def test_a_loaded_ranker_does_not_import_the_loss_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    X, y, group = planted()
+    file, path = tmp_path / "parts.py", tmp_path / "ranker.safetensors"
+    small().fit(X, y, group).save(path)
+    tensors, about = read_checkpoint(path)
+    file.write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'mark')!r}).touch()\n{OWN_PARTS}")
+    for loss in (f"{file}:sharpened", {"name": f"{file}:sharpened", "sharpness": 1.0}):
+        arguments = {**about["arguments"], "loss": loss}
+        results = {**about["results"], "predict": "not a method"}
+        write_checkpoint(path, tensors, {"kind": about["kind"], **about, "arguments": arguments, "results": results})
+        loaded = rf.Ranker.load(path)
+        assert loaded.predict(X).shape == y.shape  # no other attribute comes from the file
+        for ranker in (loaded, clone(loaded), pickle.loads(pickle.dumps(loaded))):
+            with pytest.raises(ValueError, match=r"parts\.py.*trust=True"):
+                ranker.fit(X, y, group)
+        assert not (tmp_path / "mark").exists()
+        assert clone(loaded).set_params(loss="softmax_loss").fit(X, y, group).loss_curve_
+    trusted = rf.Ranker.load(path, trust=True).fit(X, y, group)
+    assert np.array_equal(trusted.predict(X), small().fit(X, y, group).predict(X))
+    assert (tmp_path / "mark").exists()
 
 
 def test_clone_parameters_and_repr() -> None:

@@ -8,9 +8,10 @@ imported only
 - with ``trust=True`` (``--trust``),
 - or if this user has trained with the same file and the same content before (:func:`remember`).
 
-The registry calls :func:`check_import` before it imports a file. Code that this process has imported already is not
-imported again, and components of installed packages that declare entry points need no trust: installing a package is
-the decision to run it.
+The registry calls :func:`check_import` before it imports a file, and again for the very content that it is about to
+run. The packages that a module is in are checked as the module is; what these files import themselves is not. Code that
+this process has imported already is not imported again, and components that a configuration names by the entry points
+of installed packages need no trust: installing a package is the decision to run it.
 """
 
 from __future__ import annotations
@@ -67,18 +68,19 @@ def is_trusted() -> bool:
     return stored is not None and stored.trust
 
 
-def check_import(reference: str, file: str | Path | None) -> None:
+def check_import(reference: str, file: str | Path | None, digest: str | None = None) -> None:
     """Refuse to import a file if it is named by something stored and is not trusted.
 
     Args:
         reference: The name in the configuration.
         file: The file that would run. None for a module without a file of its own.
+        digest: Hash of the content that is about to run. Default: that of the file as it is now.
 
     Raises:
         UntrustedError: If the file is not trusted.
     """
     stored = _STORED.get()
-    if stored is None or stored.trust or (file is not None and _is_known(Path(file))):
+    if stored is None or stored.trust or (file is not None and _is_known(Path(file), digest)):
         return
     what = "a module without a source file" if file is None else f"{file} (sha256 {_short(file)})"
     raise UntrustedError(
@@ -124,8 +126,10 @@ def _known() -> dict[str, list[str]]:
     return content if isinstance(content, dict) else {}
 
 
-def _is_known(file: Path) -> bool:
-    return file.is_file() and checksum(file) in _known().get(str(file.resolve()), ())
+def _is_known(file: Path, digest: str | None) -> bool:
+    if not file.is_file():
+        return False
+    return (digest or checksum(file)) in _known().get(str(file.resolve()), ())
 
 
 def _short(file: str | Path) -> str:

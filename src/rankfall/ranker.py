@@ -12,7 +12,8 @@ import os
 import sys
 import tempfile
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from rankfall._suggestions import did_you_mean
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
 from rankfall._trust import stored_code
-from rankfall._yaml_config import ConfigError
+from rankfall._yaml_config import ConfigError, leaves
 from rankfall.data.lists.arrays import (
     QID,
     column_names,
@@ -39,6 +40,7 @@ from rankfall.data.lists.ranking_data import RankingData
 from rankfall.losses import GradeSoftmaxLoss
 from rankfall.metrics.named import forms, parse
 from rankfall.models import FeatureScaling
+from rankfall.registry.references import is_reference
 from rankfall.training.build_components import check_loss, classifies, make_loss
 from rankfall.training.build_ranker import make_ranker
 from rankfall.training.config.ranker_config import LossConfig, RankerConfig, validate
@@ -54,6 +56,7 @@ from rankfall.training.train_ranker import count_grades, fit_scaling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
 
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
 TRAINING = "training"
 NOT_VALIDATED = "none"
 FORMAT = "rankfall ranker"
+_RESULTS = ("n_iter_", "best_iteration_", "best_score_", "evals_result_", "loss_curve_")
 
 # Keys of a configuration and the arguments that set them, for error messages. Longer keys come first.
 _ARGUMENTS = {
@@ -159,6 +163,7 @@ class Ranker:
     best_score_: dict[str, dict[str, float]]
     evals_result_: dict[str, dict[str, list[float]]]
     loss_curve_: list[float]
+    _loaded: _Loaded | None = None
 
     def __init__(
         self,
@@ -259,7 +264,7 @@ class Ranker:
         sets = eval_pairs(eval_set, eval_X, eval_y)
         evaluated = self._eval_splits(train, sets, eval_names, eval_group, eval_qid)
         metrics = [parse(name) for name in _metric_names(eval_metric, eval_at)]
-        with _naming_arguments():
+        with self._code_of_file(), _naming_arguments():
             config = self._config(metrics[0].name, next(iter(evaluated), NOT_VALIDATED))
             with own_code(config, trains=True):
                 built = self._build_loss(config, weights)
@@ -270,6 +275,13 @@ class Ranker:
         if names is not None:
             self.feature_names_in_ = np.array(names, dtype=object)
         return self
+
+    def _code_of_file(self) -> AbstractContextManager[None]:
+        """Return the context for code that a file names, if the loss or the model is still the one of that file."""
+        stored = self._loaded
+        if stored is None or not any(stored.names(name, getattr(self, name)) for name in ("loss", "model")):
+            return nullcontext()
+        return stored_code(stored.path, trust=stored.trust)
 
     def _split(
         self, name: str, table: Any, labels: Any, group: Any, qid: Any, weight: Any = None, *, where: str = ""
@@ -515,13 +527,7 @@ class Ranker:
             "features": self.n_features_in_,
             "names": None if names is None else list(names),
             "grades": self.model_.grades,
-            "results": {
-                "n_iter_": self.n_iter_,
-                "best_iteration_": self.best_iteration_,
-                "best_score_": self.best_score_,
-                "evals_result_": self.evals_result_,
-                "loss_curve_": self.loss_curve_,
-            },
+            "results": {name: getattr(self, name) for name in _RESULTS},
         }
         write_checkpoint(Path(path), self.model_.state_dict(), about)
 
@@ -531,7 +537,8 @@ class Ranker:
 
         Args:
             path: The file.
-            trust: Whether to import the code of a model that the file names by reference. Built-in models need none.
+            trust: Whether to import the code of a model that the file names by reference, and that of its loss if the
+                ranker is fitted again. Built-in models and losses need none.
 
         Raises:
             ValueError: If the file is damaged, holds something else, or names code and `trust` is False.
@@ -550,7 +557,8 @@ class Ranker:
         ranker.n_features_in_ = about["features"]
         if about["names"] is not None:
             ranker.feature_names_in_ = np.array(about["names"], dtype=object)
-        vars(ranker).update(about["results"])
+        vars(ranker).update({name: about["results"][name] for name in _RESULTS})
+        ranker._loaded = _Loaded(path, trust, dict(about["arguments"]))
         return ranker
 
     # --- scikit-learn -------------------------------------------------------------------------------------------
@@ -594,6 +602,25 @@ class Ranker:
         return Tags(
             estimator_type=None, target_tags=TargetTags(required=True), input_tags=InputTags(), non_deterministic=False
         )
+
+    def __sklearn_clone__(self) -> Self:
+        """Return an unfitted copy. Code that a file names needs the same trust as before."""
+        copied = type(self)(**copy.deepcopy(self.get_params()))
+        copied._loaded = self._loaded
+        return copied
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """The file that a ranker was loaded from, and whether the code that it names may be imported."""
+
+    path: str | Path
+    trust: bool
+    arguments: Mapping[str, Any]
+
+    def names(self, argument: str, value: Any) -> bool:
+        """Return whether the value of an argument is that of the file, and names code."""
+        return bool(value == self.arguments.get(argument)) and any(map(is_reference, leaves({"": value}).values()))
 
 
 class NotFittedError(ValueError, AttributeError):

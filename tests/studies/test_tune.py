@@ -142,6 +142,13 @@ def test_a_name_is_set_before_the_options_that_belong_to_it(write: Callable[...,
     assert config.model_dump()["loss"] == {"name": "pirank_ndcg_loss", "k": 3}
 
 
+def test_a_stored_value_that_is_no_choice_is_refused(write: Callable[..., Path]) -> None:
+    search = load_search(write({"loss.name": ["softmax_loss", "ranknet_loss"]}))
+    assert search.read({"loss.name": '"ranknet_loss"'}) == {"loss.name": "ranknet_loss"}
+    with pytest.raises(ValueError, match=r"found the stored value .*theirs\.py:loss"):
+        search.read({"loss.name": '"theirs.py:loss"'})
+
+
 def test_a_section_is_set_before_its_parts(write: Callable[..., Path]) -> None:
     space = {"loss.k": [1, 3], "loss": [{"name": "lambda_loss", "k": 5}, {"name": "lambda_loss", "k": 7}]}
     search = load_search(write(space))

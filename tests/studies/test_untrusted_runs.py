@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from typing import TYPE_CHECKING, Any
@@ -126,3 +127,12 @@ def test_the_command_line_says_what_would_run(foreign: Path, capsys: pytest.Capt
     assert not mark(foreign.parent).exists()
     assert command("evaluate", foreign, "--trust") == 0
     assert mark(foreign.parent).exists()
+
+
+@pytest.mark.parametrize("changes", [{"kind": "nonsense"}, {"name": 5}, {"file": None}, {"more": ""}])
+def test_a_damaged_list_of_components(changes: dict[str, Any], log: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(to_yaml(content(log)))
+    stored = {"kind": "loss", "name": "softmax_loss", "file": "", "sha256": ""} | changes
+    (tmp_path / "components.json").write_text(json.dumps([stored]))
+    with pytest.raises(ValueError, match=r"components\.json is damaged"):
+        read_config(tmp_path)

@@ -96,7 +96,7 @@ def get(kind: Kind, name: str) -> Callable[..., Any]:
     if name in registered(kind):
         return check_component(kind, name, registered(kind)[name].component)
     if reference := entry_point(kind, name):
-        return check_component(kind, name, resolve(kind, reference))
+        return check_component(kind, name, resolve(kind, reference, installed=True))
     raise ValueError(f"{kind}: {unknown(kind, name)}")
 
 

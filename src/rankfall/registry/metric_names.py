@@ -130,9 +130,10 @@ def higher_is_better(name: str) -> bool:
     word, _ = split_cutoffs(name)
     if found := builtins("metric").get(word) or registered("metric").get(word):
         return found.higher_is_better
-    reference = word if is_reference(word) else entry_points("metric").get(word)
+    installed = not is_reference(word)
+    reference = entry_points("metric").get(word) if installed else word
     try:
-        file = find("metric", reference) if reference else None
+        file = find("metric", reference, installed=installed) if reference else None
     except UnresolvedError:
         return True
     attribute = reference.rpartition(":")[2] if reference else ""

@@ -16,17 +16,17 @@ import traceback
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rankfall import register
 from rankfall._suggestions import did_you_mean
-from rankfall._trust import check_import
+from rankfall._trust import UntrustedError, check_import
 from rankfall.registry import user_files
 from rankfall.registry.builtin_components import place as builtin_place
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
 
     from rankfall.register import Kind
 
@@ -103,20 +103,28 @@ def absolute_references(content: Any) -> Any:
     return absolute(content) if isinstance(content, str) else content
 
 
-def resolve(kind: str, reference: str) -> object:
+def resolve(kind: str, reference: str, *, installed: bool = False) -> object:
     """Import what a reference names.
 
     Args:
         kind: Kind of component that is expected, for messages.
         reference: ``"module.path:attribute"`` or ``"file.py:attribute"``.
+        installed: Whether an entry point has this reference. Its module is not searched in the current directory, and
+            needs no trust.
 
     Raises:
         UnresolvedError: If the module, the file or the attribute does not exist, or the import fails.
     """
     place, attribute = _split(kind, reference)
-    module = _load_file(kind, reference) if is_file_reference(reference) else _load_module(kind, reference, place)
-    found: Any = module
-    for part in attribute.split("."):
+    if is_file_reference(reference):
+        found: Any = _load_file(kind, reference)
+    else:
+        found = _load_module(reference, place, installed=installed)
+    for depth, part in enumerate(attribute.split(".")):
+        if depth and isinstance(found, ModuleType):  # the code of another file than the one that was checked
+            raise UnresolvedError(
+                f"found {reference!r}, which leads into the module {found.__name__}; expected '{found.__name__}:{part}'"
+            )
         if not hasattr(found, part):
             has = _public(found)
             shown = f"{', '.join(has[:20])}{', ...' if len(has) > 20 else ''}" or "nothing public"
@@ -127,15 +135,20 @@ def resolve(kind: str, reference: str) -> object:
     return found
 
 
-def find(kind: str, reference: str) -> Path | None:
+def find(kind: str, reference: str, *, installed: bool = False) -> Path | None:
     """Return the file of a reference without importing anything, or None for a module that is not a Python file.
+
+    Args:
+        kind: Kind of component that is expected, for messages.
+        reference: The reference.
+        installed: As of :func:`resolve`.
 
     Raises:
         UnresolvedError: If the reference is malformed, or the module or file does not exist.
     """
     place, _ = _split(kind, reference)
     if not is_file_reference(reference):
-        return _find_module(reference, place)
+        return _find_module(reference, place, installed=installed)
     file = Path(absolute(reference).rpartition(":")[0])
     if not file.is_file():
         near = [one.name for one in file.parent.glob("*.py")] if file.parent.is_dir() else []
@@ -167,7 +180,21 @@ def source_of(kind: Kind, name: str) -> Source | None:
     reference = entry_point(kind, name)
     if reference is None:
         raise UnresolvedError(f"{kind}: found {name!r}, which is neither built in nor registered")
-    return _source(kind, name, find(kind, reference))
+    return _source(kind, name, find(kind, reference, installed=True))
+
+
+def imported_files(source: Source) -> list[Path]:
+    """Return the files that importing a component runs, besides what they import: its own, and those of its packages.
+
+    Args:
+        source: The component, which can be found.
+    """
+    if not source.file:
+        return []
+    if is_reference(source.name) and not is_file_reference(source.name):
+        place = source.name.rpartition(":")[0]
+        return list(_module_files(source.name, place).values())
+    return [Path(source.file)]
 
 
 @cache
@@ -221,34 +248,58 @@ def _load_file(kind: str, reference: str) -> ModuleType:
         check_import(reference, file)
     try:
         return user_files.load(file)
+    except UntrustedError:  # the file was changed after the check above
+        raise
     except Exception as error:
         raise UnresolvedError(f"found {reference!r}, but importing {file} fails: {_explain(error)}") from error
 
 
-def _load_module(kind: str, reference: str, name: str) -> ModuleType:
-    file = _find_module(reference, name)
-    if str(file) not in _LOADED and reference not in {value for _, value, _ in _all_entry_points()}:
-        check_import(reference, file)
+def _load_module(reference: str, name: str, *, installed: bool) -> ModuleType:
+    file = _find_module(reference, name, installed=installed)
+    module = _import(reference, name) if installed else _import_checked(reference, name, file)
+    if file is not None:
+        _LOADED.setdefault(str(file), user_files.read_hash(name) or user_files.sha256(file))
+    return module
+
+
+def _import_checked(reference: str, name: str, file: Path | None) -> ModuleType:
+    """Import a module and the packages that it is in, if they are trusted."""
+    files = _module_files(reference, name)
+    if str(file) not in _LOADED or name not in sys.modules:
+        for one in dict.fromkeys([*(path for module, path in files.items() if module not in sys.modules), file]):
+            check_import(reference, one)
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)  # stays there: the module may import others later, also in processes started from here
         importlib.invalidate_caches()
+    with user_files.checked({module: path for module, path in files.items() if path.suffix == ".py"}):
+        return _import(reference, name)
+
+
+def _import(reference: str, name: str) -> ModuleType:
     try:
-        module = importlib.import_module(name)
+        return importlib.import_module(name)
+    except UntrustedError:
+        raise
     except Exception as error:
         raise UnresolvedError(f"found {reference!r}, but importing {name} fails: {_explain(error)}") from error
-    if file is not None:
-        _LOADED.setdefault(str(file), user_files.sha256(file))
-    return module
 
 
 _LOADED: dict[str, str] = {}  # hashes of the files of modules when they were imported: what runs, whatever is edited
 
 
-def _find_module(reference: str, name: str) -> Path | None:
+def _module_files(reference: str, name: str) -> dict[str, Path]:
+    """Return the files that importing a module runs by the names of their modules: those of its packages, its own."""
+    parts = name.split(".")
+    prefixes = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+    found = ((prefix, _find_module(reference, prefix, installed=False)) for prefix in prefixes)
+    return {prefix: file for prefix, file in found if file is not None}
+
+
+def _find_module(reference: str, name: str, *, installed: bool) -> Path | None:
     """Return the file of a module without importing the packages that it is in."""
     parts = name.split(".")
-    spec = _find_top(parts[0])
+    spec = _find_top(parts[0], installed=installed)
     for depth in range(1, len(parts) + 1):
         if depth > 1:
             folders = list(spec.submodule_search_locations or []) if spec else []
@@ -262,9 +313,9 @@ def _find_module(reference: str, name: str) -> Path | None:
     return Path(spec.origin).resolve() if spec and spec.origin and spec.has_location else None
 
 
-def _find_top(name: str) -> ModuleSpec | None:
-    """Find a module without a dot, first in the current directory."""
-    here = importlib.machinery.PathFinder.find_spec(name, [str(Path.cwd())])
+def _find_top(name: str, *, installed: bool) -> ModuleSpec | None:
+    """Find a module without a dot, first in the current directory unless it is that of an installed package."""
+    here = None if installed else importlib.machinery.PathFinder.find_spec(name, [str(Path.cwd())])
     if here is not None and here.has_location:  # a folder without __init__.py hides no installed package
         return here
     try:

@@ -132,15 +132,15 @@ def scores_of_run(
     assert isinstance(config, CascadeConfig)
     with stored_code(run_dir, trust=trust):
         opened = CascadeMethod(config).open_split(run_dir, split, data=data, on_notice=on_notice)
-    total = opened.impressions
-    with opened.refusing_new_ids():
-        scores = collect_scores(
-            scorer_for(opened.cascade, opened.loader, opened.config, reach=reach),
-            opened.loader,
-            stages=opened.cascade.names,
-            relevant=config.relevant,
-            on_batch=lambda count: on_impressions(count, total),
-        )
+        total = opened.impressions
+        with opened.refusing_new_ids():
+            scores = collect_scores(
+                scorer_for(opened.cascade, opened.loader, opened.config, reach=reach),
+                opened.loader,
+                stages=opened.cascade.names,
+                relevant=config.relevant,
+                on_batch=lambda count: on_impressions(count, total),
+            )
     return opened.config, scores
 
 

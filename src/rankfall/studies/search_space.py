@@ -104,8 +104,15 @@ class Choices:
         return CategoricalDistribution([json.dumps(value) for value in self.ends])
 
     def read(self, drawn: Any) -> Any:
-        """Return the value that Optuna drew, as it is configured."""
-        return json.loads(drawn)
+        """Return the value that Optuna drew, as it is configured.
+
+        Raises:
+            ValueError: If a stored search drew something else, which may name code of somebody else.
+        """
+        values = {json.dumps(value): value for value in self.ends}
+        if drawn not in values:
+            raise ValueError(f"found the stored value {drawn}, expected one of {', '.join(values)}")
+        return values[drawn]
 
     def hint(self) -> str:
         """Return an empty hint."""

@@ -16,7 +16,7 @@ from rankfall import registry
 from rankfall._trust import remember
 from rankfall._yaml_config import ConfigError
 from rankfall.registry.metric_names import split_cutoffs
-from rankfall.registry.references import Source, source_of
+from rankfall.registry.references import Source, imported_files, source_of
 from rankfall.registry.stored_sources import short_name
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.component_checks import is_own
@@ -127,11 +127,18 @@ def stored_sources(directory: Path) -> list[Source]:
     """Return the code that a run was trained with."""
     try:
         content = json.loads((directory / COMPONENTS).read_text(encoding="utf-8"))
-        return [Source(**one) for one in content]
+        return [_source(one) for one in content]
     except FileNotFoundError:
         return []
     except (ValueError, TypeError):
         raise ValueError(f"{directory / COMPONENTS} is damaged: it is not a list of components") from None
+
+
+def _source(content: Any) -> Source:
+    source = Source(**content)
+    if source.kind not in registry.KINDS or not all(isinstance(value, str) for value in content.values()):
+        raise ValueError
+    return source
 
 
 def check_same_code(out: Path, config: BaseModel) -> None:
@@ -166,7 +173,7 @@ def own_code(config: BaseModel, *, trains: bool = False) -> Generator[None]:
     sources = sources_of(config)
     if trains and sources:
         try:
-            remember(dict.fromkeys(one.file for one in sources if one.file))
+            remember(dict.fromkeys(file for one in sources for file in imported_files(one)))
         except OSError as error:
             warnings.warn(f"later commands will ask for --trust, because {error}", stacklevel=3)
     try:

@@ -11,13 +11,16 @@ import importlib.machinery
 import importlib.util
 import re
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankfall._trust import check_import
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Mapping, Sequence
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
+    from types import CodeType, ModuleType
 
 _HASHES: dict[str, str] = {}  # of the text that each module was read from
 
@@ -77,16 +80,65 @@ class _Finder:
         return importlib.util.spec_from_file_location(name, file, loader=_Loader(name, str(file)))
 
 
-class _Loader(importlib.machinery.SourceFileLoader):
-    """Reads a file without the cache of compiled files, which overlooks two changes within one second."""
+class _CheckedLoader(importlib.machinery.SourceFileLoader):
+    """Reads a file once, so that what is checked is what runs.
 
-    def get_code(self, fullname: str) -> object:  # type: ignore[override]
+    The cache of compiled files is not used: it overlooks two changes within one second, and may hold other code.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
         content = self.get_data(self.path)
-        _HASHES[fullname] = hashlib.sha256(content).hexdigest()
+        digest = hashlib.sha256(content).hexdigest()
+        check_import(self.path, self.path, digest)
+        _HASHES[fullname] = digest
+        code: CodeType = self.source_to_code(content, self.path)
+        return code
+
+
+class _Loader(_CheckedLoader):
+    """Reads a file that is named by its path."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        code = super().get_code(fullname)
         folder = str(Path(self.path).parent)
         if folder not in sys.path:
             sys.path.append(folder)  # last: modules beside the file can be imported, and hide nothing
-        return self.source_to_code(content, self.path)
+        return code
 
 
 sys.meta_path.append(_Finder)
+
+
+@contextmanager
+def checked(files: Mapping[str, Path]) -> Generator[None]:
+    """Context in which modules are read from these files, and only as far as their content is trusted.
+
+    Args:
+        files: Python files by the names of their modules.
+    """
+    finder = _CheckedFinder(files)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _CheckedFinder:
+    """Finds modules in given files."""
+
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        self._files = files
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        file = self._files.get(name)
+        if file is None:
+            return None
+        folders = [str(file.parent)] if file.name == "__init__.py" else None
+        loader = _CheckedLoader(name, str(file))
+        return importlib.util.spec_from_file_location(name, file, loader=loader, submodule_search_locations=folders)
+
+
+def read_hash(module: str) -> str | None:
+    """Return the hash of the text that a module was read from, if this package has read it."""
+    return _HASHES.get(module)
