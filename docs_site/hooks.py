@@ -1,0 +1,69 @@
+"""Events of MkDocs: generated pages, navigation, formulas.
+
+| page | made from |
+|---|---|
+| ``methods/``, one page per method | doc strings, and rows of the tables in docs/reference/ |
+| ``reference/api/``, one page per module | doc strings, read by mkdocstrings |
+| ``reference/cli.md``, at its mark | the help texts of the commands |
+| ``reference/configuration-keys.md`` | the models that validate configurations |
+| ``contributing.md``, ``changelog.md`` | the files of the repository |
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+from docs_site import api, commands, config_keys, formulas, methods, navigation  # noqa: E402
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+_COMMANDS = "<!-- commands -->"
+_FILES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages, and complete the navigation with them."""
+    for path, content in _generated().items():
+        files.append(File.generated(config, path, content=content))
+    pages = [file.src_uri for file in files.documentation_pages()]
+    config.nav = navigation.expanded(config.nav or [], pages)
+    return files
+
+
+def _generated() -> dict[str, str]:
+    pages = {"methods/index.md": methods.index_page(), "reference/configuration-keys.md": config_keys.keys_page()}
+    pages |= {method.path: methods.method_page(method) for method in methods.all_methods()}
+    pages |= api.pages()
+    return pages | {path: _repository_file(name) for path, name in _FILES.items()}
+
+
+def _repository_file(name: str) -> str:
+    """Return a page of the repository's root with links that fit the root of the site."""
+    return (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Insert generated parts, and let links to files of the repository lead to pages of the site."""
+    markdown = re.sub(r"\]\((?:\.\./)+(CONTRIBUTING|CHANGELOG)\.md", _link_to_file, markdown)
+    markdown = re.sub(r"\[([^\]]+)\]\((?:\.\./)+(?:experiments|examples|src|tests)/[^)]*\)", r"\1", markdown)
+    return markdown.replace(_COMMANDS, commands.commands_page()) if _COMMANDS in markdown else markdown
+
+
+def _link_to_file(found: re.Match[str]) -> str:
+    return f"{found[0].removesuffix(found[1] + '.md').removesuffix('../')}{found[1].lower()}.md"
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Draw formulas, and link names of methods to their pages."""
+    return formulas.with_mathml(html)
