@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from docs_site.doc_strings import to_markdown
 from docs_site.markdown import code, page, table
+from docs_site.tables import anchor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,10 +26,10 @@ the keys by examples. *Needed* keys have no default. The options of models, loss
 
 def keys_page() -> str:
     """Return the Markdown of the keys of all kinds of files."""
-    return page(_INTRODUCTION, *(part for title, model in _models().items() for part in _file(title, model)))
+    return page(_INTRODUCTION, *(part for title, model in models().items() for part in _file(title, model)))
 
 
-def _models() -> dict[str, Any]:
+def models() -> dict[str, Any]:
     """Return the models of the files by the titles of their sections."""
     from rankfall.data.impressions.spec import Spec
     from rankfall.studies.comparison_plan import ComparisonConfig
@@ -48,53 +51,84 @@ def _models() -> dict[str, Any]:
 
 def _file(title: str, model: Any) -> Iterator[str]:
     schema = model.model_json_schema()
-    sections = schema.get("$defs", {})
+    file = File(anchor(title), schema.get("$defs", {}), _places(schema))
     yield f"## {title}"
-    yield _text(schema.get("description", ""))
-    yield _keys(schema, sections)
-    for name in _reachable(schema, sections):
-        if "properties" in sections[name]:
-            yield f"### {title}: {name.removesuffix('Config')}"
-            yield _text(sections[name].get("description", ""))
-            yield _keys(sections[name], sections)
+    yield to_markdown(schema.get("description", ""))
+    yield _keys(schema, file)
+    for name, heading in file.headings.items():
+        yield f"### {heading} {{ #{file.anchor(name)} }}"
+        yield to_markdown(file.sections[name].get("description", ""))
+        yield _keys(file.sections[name], file)
 
 
-def _reachable(schema: dict[str, Any], sections: dict[str, Any]) -> list[str]:
-    """Return the names of all sections in the order in which they are first used."""
-    found: list[str] = []
+@dataclass(frozen=True)
+class File:
+    """A kind of file.
 
-    def visit(part: Any) -> None:
-        if isinstance(part, dict):
-            name = str(part.get("$ref", "")).rpartition("/")[2]
-            if name and name not in found:
-                found.append(name)
-                visit(sections[name])
-            for key, value in part.items():
-                if key != "$defs":
-                    visit(value)
-        elif isinstance(part, list):
+    Attributes:
+        name: Prefix of the anchors of its sections.
+        sections: Schemas by the names of their models.
+        places: Dotted key under which each section is first used, in that order.
+    """
+
+    name: str
+    sections: dict[str, Any]
+    places: dict[str, str]
+
+    @property
+    def headings(self) -> dict[str, str]:
+        """The headings of all sections with keys. Sections under the same key add the names of their models."""
+        counts = Counter(self.places.values())
+        return {
+            name: place if counts[place] == 1 else f"{place}: {name.removesuffix('Config')}"
+            for name, place in self.places.items()
+            if "properties" in self.sections[name]
+        }
+
+    def anchor(self, name: str) -> str:
+        """Return the anchor of a section."""
+        return f"{self.name}-{anchor(name)}"
+
+
+def _places(schema: dict[str, Any]) -> dict[str, str]:
+    """Return the dotted key under which each section is first used, in that order."""
+    found: dict[str, str] = {}
+    sections = schema.get("$defs", {})
+
+    def visit(part: Any, place: str) -> None:
+        if isinstance(part, list):
             for one in part:
-                visit(one)
+                visit(one, place)
+        if not isinstance(part, dict):
+            return
+        name = str(part.get("$ref", "")).rpartition("/")[2]
+        if name and name not in found:
+            found[name] = place
+            visit(sections[name], place)
+        for key, value in part.get("properties", {}).items():
+            visit(value, f"{place}.{key}" if place else key)
+        for key in ("anyOf", "oneOf", "items", "additionalProperties"):
+            visit(part.get(key), place)
 
-    visit(schema)
+    visit(schema, "")
     return found
 
 
-def _keys(schema: dict[str, Any], sections: dict[str, Any]) -> str:
+def _keys(schema: dict[str, Any], file: File) -> str:
     needed = schema.get("required", [])
     rows = [
-        [code(key), type_text(value, sections), _default(value, key in needed), _description(value, sections)]
+        [code(key), type_text(value, file), _default(value, key in needed), _description(value, file)]
         for key, value in schema.get("properties", {}).items()
     ]
     return table(["key", "type", "default", "meaning"], rows)
 
 
-def _description(value: dict[str, Any], sections: dict[str, Any]) -> str:
+def _description(value: dict[str, Any], file: File) -> str:
     """Return the description of a key, or the first paragraph of that of its section."""
     if "description" in value:
-        return _text(value["description"])
+        return to_markdown(value["description"])
     name = value.get("$ref", "").rpartition("/")[2]
-    return _text(sections[name].get("description", "").partition("\n\n")[0]) if name else ""
+    return to_markdown(file.sections[name].get("description", "").partition("\n\n")[0]) if name else ""
 
 
 def _default(value: dict[str, Any], needed: bool) -> str:
@@ -106,45 +140,46 @@ def _default(value: dict[str, Any], needed: bool) -> str:
     return code(json.dumps(default, ensure_ascii=False))
 
 
-def type_text(value: dict[str, Any], sections: dict[str, Any]) -> str:
+def type_text(value: dict[str, Any], file: File) -> str:
     """Return the type of a key in words.
 
-    >>> type_text({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "all"}, {"type": "null"}]}, {})
+    >>> file = File("training", {}, {})
+    >>> type_text({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "all"}, {"type": "null"}]}, file)
     'whole number of at least 1, `all` or `null`'
-    >>> type_text({"type": "array", "items": {"enum": ["a", "b"]}}, {})
+    >>> type_text({"type": "array", "items": {"enum": ["a", "b"]}}, file)
     'list of `a` or `b`'
     """
     for union in ("anyOf", "oneOf"):
         if union in value:
-            return _either([type_text(one, sections) for one in value[union]])
+            return _either([type_text(one, file) for one in value[union]])
     match value:
         case {"$ref": str() as reference}:
             name = reference.rpartition("/")[2]
-            section = sections[name]
-            if "properties" in section:
-                return f"section {name.removesuffix('Config')}"
-            return type_text(section, sections)
+            if name in file.headings:
+                return f"[section](#{file.anchor(name)})"
+            return type_text(file.sections[name], file)
         case {"const": constant}:
             return code(json.dumps(constant).strip('"'))
         case {"enum": list() as choices}:
             return _either([code(str(choice)) for choice in choices])
         case {"type": "array"}:
-            return f"list of {type_text(value['items'], sections)}" if value.get("items") else "list"
+            return f"list of {type_text(value['items'], file)}" if value.get("items") else "list"
         case {"type": "object"}:
             content = value.get("additionalProperties")
-            return f"mapping to {type_text(content, sections)}" if isinstance(content, dict) and content else "mapping"
-        case {"type": "null"}:
-            return "`null`"
-        case {"type": "integer"}:
-            return "whole number" + _range(value)
-        case {"type": "number"}:
-            return "number" + _range(value)
-        case {"type": "boolean"}:
-            return "`true` or `false`"
-        case {"type": "string"}:
-            return "text"
+            return f"mapping to {type_text(content, file)}" if isinstance(content, dict) and content else "mapping"
+        case {"type": str() as kind}:
+            return _WORDS[kind] + _range(value)
         case _:
             return "any value"
+
+
+_WORDS = {
+    "null": "`null`",
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "`true` or `false`",
+    "string": "text",
+}
 
 
 def _either(choices: list[str]) -> str:
@@ -164,7 +199,3 @@ def _range(value: dict[str, Any]) -> str:
     ]
     parts = [f"{words} {bound:g}" for bound, words in bounds if bound is not None and bound < _LARGE]
     return f" {' and '.join(parts)}" if parts else ""
-
-
-def _text(text: str) -> str:
-    return to_markdown(text)

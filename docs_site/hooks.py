@@ -5,6 +5,7 @@
 | ``methods/``, one page per method | doc strings, and rows of the tables in docs/reference/ |
 | ``reference/api/``, one page per module | doc strings, read by mkdocstrings |
 | ``reference/cli.md``, at its mark | the help texts of the commands |
+| ``reference/executed-examples.md`` | the blocks of all pages |
 | ``reference/configuration-keys.md`` | the models that validate configurations |
 | ``contributing.md``, ``changelog.md`` | the files of the repository |
 """
@@ -21,7 +22,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from docs_site import api, commands, config_keys, formulas, methods, navigation  # noqa: E402
+from docs_site import api, blocks, commands, config_keys, formulas, method_links, methods, navigation  # noqa: E402
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -45,6 +46,7 @@ def _generated() -> dict[str, str]:
     pages = {"methods/index.md": methods.index_page(), "reference/configuration-keys.md": config_keys.keys_page()}
     pages |= {method.path: methods.method_page(method) for method in methods.all_methods()}
     pages |= api.pages()
+    pages["reference/executed-examples.md"] = blocks.executed_page()
     return pages | {path: _repository_file(name) for path, name in _FILES.items()}
 
 
@@ -55,6 +57,8 @@ def _repository_file(name: str) -> str:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Insert generated parts, and let links to files of the repository lead to pages of the site."""
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation"]
     markdown = re.sub(r"\]\((?:\.\./)+(CONTRIBUTING|CHANGELOG)\.md", _link_to_file, markdown)
     markdown = re.sub(r"\[([^\]]+)\]\((?:\.\./)+(?:experiments|examples|src|tests)/[^)]*\)", r"\1", markdown)
     return markdown.replace(_COMMANDS, commands.commands_page()) if _COMMANDS in markdown else markdown
@@ -66,4 +70,4 @@ def _link_to_file(found: re.Match[str]) -> str:
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Draw formulas, and link names of methods to their pages."""
-    return formulas.with_mathml(html)
+    return method_links.linked(formulas.with_mathml(html), page.file.src_uri)

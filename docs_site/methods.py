@@ -20,7 +20,7 @@ from docstring_parser import DocstringStyle, parse
 
 from docs_site.doc_strings import to_markdown
 from docs_site.markdown import code, page, table
-from docs_site.tables import names_in, section, tables
+from docs_site.tables import anchor, names_in, section, tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,8 +51,9 @@ _COSTS: dict[Kind, tuple[str, ...]] = {
     "objective": ("reference/costs.md#objectives",),
     "model": (),
 }
+_VARIANT = "Published and sound variant"
 _VARIANTS = "reference/models-and-objectives.md#published-and-sound-variants"
-_MEASURED = yaml.safe_load((Path(__file__).parent / "measured.yaml").read_text(encoding="utf-8"))
+MEASURED = yaml.safe_load((Path(__file__).parent / "measured.yaml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,11 @@ class Method:
         """The public path of the component."""
         return f"rankfall.{_PACKAGES[self.kind]}.{self.python}"
 
+    @property
+    def definition(self) -> str:
+        """The path of its definition. The public path is ambiguous if the module has the same name."""
+        return f"{self.component.__module__}.{self.component.__qualname__}"
+
 
 @cache
 def all_methods() -> tuple[Method, ...]:
@@ -97,9 +103,9 @@ def index_page() -> str:
     """Return the page that lists all methods with their papers."""
     parts = [
         "# Methods",
-        "Every operator, loss, objective and model has a page: its formula and paper, when to use it, its options, what "
-        "it costs and what was measured. [Metrics](../reference/metrics.md) share one page. `rankfall methods` prints "
-        "the same lists.",
+        "Every operator, loss, objective and model has a page: its formula and paper, when to use it, its options, "
+        "what it costs and what was measured. [Metrics](../reference/metrics.md) share one page. `rankfall methods` "
+        "prints the same lists.",
     ]
     for kind, title in _TITLES.items():
         rows = [
@@ -118,7 +124,7 @@ def method_page(method: Method) -> str:
     return page(
         f"# {method.name}",
         f"{title}.",
-        table(["", ""], _facts(method, citation)),
+        table(*_facts(method, citation)),
         "## Definition",
         text.long_description or "",
         *_when_to_use(method),
@@ -127,9 +133,16 @@ def method_page(method: Method) -> str:
         *_costs(method),
         *_results(method),
         "## In Python",
-        f"::: {method.identifier}\n    options:\n      show_root_heading: false\n      show_root_toc_entry: false\n"
+        f"::: {method.definition}\n    options:\n      heading_level: 3\n      show_root_toc_entry: false\n"
         "      show_docstring_description: false\n      members: []\n",
     )
+
+
+def option_names(method: Method) -> list[str]:
+    """Return the names of the options that a configuration can give."""
+    from rankfall import registry
+
+    return list(registry.options(method.kind, method.name))
 
 
 # --- parts of a page ------------------------------------------------------------------------------------------------
@@ -156,18 +169,27 @@ def _link(method: Method, target: str, shown: str) -> str:
     return f'<autoref optional identifier="{identifier}"><code>{shown}</code></autoref>'
 
 
-def _facts(method: Method, citation: str) -> list[list[str]]:
-    from rankfall.commands.methods import PAPERS, cited
-
-    papers = [PAPERS[name] for name in cited(citation)]
+def _facts(method: Method, citation: str) -> tuple[list[str], list[list[str]]]:
+    """Return the first row and the other rows of the table below the title."""
+    index = f"{_relative(method, 'methods/index.md')}#{_TITLES[method.kind].lower()}"
     rows = [
-        ["kind", f"[{method.kind}]({_relative(method, 'methods/index.md')}#{_TITLES[method.kind].lower()})"],
         ["in configurations", code(method.name)],
         ["in Python", code(f"rf.{_PACKAGES[method.kind]}.{method.python}")],
     ]
-    if citation:
-        rows.append(["paper", citation])
-    return [*rows, *([["reference", "; ".join(dict.fromkeys(papers))]] if papers else [])]
+    papers = [_reference(part.strip()) for part in citation.split(";") if part.strip()]
+    return ["kind", f"[{method.kind}]({index})"], [*rows, *([["paper", "<br>".join(papers)]] if papers else [])]
+
+
+def _reference(part: str) -> str:
+    """Return one part of a citation with the full title of its paper.
+
+    >>> _reference("LCR, eq. 11-13")
+    '"Learning Cascade Ranking as One Network". ICML 2025, eq. 11-13'
+    """
+    from rankfall.commands.methods import PAPERS, cited
+
+    names = cited(part)
+    return part.replace(names[0], PAPERS[names[0]], 1) if names else part
 
 
 def _when_to_use(method: Method) -> Iterator[str]:
@@ -187,6 +209,8 @@ def _options(method: Method) -> Iterator[str]:
     options = option_docs(method.kind, method.name)
     rows = [
         [code(one.name), "*needed*" if one.required else code(default_text(one)), described.get(one.name, one.meaning)]
+        if one.name != "variant"
+        else [code("variant"), code(default_text(one)), f"`sound` or `published`, see [below](#{anchor(_VARIANT)})."]
         for one in options
     ]
     yield "## Options"
@@ -224,7 +248,7 @@ def _example(method: Method, needed: list[str]) -> str:
 def _variant(method: Method) -> Iterator[str]:
     described = {one.arg_name: one.description for one in _parameters(method)}
     if "variant" in described:
-        yield "## Published and sound variant"
+        yield f"## {_VARIANT}"
         yield described["variant"]
         yield f"[All variants]({_relative(method, _VARIANTS)}) are compared with the published formulas."
 
@@ -244,11 +268,11 @@ def _costs(method: Method) -> Iterator[str]:
 
 def _results(method: Method) -> Iterator[str]:
     yield "## Measured"
-    wanted = _MEASURED["rows"].get(f"{method.kind}.{method.name}", {})
+    wanted = MEASURED["rows"].get(f"{method.kind}.{method.name}", {})
     for source, labels in wanted.items():
-        about = _MEASURED["sections"][source]
+        about = MEASURED["sections"][source]
         labels = [*labels, *about.get("always", [])]
-        found = _rows(method, source, lambda row, labels=labels: _label(row[0]) in labels)
+        found = _rows(method, source, lambda row, labels=labels: label(row[0]) in labels)
         if not found:
             raise ValueError(f"measured.yaml: no table of {source} has a row {', '.join(labels)}")
         yield f"{about['note']} From [{_page_title(source)}]({_relative(method, source)})."
@@ -268,7 +292,7 @@ def _mentions(method: Method, cell: str) -> bool:
     return bool(_names(method) & set(re.findall(r"`(\w+)`", cell))) or cell == "binary cross entropy"
 
 
-def _label(cell: str) -> str:
+def label(cell: str) -> str:
     """Return the text of a first cell without marks such as `**` and `\\*`."""
     return cell.replace(r"\*", "").replace("**", "").strip()
 
@@ -276,7 +300,7 @@ def _label(cell: str) -> str:
 def _rows(method: Method, source: str, wanted: Callable[[list[str]], bool]) -> list[str]:
     """Return the tables of a section, each with the rows of which `wanted` is true; links lead to the same pages."""
     shown = [one.selected(wanted) for one in _tables(source)]
-    return [_moved(text, source, method.path) for text in shown if text]
+    return [moved(text, source, method.path) for text in shown if text]
 
 
 @cache
@@ -293,7 +317,7 @@ def _has_section(source: str) -> bool:
     return True
 
 
-def _moved(text: str, source: str, target: str) -> str:
+def moved(text: str, source: str, target: str) -> str:
     """Return a text of one page for another page: relative links lead to where they did."""
     page = source.partition("#")[0]
 
@@ -311,8 +335,6 @@ def _relative(method: Method, target: str) -> str:
 
 def _page_title(source: str) -> str:
     """Return the title of the section to which a link leads."""
-    from docs_site.tables import anchor
-
     path, _, name = source.partition("#")
     headings = re.findall(r"^#+ (.+)$", (DOCS / path).read_text(encoding="utf-8"), re.MULTILINE)
     return next(heading for heading in headings if anchor(heading) == name)

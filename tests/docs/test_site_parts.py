@@ -1,0 +1,97 @@
+"""Parts of the documentation site: markup of doc strings, formulas, rows of tables, navigation, links of methods."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from docs_site import blocks, doc_strings, formulas, method_links, methods, navigation, tables
+
+from support.paths import ROOT
+
+PAGE = """\
+# Title
+
+| method | value |
+|---|---:|
+| first | 1 |
+
+## Second part
+
+Text.
+
+```text
+## no heading
+```
+
+| method | value |
+|---|---:|
+| **best** \\* | `a` \\| b |
+| | [link](other.md#there) |
+
+## Third part
+"""
+
+
+def test_formulas_and_references_of_doc_strings_become_markdown() -> None:
+    text = "Value of\n\n.. math:: a_1\n          + b\n\nwith :math:`c` and :func:`~rankfall.ops.topk`::\n\n    x = 1\n"
+    converted = doc_strings.to_markdown(text)
+    assert "$$\na_1\n+ b\n$$\n" in converted
+    assert "with $c$ and `topk`:\n" in converted
+
+
+def test_a_command_unknown_to_the_converter_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"\\unknowncommand is not a command"):
+        formulas.mathml(r"a + \unknowncommand", "inline")
+
+
+def test_formulas_of_html_keep_their_signs() -> None:
+    drawn = formulas.with_mathml('<p><span class="arithmatex">\\(a &lt; b\\)</span></p>')
+    assert drawn.startswith("<p><math")
+    assert "&lt;" in drawn or "&#x0003C;" in drawn
+
+
+def test_tables_of_a_section() -> None:
+    part = tables.section(PAGE, "second-part")
+    (found,) = tables.tables(part)
+    assert found.header == ["method", "value"]
+    assert found.rows == [[r"**best** \*", r"`a` \| b"], ["", "[link](other.md#there)"]]
+    with pytest.raises(ValueError, match="no heading has the anchor 'fourth-part'"):
+        tables.section(PAGE, "fourth-part")
+
+
+def test_every_row_of_measured_results_exists() -> None:
+    """The pages of methods raise an error otherwise; this test names the row."""
+    for method, sources in methods.MEASURED["rows"].items():
+        assert method in {f"{one.kind}.{one.name}" for one in methods.all_methods()}
+        for source, labels in sources.items():
+            path, _, anchor = source.partition("#")
+            text = (ROOT / "docs" / path).read_text(encoding="utf-8")
+            rows = [row for one in tables.tables(tables.section(text, anchor)) for row in one.rows]
+            assert set(labels) <= {methods.label(row[0]) for row in rows}, (method, source)
+
+
+def test_links_of_moved_rows_lead_to_the_same_page() -> None:
+    text = "[a](losses.md#x) [b](#here) [c](../how-to/train.md)"
+    moved = methods.moved(text, "reference/metrics.md#y", "methods/losses/z.md")
+    assert moved == "[a](../../reference/losses.md#x) [b](../../reference/metrics.md#here) [c](../../how-to/train.md)"
+
+
+def test_directories_of_the_navigation_hold_the_pages_that_nobody_names() -> None:
+    nav: list[navigation.Entry] = [{"A": ["a/first.md", "a/"]}, {"B": "a/b/"}, {"Empty": ["c/"]}]
+    pages = ["a/other.md", "a/first.md", "a/b/deep.md"]
+    assert navigation.expanded(nav, pages) == [{"A": ["a/first.md", "a/other.md"]}, {"B": ["a/b/deep.md"]}]
+
+
+def test_names_of_methods_become_links() -> None:
+    text = "<p><code>lcron</code> <a href='x'><code>lcron</code></a> <code>arf</code></p>"
+    linked = method_links.linked(text, "index.md")
+    assert linked.count('<a href="methods/objectives/lcron/"><code>lcron</code></a>') == 1
+    assert "<code>arf</code></p>" in linked  # a loss and an objective have this name
+
+
+def test_reasons_are_found_before_blocks() -> None:
+    page = ROOT / "docs" / "index.md"
+    reasons = {block.reason for block in blocks.blocks(page, "sh")}
+    assert "the tutorial on LETOR files runs it" in reasons
+    assert re.search(r"\| docs/index\.md:\d+ \|", blocks.executed_page())
