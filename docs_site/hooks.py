@@ -7,6 +7,7 @@
 | ``reference/cli.md``, at its mark | the help texts of the commands |
 | ``reference/executed-examples.md`` | the blocks of all pages |
 | ``reference/configuration-keys.md`` | the models that validate configurations |
+| ``notebooks/`` | the notebooks in docs/notebooks/ |
 | ``contributing.md``, ``changelog.md`` | the files of the repository |
 """
 
@@ -22,7 +23,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from docs_site import api, blocks, commands, config_keys, formulas, method_links, methods, navigation  # noqa: E402
+from docs_site import api, blocks, commands, config_keys, formulas, method_links, methods, navigation, notebooks  # noqa: E402
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -45,7 +46,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def _generated() -> dict[str, str]:
     pages = {"methods/index.md": methods.index_page(), "reference/configuration-keys.md": config_keys.keys_page()}
     pages |= {method.path: methods.method_page(method) for method in methods.all_methods()}
-    pages |= api.pages()
+    pages |= api.pages() | notebooks.pages()
     pages["reference/executed-examples.md"] = blocks.executed_page()
     return pages | {path: _repository_file(name) for path, name in _FILES.items()}
 
@@ -60,6 +61,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]
     markdown = re.sub(r"\]\((?:\.\./)+(CONTRIBUTING|CHANGELOG)\.md", _link_to_file, markdown)
+    if not page.file.src_uri.startswith("notebooks/"):
+        markdown = re.sub(r"(\]\([^)\s]*notebooks/[\w-]+)\.ipynb\)", r"\1.md)", markdown)
     markdown = re.sub(r"\[([^\]]+)\]\((?:\.\./)+(?:experiments|examples|src|tests)/[^)]*\)", r"\1", markdown)
     return markdown.replace(_COMMANDS, commands.commands_page()) if _COMMANDS in markdown else markdown
 

@@ -1,4 +1,7 @@
-"""Navigation: entries of ``nav`` that end with / stand for the pages below a directory that no other entry names."""
+"""Navigation: entries of ``nav`` that end with / stand for the pages below a directory that no other entry names.
+
+The entry ``/`` stands for the pages outside of all these directories.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def expanded(nav: list[Entry], pages: list[str]) -> list[Entry]:
     directories = [path for path in _paths(nav) if path.endswith("/")]
     rest: dict[str, list[str]] = {directory: [] for directory in directories}
     for page in pages:
-        owners = [directory for directory in directories if page.startswith(directory)]
+        owners = [directory for directory in directories if page.startswith(directory.removeprefix("/"))]
         if owners and page not in named:
             rest[max(owners, key=len)].append(page)
     return _expanded(nav, rest)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+from typing import TYPE_CHECKING
 
 import pytest
-from docs_site import blocks, doc_strings, formulas, method_links, methods, navigation, tables
+from docs_site import blocks, doc_strings, formulas, method_links, methods, navigation, notebooks, tables
 
 from support.paths import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PAGE = """\
 # Title
@@ -78,9 +83,9 @@ def test_links_of_moved_rows_lead_to_the_same_page() -> None:
 
 
 def test_directories_of_the_navigation_hold_the_pages_that_nobody_names() -> None:
-    nav: list[navigation.Entry] = [{"A": ["a/first.md", "a/"]}, {"B": "a/b/"}, {"Empty": ["c/"]}]
-    pages = ["a/other.md", "a/first.md", "a/b/deep.md"]
-    assert navigation.expanded(nav, pages) == [{"A": ["a/first.md", "a/other.md"]}, {"B": ["a/b/deep.md"]}]
+    nav: list[navigation.Entry] = [{"A": ["a/first.md", "a/"]}, {"B": "a/b/"}, {"Empty": ["c/"]}, "/"]
+    pages = ["a/other.md", "a/first.md", "a/b/deep.md", "top.md"]
+    assert navigation.expanded(nav, pages) == [{"A": ["a/first.md", "a/other.md"]}, {"B": ["a/b/deep.md"]}, "top.md"]
 
 
 def test_names_of_methods_become_links() -> None:
@@ -95,3 +100,16 @@ def test_reasons_are_found_before_blocks() -> None:
     reasons = {block.reason for block in blocks.blocks(page, "sh")}
     assert "the tutorial on LETOR files runs it" in reasons
     assert re.search(r"\| docs/index\.md:\d+ \|", blocks.executed_page())
+
+
+def test_a_notebook_becomes_a_page(tmp_path: Path) -> None:
+    output = {"output_type": "execute_result", "data": {"text/plain": ["2"]}, "metadata": {}, "execution_count": 1}
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "Text."], "metadata": {}},
+        {"cell_type": "code", "source": ["1 + 1"], "outputs": [output], "metadata": {}, "execution_count": 1},
+    ]
+    path = tmp_path / "sum.ipynb"
+    path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}), encoding="utf-8")
+    text = notebooks.notebook_page(path)
+    assert text.startswith("# Title\nText.\n\n```python\n1 + 1\n```\n\n```text\n2\n```\n")
+    assert "[notebook](sum.ipynb)" in text
