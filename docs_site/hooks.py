@@ -58,8 +58,6 @@ def _repository_file(name: str) -> str:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Insert generated parts, and let links to files of the repository lead to pages of the site."""
-    if page.is_homepage:
-        page.meta["hide"] = ["navigation"]
     markdown = re.sub(r"\]\((?:\.\./)+(CONTRIBUTING|CHANGELOG)\.md", _link_to_file, markdown)
     if not page.file.src_uri.startswith("notebooks/"):
         markdown = re.sub(r"(\]\([^)\s]*notebooks/[\w-]+)\.ipynb\)", r"\1.md)", markdown)

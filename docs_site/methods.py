@@ -258,7 +258,7 @@ def _costs(method: Method) -> Iterator[str]:
     for source in _COSTS[method.kind]:
         if not _has_section(source):
             continue
-        found = _rows(method, source, lambda row: _mentions(method, row[0]))
+        found = _rows(method, source, lambda row: _mentions(method, row[0]), _has_label(["binary cross entropy"]))
         if found:
             parts += [*found, f"From [{_page_title(source)}]({_relative(method, source)})."]
     if parts:
@@ -271,8 +271,7 @@ def _results(method: Method) -> Iterator[str]:
     wanted = MEASURED["rows"].get(f"{method.kind}.{method.name}", {})
     for source, labels in wanted.items():
         about = MEASURED["sections"][source]
-        labels = [*labels, *about.get("always", [])]
-        found = _rows(method, source, lambda row, labels=labels: label(row[0]) in labels)
+        found = _rows(method, source, _has_label(labels), _has_label(about.get("always", [])))
         if not found:
             raise ValueError(f"measured.yaml: no table of {source} has a row {', '.join(labels)}")
         yield f"{about['note']} From [{_page_title(source)}]({_relative(method, source)})."
@@ -289,7 +288,7 @@ def _names(method: Method) -> set[str]:
 
 
 def _mentions(method: Method, cell: str) -> bool:
-    return bool(_names(method) & set(re.findall(r"`(\w+)`", cell))) or cell == "binary cross entropy"
+    return bool(_names(method) & set(re.findall(r"`(\w+)`", cell)))
 
 
 def label(cell: str) -> str:
@@ -297,10 +296,22 @@ def label(cell: str) -> str:
     return cell.replace(r"\*", "").replace("**", "").strip()
 
 
-def _rows(method: Method, source: str, wanted: Callable[[list[str]], bool]) -> list[str]:
-    """Return the tables of a section, each with the rows of which `wanted` is true; links lead to the same pages."""
-    shown = [one.selected(wanted) for one in _tables(source)]
-    return [moved(text, source, method.path) for text in shown if text]
+def _has_label(labels: list[str]) -> Callable[[list[str]], bool]:
+    return lambda row: label(row[0]) in labels
+
+
+def _rows(
+    method: Method,
+    source: str,
+    wanted: Callable[[list[str]], bool],
+    beside: Callable[[list[str]], bool] = lambda row: False,
+) -> list[str]:
+    """Return the tables of a section with the rows of which `wanted` is true, and those to compare them with.
+
+    Links lead to the same pages as in the section.
+    """
+    shown = [one for one in _tables(source) if any(map(wanted, one.rows))]
+    return [moved(one.selected(lambda row: wanted(row) or beside(row)), source, method.path) for one in shown]
 
 
 @cache
@@ -336,5 +347,5 @@ def _relative(method: Method, target: str) -> str:
 def _page_title(source: str) -> str:
     """Return the title of the section to which a link leads."""
     path, _, name = source.partition("#")
-    headings = re.findall(r"^#+ (.+)$", (DOCS / path).read_text(encoding="utf-8"), re.MULTILINE)
+    headings: list[str] = re.findall(r"^#+ (.+)$", (DOCS / path).read_text(encoding="utf-8"), re.MULTILINE)
     return next(heading for heading in headings if anchor(heading) == name)

@@ -10,11 +10,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from docs_site.blocks import Block, blocks, pages
+from docs_site.blocks import EXECUTED, Block, blocks, pages
 from typer.main import get_command
 
 from rankfall._yaml_config import parse_yaml
@@ -48,18 +47,6 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@cache
-def runnable(page: Path, language: str) -> list[Block]:
-    return [block for block in blocks(page, language) if not block.reason]
-
-
-def with_runnable(language: str) -> Any:
-    chosen = [page for page in pages() if runnable(page, language)]
-    trains = [pytest.mark.slow]
-    marked = [pytest.param(page, marks=trains if page.parent.name == "tutorials" else []) for page in chosen]
-    return pytest.mark.parametrize("page", marked, ids=name)
-
-
 every_page = pytest.mark.parametrize("page", pages(), ids=name)
 
 
@@ -70,30 +57,7 @@ def test_reasons_are_sentences(page: Path) -> None:
         assert not block.reason or len(block.reason.split()) >= 3, f"{name(page)}:{block.line}"
 
 
-# --- Python ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The log that pages make with `rankfall simulate log --preset tiny`."""
-    log = tmp_path_factory.mktemp("docs") / "log"
-    assert run("simulate", str(log), "--preset", "tiny") == 0
-    return log
-
-
-@with_runnable("python")
-def test_python_blocks_run_in_order(
-    page: Path, simulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "log").symlink_to(simulated)
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    for block in runnable(page, "python"):
-        exec(compile("\n" * block.line + block.body, str(page), "exec"), names)
-    if "loss" in names:
-        assert names["loss"].isfinite()
-    if page.stem == "choose-an-operator":
-        assert names["inclusion"].sum(-1).tolist() == pytest.approx([20.0] * 32, abs=1e-3)
+# --- names ---------------------------------------------------------------------------------------------------------
 
 
 @every_page
@@ -103,9 +67,6 @@ def test_python_blocks_import_what_exists(page: Path) -> None:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rankfall"):
                 module = importlib.import_module(node.module or "")
                 assert all(hasattr(module, alias.name) for alias in node.names), block.body
-
-
-# --- commands -------------------------------------------------------------------------------------------------------
 
 
 def lines(block: Block) -> list[str]:
@@ -129,6 +90,7 @@ def shell_commands() -> Iterator[tuple[str, list[str]]]:
 
 
 COMMANDS = list(shell_commands())
+VERBS: Any = get_command(app)
 
 
 def test_many_commands_are_found() -> None:
@@ -137,7 +99,7 @@ def test_many_commands_are_found() -> None:
 
 @pytest.mark.parametrize(("page", "words"), COMMANDS, ids=lambda value: value if isinstance(value, str) else "")
 def test_shell_blocks_show_commands_and_options_that_exist(page: str, words: list[str]) -> None:
-    command: Any = get_command(app)
+    command = VERBS
     rest = list(words)
     while hasattr(command, "commands"):
         assert rest, words
@@ -150,12 +112,13 @@ def test_shell_blocks_show_commands_and_options_that_exist(page: str, words: lis
     assert {word.partition("=")[0] for word in rest if word.startswith("-")} <= options, words
 
 
+# --- execution -------------------------------------------------------------------------------------------------------
+
+
 @pytest.fixture(scope="module")
-def example_files(tmp_path_factory: pytest.TempPathFactory, simulated: Path) -> Path:
-    """The files that pages use without making them: logs, lists, configurations and a run."""
+def example_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that pages use without making them: logs, lists, configurations and runs."""
     directory = tmp_path_factory.mktemp("examples")
-    shutil.copytree(simulated, directory / "log")
-    (directory / "other-log").symlink_to(simulated)
     for split, first in zip(("S1", "S2", "S3", "S4", "S5"), range(1, 50, 10), strict=True):
         rows = [f"{(q + d) % 3} qid:{q} 1:{d}.5 2:{(q * d) % 7}" for q in range(first, first + 10) for d in range(6)]
         (directory / f"{split}.txt").write_text("\n".join(rows) + "\n", encoding="utf-8")
@@ -163,21 +126,58 @@ def example_files(tmp_path_factory: pytest.TempPathFactory, simulated: Path) -> 
     (directory / "ranker.yaml").write_text(RANKER, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(directory)
+        assert run("simulate", "log", "--preset", "tiny") == 0
         assert run("prepare", "letor", *(f"S{n}=S{n}.txt" for n in range(1, 6)), "--out", "mq2007") == 0
         assert run("train", "config.yaml", "--out", "runs/lcron") == 0
     shutil.copytree(directory / "runs" / "lcron", directory / "runs" / "first")
+    shutil.copytree(directory / "log", directory / "other-log")
     return directory
 
 
+def runnable(page: Path) -> list[Block]:
+    return [block for block in blocks(page) if block.language in EXECUTED and not block.reason]
+
+
+def marked(page: Path) -> Any:
+    return pytest.param(page, marks=[pytest.mark.slow] if page.parent.name == "tutorials" else [], id=name(page))
+
+
+@pytest.mark.parametrize("page", [marked(page) for page in pages() if runnable(page)])
+def test_blocks_run_in_order(page: Path, example_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_directory(page, tmp_path, example_files)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in runnable(page):
+        if block.language == "python":
+            exec(compile("\n" * block.line + block.body, str(page), "exec"), names)
+        for line in lines(block) if block.language == "sh" else ():
+            execute(line, f"{name(page)}:{block.line}")
+    if "loss" in names:
+        assert names["loss"].isfinite()
+    if page.stem == "choose-an-operator":
+        assert names["inclusion"].sum(-1).tolist() == pytest.approx([20.0] * 32, abs=1e-3)
+
+
 def prepare_directory(page: Path, directory: Path, examples: Path) -> None:
-    """Fill the directory in which a page's commands run; a tutorial makes everything itself."""
+    """Fill the directory in which a page runs; a tutorial makes everything itself from the files beside it."""
     tutorial = {"letor-comparison": "letor", "own-log": "own-log"}.get(page.stem)
     if tutorial:
         shutil.copytree(ROOT / "docs" / "tutorials" / tutorial, directory, dirs_exist_ok=True)
         script = next(directory.glob("make_*.py"))
         subprocess.run([sys.executable, script.name, "shop.csv"], cwd=directory, check=True, timeout=60)
     elif page.parent.name != "tutorials":
-        shutil.copytree(examples, directory, symlinks=True, dirs_exist_ok=True)
+        shutil.copytree(examples, directory, dirs_exist_ok=True)
+
+
+def execute(line: str, where: str) -> None:
+    """Run one command: those of rankfall in this process, others in a shell."""
+    words = rankfall_words(line)
+    if words is None:
+        subprocess.run(["bash", "-ec", line], check=True, timeout=60)
+        return
+    if not {"--append", "--resume"} & set(words):
+        shutil.rmtree(output(words), ignore_errors=True)  # pages show alternatives with the same output
+    assert run(*reduced(words)) == 0, f"{where}: {line}"
 
 
 def output(words: list[str]) -> str:
@@ -193,23 +193,6 @@ def reduced(words: list[str]) -> list[str]:
         return words
     place = words.index("--jobs") if "--jobs" in words else len(words)
     return [*words[:place], *words[place + 2 :], "training.epochs=1"]
-
-
-@with_runnable("sh")
-def test_shell_blocks_run_in_order(
-    page: Path, example_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepare_directory(page, tmp_path, example_files)
-    monkeypatch.chdir(tmp_path)
-    for block in runnable(page, "sh"):
-        for line in lines(block):
-            words = rankfall_words(line)
-            if words is None:
-                subprocess.run(["bash", "-ec", line], check=True, timeout=60)
-                continue
-            if not {"--append", "--resume"} & set(words):
-                shutil.rmtree(output(words), ignore_errors=True)  # pages show alternatives with the same output
-            assert run(*reduced(words)) == 0, f"{name(page)}: {line}"
 
 
 # --- other languages ------------------------------------------------------------------------------------------------
