@@ -70,6 +70,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
     path.mkdir(exist_ok=True)
     os.environ["RANKFALL_TESTS_SHARE"] = str(path)
+    os.environ["XDG_STATE_HOME"] = str(path / "state")  # no test changes which code the user trusts
 
 
 @pytest.fixture(scope="session")
@@ -127,10 +128,10 @@ def _function_of(item: pytest.Item) -> str:
 
 
 def _correctness(items: list[pytest.Item]) -> str:
-    from rankfall.commands.methods import Kind, find_methods
+    from rankfall.commands.methods import METHODS, Kind, find_methods
 
     found = _witnesses(items)
-    methods = {kind: find_methods(kind) for kind in Kind}
+    methods = {kind: find_methods(kind) for kind in METHODS}
     doctests = sum(isinstance(item, DoctestItem) for item in items)
     counts = [
         f"| {len(methods[Kind.OPERATOR])} | operators |",

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import pytest
@@ -16,7 +16,7 @@ from rich.table import Table
 
 import rankfall
 from rankfall import ops
-from rankfall.cli import app
+from rankfall.cli import PATH, app
 from rankfall.commands.terminal import print_error, print_message, print_result
 from rankfall.reporting.folding import FoldedTable
 from support.command_line import run
@@ -24,7 +24,9 @@ from support.command_line import run
 if TYPE_CHECKING:
     from pathlib import Path
 
-VERBS = tuple(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+VERBS = tuple(COMMANDS)
+GROUPS = {verb: command for verb, command in COMMANDS.items() if hasattr(command, "commands")}
 
 
 def test_help_does_not_import_torch() -> None:
@@ -50,6 +52,37 @@ def test_every_verb_has_help_with_examples(verb: str, capsys: pytest.CaptureFixt
     text = capsys.readouterr().out
     assert "Examples" in text
     assert f"rankfall {verb}" in text.split("Examples")[1]
+
+
+SUBVERBS = [(verb, sub) for verb, group in GROUPS.items() for sub in group.commands]
+
+
+@pytest.mark.parametrize(("verb", "subverb"), SUBVERBS)
+def test_every_subverb_has_help_with_examples(verb: str, subverb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(verb, subverb, "--help") == 0
+    assert f"rankfall {verb} {subverb}" in capsys.readouterr().out.split("Examples")[1]
+
+
+def test_help_shows_the_main_path_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    places = [text.find(f"rankfall {command}") for verb, (command, _) in PATH.items() if verb in VERBS]
+    assert places[0] > -1
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("verb", [verb for verb in PATH if verb in VERBS])
+def test_the_commands_of_the_main_path_are_accepted(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their words are those of the help page of the verb: none is unknown, and none is missing."""
+    monkeypatch.chdir(tmp_path)
+    command, _ = PATH[verb]
+    assert run(*command.split()) in (1, 2)  # the files do not exist
+    error = capsys.readouterr().err
+    assert "No such option" not in error
+    assert "Missing" not in error
+    assert "unexpected extra argument" not in error
 
 
 @pytest.mark.parametrize(

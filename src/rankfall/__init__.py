@@ -6,6 +6,7 @@
 - :mod:`rankfall.data`: full-stage logs. :mod:`rankfall.models`: models that score them.
 - :class:`Cascade`: models in order. :mod:`rankfall.objectives`: losses of a whole cascade.
 - :mod:`rankfall.serving`: answers to requests from a trained cascade.
+- :mod:`rankfall.api`: :func:`train`, :func:`evaluate`, :func:`compare` and the other functions behind the commands.
 
 Functions of lists work on the last dimension; leading dimensions are batch dimensions.
 
@@ -24,19 +25,78 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rankfall import data, losses, metrics, models, objectives, ops
+    from rankfall import api, data, losses, metrics, models, objectives, ops, option_types, register
     from rankfall import serving as serving
+    from rankfall._results import ResultError
+    from rankfall._yaml_config import ConfigError
+    from rankfall.api import (
+        RankfallWarning,
+        compare,
+        diagnose,
+        evaluate,
+        export,
+        plan,
+        prepare,
+        report,
+        reproduce,
+        simulate,
+        stream,
+        train,
+        tune,
+    )
     from rankfall.cascade import Cascade, Stage
+    from rankfall.training.run_directory import Stopped, TrainingError
 
-__all__ = ["Cascade", "Stage", "data", "losses", "metrics", "models", "objectives", "ops"]
+__all__ = [
+    "Cascade",
+    "ConfigError",
+    "RankfallWarning",
+    "ResultError",
+    "Stage",
+    "Stopped",
+    "TrainingError",
+    "api",
+    "compare",
+    "data",
+    "diagnose",
+    "evaluate",
+    "export",
+    "losses",
+    "metrics",
+    "models",
+    "objectives",
+    "ops",
+    "option_types",
+    "plan",
+    "prepare",
+    "register",
+    "report",
+    "reproduce",
+    "simulate",
+    "stream",
+    "train",
+    "tune",
+]
 __version__ = "0.1.0"
+
+_PLACES = {  # modules of the names that are not modules themselves
+    "rankfall.cascade": ("Cascade", "Stage"),
+    "rankfall.api": (
+        *("RankfallWarning", "compare", "diagnose", "evaluate", "export", "plan", "prepare", "report", "reproduce"),
+        *("simulate", "stream", "train", "tune"),
+    ),
+    "rankfall._results": ("ResultError",),
+    "rankfall._yaml_config": ("ConfigError",),
+    "rankfall.training.run_directory": ("Stopped", "TrainingError"),
+}
 
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any attribute
 
     def __getattr__(name: str) -> object:
         # The submodules need torch, which takes seconds to import; `rankfall --help` must not wait for it.
-        if name in ("Cascade", "Stage"):
-            return getattr(import_module("rankfall.cascade"), name)
+        for place, names in _PLACES.items():
+            if name in names:
+                return getattr(import_module(place), name)
         if name in __all__ or name == "serving":  # needs an extra, so it is not in __all__
             return import_module(f"rankfall.{name}")
         raise AttributeError(f"module 'rankfall' has no attribute {name!r}")

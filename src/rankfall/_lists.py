@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -22,6 +23,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from jaxtyping import Bool, Float
 
 Reduction = Literal["mean", "sum", "none"]
@@ -213,6 +216,13 @@ def _raise_if_any(bad: Tensor, name: str, found: str) -> None:
 def _assert_on_device(bad: Tensor, name: str, found: str) -> None:
     if bad.device.type != "meta":
         torch._assert_async(~bad.any(), f"{name} must not hold {found}")
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[None]:
+    """Disable autocast, which would compute matrix products in half precision."""
+    if device.type == "meta":  # not supported by autocast
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 # --- arithmetic that is correct for empty lists -----------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from rankfall._suggestions import did_you_mean
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
@@ -38,7 +40,7 @@ def read_manifest(
         ValueError: If the directory has another format or version, or a key is missing.
     """
     if not has_format(path / MANIFEST, name):
-        raise ValueError(f"path: {path} is not {kind}")
+        raise ValueError(f"path: {path} is not {kind}{_missing(path)}")
     manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     if manifest.get("version") != version:
         raise ValueError(
@@ -49,3 +51,12 @@ def read_manifest(
         if key not in manifest:
             raise ValueError(f"path: {path / MANIFEST} is damaged, it has no {key!r}")
     return manifest
+
+
+def _missing(path: Path) -> str:
+    """Return where a directory was looked for that does not exist, and which one may be meant."""
+    if path.exists():
+        return ""
+    parent = path.absolute().parent
+    others = [other.name for other in parent.iterdir() if other.is_dir()] if parent.is_dir() else []
+    return f"; {path.absolute()} does not exist{did_you_mean(path.name, others)}"

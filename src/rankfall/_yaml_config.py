@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -11,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from rankfall._suggestions import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from pydantic_core import ErrorDetails
+
+ConfigLike: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | BaseModel
+"""A configuration: the path of a YAML file, a mapping with its content, or the validated model."""
 
 KIND = "kind "  # prefix of the tags of unions that are discriminated by their key `kind`
 
@@ -77,6 +81,24 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: found {shown(content)}, expected keys and values")
     return content
+
+
+def read_source(source: ConfigLike) -> tuple[dict[str, Any], str]:
+    """Return the mapping of a configuration, and its name for error messages.
+
+    Args:
+        source: A YAML file, a mapping, or a validated configuration.
+
+    Raises:
+        ConfigError: If it is a file that is missing or holds no mapping, or something else.
+    """
+    if isinstance(source, BaseModel):
+        return source.model_dump(mode="json"), type(source).__name__
+    if isinstance(source, Mapping):
+        return copy.deepcopy(dict(source)), "config"
+    if isinstance(source, str | os.PathLike):
+        return read_yaml(Path(source)), str(source)
+    raise ConfigError(f"config: found {shown(source)}, expected the path of a YAML file, a dictionary or a model")
 
 
 class _Loader(yaml.SafeLoader):

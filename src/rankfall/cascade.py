@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from rankfall._lists import check_count, rank_order
 from rankfall._suggestions import did_you_mean
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
+from rankfall._trust import stored_code
 from rankfall.data.impressions.spec import Features
-from rankfall.models import Scorer, from_config
+from rankfall.models.build import build_model, describe_model, tables_of
+from rankfall.registry.references import Source
+from rankfall.registry.stored_sources import check_present, check_weights_fit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -151,29 +154,34 @@ class Cascade(nn.Module):
         write_checkpoint(Path(path), tensors, about)
 
     @classmethod
-    def load(cls, path: str | Path, *, models: Mapping[str, nn.Module] | None = None) -> Cascade:
+    def load(cls, path: str | Path, *, models: Mapping[str, nn.Module] | None = None, trust: bool = False) -> Cascade:
         """Load a saved cascade.
 
         Args:
             path: File written by :meth:`save`.
             models: Models by stage, for stages whose models are not from :mod:`rankfall.models`. Their weights are
                 loaded.
+            trust: Import the code of models that the file names by ``module:class`` or ``file.py:class``, whoever
+                wrote it. Without it, only files that you have trained with before are imported.
 
         Raises:
-            ValueError: If the file is no checkpoint of a cascade, or its weights do not fit the models.
+            ValueError: If the file is no checkpoint of a cascade, its weights do not fit the models, or it names code
+                that is missing or not trusted.
         """
         tensors, about = read_checkpoint(Path(path))
         names = [stage["name"] for stage in _stages_of(about, path)]
-        return cls(_load_stages(tensors, about, names, models or {}, path))
+        with stored_code(path, trust=trust):
+            return cls(_load_stages(tensors, about, names, models or {}, path))
 
     @staticmethod
-    def load_stage(path: str | Path, name: str, *, model: nn.Module | None = None) -> Stage:
+    def load_stage(path: str | Path, name: str, *, model: nn.Module | None = None, trust: bool = False) -> Stage:
         """Load one stage of a saved cascade, without reading the others.
 
         Args:
             path: File written by :meth:`save`.
             name: Name of the stage.
             model: Model of the stage, if it is not from :mod:`rankfall.models`. Its weights are loaded.
+            trust: As of :meth:`load`.
 
         Raises:
             ValueError: If the file has no such stage, or its weights do not fit the model.
@@ -188,7 +196,8 @@ class Cascade(nn.Module):
         prefix = f"models.{name}."
         stored = {target for source, target in about["same"].items() if source.startswith(prefix)}
         tensors, _ = read_checkpoint(path, lambda tensor: tensor.startswith(prefix) or tensor in stored)
-        (stage,) = _load_stages(tensors, about, [name], {} if model is None else {name: model}, path)
+        with stored_code(path, trust=trust):
+            (stage,) = _load_stages(tensors, about, [name], {} if model is None else {name: model}, path)
         return stage
 
 
@@ -210,8 +219,10 @@ def _gather(values: Tensor, places: Tensor) -> Tensor:
 
 def _description(stage: Stage) -> dict[str, Any]:
     about: dict[str, Any] = {"name": stage.name, "quota": stage.quota}
-    if isinstance(stage.model, Scorer):
-        about |= {"model": stage.model.config(), "features": stage.model.features.to_json()}
+    described = describe_model(stage.model)
+    if described is not None:
+        about |= {"model": described.config, "features": described.features.to_json()}
+        about |= {} if described.source is None else {"source": described.source}
     return about
 
 
@@ -249,7 +260,11 @@ def _load_model(
         model = models[name]
     elif "model" in stage:
         features = Features.from_json(stage["features"])
-        model = from_config(stage["model"], features, tables=_shared_tables(prefix, same, loaded))
+        if "source" in stage:
+            source = Source(**stage["source"])
+            check_present([source], path)
+            check_weights_fit([source], path)
+        model = build_model(stage["model"], features, tables=_shared_tables(prefix, same, loaded))
     else:
         raise ValueError(f"{path}: the model of stage {name!r} is not from rankfall.models; pass it in `models`")
     state = {source.removeprefix(prefix): tensors[source] for source in tensors if source.startswith(prefix)}
@@ -268,10 +283,10 @@ def _shared_tables(prefix: str, same: Mapping[str, str], loaded: Mapping[str, nn
     tables: dict[str, nn.Embedding] = {}
     for source, target in same.items():
         owner = loaded.get(target.split(".")[1])
-        if source.startswith(prefix) and isinstance(owner, Scorer):
+        if source.startswith(prefix) and owner is not None:
             tables |= {
                 name: table
-                for name, table in owner.embedding.tables.items()
+                for name, table in tables_of(owner).items()
                 if any(
                     parameter == target.split(".", 2)[2]
                     for parameter, value in owner.named_parameters()

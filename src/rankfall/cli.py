@@ -49,6 +49,17 @@ PANELS: dict[str, tuple[ModuleType, ...]] = {  # the verbs of the help page, in 
     "Explore": (demo, methods, bench, config),
 }
 
+PATH = {  # the main path of the help page: what one does with a log, in order
+    "init": ("init log.csv", "draft a description of the log and a configuration"),
+    "prepare": ("prepare rows log.csv --spec spec.yaml --out log", "make training data; --check lists what is wrong"),
+    "data": ("data log", "look at the data and at warnings about them"),
+    "train": ("train config.yaml --out run", "train a cascade"),
+    "evaluate": ("evaluate run", "see what each stage keeps and loses"),
+    "compare": ("compare comparison.yaml --out compared", "compare methods"),
+    "export": ("export run --out bundle", "write what a service needs"),
+    "serve": ("serve bundle", "answer requests"),
+}
+
 
 def _name(verb: ModuleType) -> str:
     return verb.__name__.rpartition(".")[2]
@@ -59,6 +70,15 @@ class _Verbs(TyperGroup):
 
     def list_commands(self, ctx: object) -> list[str]:
         return [_name(verb) for verbs in PANELS.values() for verb in verbs]
+
+
+def _help() -> str:
+    """Return the text of the help page: what rankfall is, and the main path."""
+    verbs = {_name(verb) for verbs in PANELS.values() for verb in verbs}
+    steps = [f"`rankfall {command}`: {what}" for verb, (command, what) in PATH.items() if verb in verbs]
+    path = [f"{number}. {step}" for number, step in enumerate(steps, start=1)]
+    what = "Cascade ranking in PyTorch: ranking losses, soft sorts, soft top-k, and training and serving of cascades."
+    return "\n".join([what, "", "**From a log to a service**", "", *path])
 
 
 app = typer.Typer(
@@ -94,7 +114,7 @@ def _check_alone(verb: str | None) -> None:
     raise typer.Exit(1)
 
 
-@app.callback()
+@app.callback(help=_help())
 def rankfall(
     context: typer.Context,
     version: Annotated[
@@ -102,7 +122,7 @@ def rankfall(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Cascade ranking in PyTorch: ranking losses, soft sorts, soft top-k, and training and serving of cascades."""
+    """Check what holds for all verbs."""
     _check_alone(context.invoked_subcommand)
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from docstring_parser import DocstringStyle, parse
+from docstring_parser import DocstringStyle, ParseError, parse
 
 from rankfall import registry
 
@@ -70,12 +70,37 @@ def documentation(component: Callable[..., Any]) -> Documentation:
     >>> documentation(losses.relax_loss).citation
     'ARF, eq. 11, L_Relax'
     """
-    parsed = parse(component.__doc__ or "", style=DocstringStyle.GOOGLE)
-    title, citation = _split_title(plain(parsed.short_description or ""))
-    arguments = {one.arg_name: plain(one.description or "") for one in parsed.params if one.args[0] == "param"}
+    found = read_documentation(component.__doc__ or "")
     if function := getattr(component, "function", None):
         described = documentation(function).arguments
-        arguments = {name: described[name] for name in inspect.signature(component).parameters if name in described}
+        names = [name for name in inspect.signature(component).parameters if name in described]
+        return replace(found, arguments={name: described[name] for name in names})
+    return found
+
+
+def documentation_of(kind: registry.Kind, name: str) -> Documentation:
+    """Parse the doc string of a component by its name. A built-in component is not imported.
+
+    >>> documentation_of("loss", "relax_loss").citation
+    'ARF, eq. 11, L_Relax'
+    """
+    return read_documentation(registry.doc(kind, name))
+
+
+def read_documentation(text: str) -> Documentation:
+    """Parse a doc string. One of a user that does not follow the Google style has a title and paragraphs only.
+
+    >>> read_documentation("Focal loss (Lin et al. 2017).").title
+    'Focal loss'
+    """
+    try:
+        parsed = parse(text, style=DocstringStyle.GOOGLE)
+    except ParseError:
+        first, *rest = [part for part in inspect.cleandoc(text).split("\n\n") if part.strip()] or [""]
+        title, citation = _split_title(plain(first))
+        return Documentation(title, citation, {}, _paragraphs("\n\n".join(rest)))
+    title, citation = _split_title(plain(parsed.short_description or ""))
+    arguments = {one.arg_name: plain(one.description or "") for one in parsed.params if one.args[0] == "param"}
     return Documentation(title, citation, arguments, _paragraphs(parsed.long_description or ""))
 
 
@@ -83,14 +108,14 @@ def option_docs(kind: registry.Kind, name: str) -> list[OptionDoc]:
     """Return the options that a configuration can give to a component, in the order of its signature.
 
     Args:
-        kind: ``"operator"``, ``"loss"``, ``"objective"`` or ``"model"``.
+        kind: Kind of the component.
         name: Name in configurations.
     """
-    descriptions = documentation(registry.get(kind, name)).arguments
+    descriptions = documentation_of(kind, name).arguments
     return [
         OptionDoc(
             one.name,
-            registry.REQUIRED if one.required else registry.config_value(one.default),
+            registry.REQUIRED if one.required else registry.written_default(one),
             descriptions.get(one.name, ""),
         )
         for one in registry.options(kind, name).values()

@@ -15,7 +15,7 @@ import yaml
 
 import rankfall.studies.compare as comparisons
 from rankfall._tensor_file import read_checkpoint
-from rankfall.commands.train import _status
+from rankfall.api.training import step_status
 from rankfall.training.config.overrides import set_option
 from rankfall.training.run_directory import Step
 from support.cascades import content, liked_log
@@ -367,9 +367,9 @@ def test_a_training_run_stops_and_is_resumed(
     def interrupt(step: Step, metric: str, stages: Sequence[str]) -> str:
         if step.batch == 3:
             os.kill(os.getpid(), signal.SIGINT)
-        return _status(step, metric, stages)
+        return step_status(step, metric, stages)
 
-    monkeypatch.setattr("rankfall.commands.train._status", interrupt)
+    monkeypatch.setattr("rankfall.api.training.step_status", interrupt)
     assert run("train", str(config), "--out", out) == 130
     err = message(capsys)
     assert "stopped after batch 3 of 10 in epoch 1; the same command with --resume continues" in err
@@ -390,7 +390,7 @@ def test_a_second_interrupt_prints_what_is_kept(
             os.kill(os.getpid(), signal.SIGINT)
         return ""
 
-    monkeypatch.setattr("rankfall.commands.train._status", interrupt)
+    monkeypatch.setattr("rankfall.api.training.step_status", interrupt)
     assert run("train", str(config), "--out", str(tmp_path / "run")) == 130
     assert "interrupted: the same command with --resume continues" in message(capsys)
 
@@ -427,7 +427,7 @@ def test_an_interrupted_reproduction_prints_how_to_continue(
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rankfall.commands.reproduce._run", interrupted)
+    monkeypatch.setattr("rankfall.api.reproducing.run_reproduction", interrupted)
     out = tmp_path / "out"
     assert run("reproduce", "pirank-table1", "--data", "generated", "--quick", "--out", str(out)) == 130
     assert f"finished runs are kept in {out}; the same command continues from there" in message(capsys)
@@ -443,11 +443,11 @@ def test_replacing_and_continuing_exclude_each_other(config: Path, tmp_path: Pat
 def test_the_status_shows_the_loss_and_the_validation() -> None:
     parts = {"e2e": 0.5, "stage1/single": 0.25}
     step = Step(1, 3, 4, 10, parts, {}, 812.4)
-    shown = _status(step, "joint_recall", ["retrieval", "ranking"])
+    shown = step_status(step, "joint_recall", ["retrieval", "ranking"])
     assert shown == "loss 0.7500 = e2e 0.5000 + retrieval/single 0.2500"
     validation = {"joint_recall": 0.6, "retrieval/recall": 0.8, "retrieval/ndcg": 0.7, "retrieval/lost": 0.2}
     step = Step(2, 3, 4, 10, parts, validation, 812.4)
-    assert _status(step, "joint_recall").splitlines()[1:] == [
+    assert step_status(step, "joint_recall").splitlines()[1:] == [
         "validation: joint_recall 0.6000, retrieval/alone/recall 0.8000"
     ]
 

@@ -13,6 +13,7 @@ import math
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from rankfall import losses, metrics, ops
 from rankfall.losses import _pairs
+from support.components import tables_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -318,7 +320,7 @@ FORMULAS: dict[str, Callable[..., float]] = {
     "sort_cross_entropy_loss": no_positive_is_zero(sort_cross_entropy),
     "relax_loss": no_positive_is_zero(relax),
     "topk_bce_loss": no_positive_is_zero(topk_bce),
-}
+} | tables_of_files(Path(__file__).parent, "FORMULAS")
 
 # The slower tests use the first entry of a loss only.
 OPTIONS: dict[str, list[dict[str, Any]]] = {
@@ -365,7 +367,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"k": 2, "m": 3, "scale": "sum"},
         {"k": 1, "m": 2, "topk": ops.topk("neural_sort", tau=0.5)},
     ],
-}
+} | tables_of_files(Path(__file__).parent, "OPTIONS")
 
 NAMES = list(OPTIONS)
 POINTWISE = {"mse_loss", "bce_loss", "grade_softmax_loss"}
@@ -1300,23 +1302,8 @@ def test_logits_of_one_dimension(logits: Any) -> None:
 
 # --- modules ----------------------------------------------------------------------------------------------------
 
-TWINS = {
-    "mse_loss": losses.MSELoss,
-    "bce_loss": losses.BCELoss,
-    "grade_softmax_loss": losses.GradeSoftmaxLoss,
-    "softmax_loss": losses.SoftmaxLoss,
-    "listmle_loss": losses.ListMLELoss,
-    "ranknet_loss": losses.RankNetLoss,
-    "lambdarank_loss": losses.LambdaRankLoss,
-    "lambda_loss": losses.LambdaLoss,
-    "lambda_recall_loss": losses.LambdaRecallLoss,
-    "approx_ndcg_loss": losses.ApproxNDCGLoss,
-    "pirank_ndcg_loss": losses.PiRankNDCGLoss,
-    "pirank_arp_loss": losses.PiRankARPLoss,
-    "sort_cross_entropy_loss": losses.SortCrossEntropyLoss,
-    "relax_loss": losses.RelaxLoss,
-    "topk_bce_loss": losses.TopKBCELoss,
-}
+MODULES = [getattr(losses, name) for name in losses.__all__ if hasattr(getattr(losses, name), "function")]
+TWINS = {module.function.__name__: module for module in MODULES}
 
 
 @every_loss

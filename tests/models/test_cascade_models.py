@@ -454,7 +454,7 @@ def test_sequence_adds_its_tables() -> None:
         ("din", {"attention_activation": "x"}, "attention_activation must be one of .*, got 'x'"),
         ("din", {"dim": 0}, "dim must be at least 1, got 0"),
         ("din", {"attentoin": 3}, "din has no option 'attentoin', did you mean 'attention'; its options are dim, .*"),
-        ("dine", {}, "kind: found 'dine', did you mean 'din'; allowed are two_tower, din, mlp"),
+        ("dine", {}, "kind: found 'dine', did you mean 'din'; allowed are din, mlp, two_tower"),
     ],
 )
 def test_what_a_model_cannot_be(kind: str, options: dict[str, Any], message: str) -> None:

@@ -65,6 +65,18 @@ RULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the log, and o
     ),
     "vector": ({"kind": "dense", "size": 2, "missing": 0.5}, {"size": 2, "missing": 0.5}),
     "buckets": ({"kind": "dense", "bucketize": [0.0, 1.5], "missing": 9.0}, {"edges": [0.0, 1.5], "missing": 9.0}),
+    "indicator": (
+        {"kind": "dense", "standardise": True, "missing": "indicator"},
+        {"missing": 0.0, "indicator": True, "mean": [3.0], "deviation": [4.0]},
+    ),
+    "vector with indicators": (
+        {"kind": "dense", "size": 2, "log1p": True, "missing": "indicator"},
+        {"size": 2, "log1p": True, "missing": 0.0, "indicator": True},
+    ),
+    "buckets with an indicator": (
+        {"kind": "dense", "bucketize": [0.0, 1.5], "missing": "indicator"},
+        {"edges": [0.0, 1.5], "missing": 0.0, "indicator": True},
+    ),
 }
 DENSE = {"kind": "dense", "rows": 5, "size": 1, "log1p": False, "missing": None, "mean": None, "deviation": None}
 VALUES: dict[str, list[Any]] = {"text": ["b", "a", "true"], "whole": [30, -4, 1], "boolean": [True, False]}
@@ -93,6 +105,9 @@ COLUMNS: list[tuple[str, list[Any]]] = [
     ("scaled", [3, 7.0, None]),
     ("vector", [[1, 2.5], None]),
     ("buckets", [-1, 0, 0.5, 1.5, 2, None]),
+    ("indicator", [3, 0.0, None, 7.0]),
+    ("vector with indicators", [[1, 2.5], None, [None, 4.0]]),
+    ("buckets with an indicator", [-1, 0, 2, None]),
 ]
 
 

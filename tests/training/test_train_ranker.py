@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,12 +22,13 @@ from rankfall.data.lists.list_loader import Lists
 from rankfall.studies.evaluate import evaluate_run
 from rankfall.training.build_components import check_loss, make_loss, make_optimizer
 from rankfall.training.build_ranker import Ranker, make_ranker
-from rankfall.training.config.ranker_config import LossConfig, LossName, validate
+from rankfall.training.config.ranker_config import LossConfig, validate
 from rankfall.training.config.sections import OptimizerConfig
 from rankfall.training.run_directory import Step, TrainingError, is_finished, read_result
 from rankfall.training.scoring import score
 from rankfall.training.train_ranker import Epoch, load_run, train
 from support.command_line import run
+from support.components import required_options
 from support.planted import config_for, plant
 
 if TYPE_CHECKING:
@@ -137,10 +138,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "arf": {"m": 5, "k": 3},
     "arf_v2": {"k": 4, "topk": "dftopk"},
 }
-
-
-def test_every_loss_learns_below() -> None:
-    assert set(LOSSES) == set(get_args(LossName))
+LOSSES |= {name: required_options("loss", name) for name in registry.builtins("loss") if name not in LOSSES}
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -227,15 +225,13 @@ def test_straight_through_trains_the_same_weights(data: Path, tmp_path: Path) ->
 SCHEDULE = {"start": 10, "end": 1}
 
 
-@pytest.mark.parametrize("name", get_args(LossName))
+@pytest.mark.parametrize("name", registry.names("loss"))
 def test_every_temperature_of_a_loss_can_follow_a_schedule(name: str) -> None:
-    required: dict[str, Any] = {"m": 2, "k": 2, "topk": "dftopk"}
-    options = registry.options("loss", name)
-    given = {one.name: required[one.name] for one in options.values() if one.required}
+    options, given = registry.options("loss", name), required_options("loss", name)
     variants: list[dict[str, Any]] = [{"tau": SCHEDULE}] if "tau" in options else []
     for operator, place in ((one, "topk" if "topk" in options else "sort") for one in registry.names("operator")):
         own = [one for one in registry.options("operator", operator) if one in ("tau", "steepness")]
-        if place in options and own and (place == "topk" or operator in registry.SORTS):
+        if place in options and own and (place == "topk" or operator in registry.sorts()):
             variants.append({place: {"name": operator, own[0]: SCHEDULE}})
     assert variants or not {"tau", "sort", "topk"} & set(options)
     for variant in variants:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rankfall import losses, metrics, objectives, ops
+from rankfall import losses, metrics, objectives, ops, registry
 from rankfall.benchmarks import textbook
 
 if TYPE_CHECKING:
@@ -156,6 +156,17 @@ OPERATORS = {
     "pirank_sort": _rows_of(ops.pirank_sort, scaled=True),
 }
 
+
+def _default_operator(name: str) -> Case:
+    """Return the case of a built-in operator that has no case of its own above, with its default options."""
+    operator = registry.get("operator", name)
+    if name in registry.sorts():
+        return Case(lambda scores, labels, k: operator(scores, k=k).sum(-2), square(4))
+    return Case(lambda scores, labels, k: operator(scores, k), linear)
+
+
+OPERATORS |= {name: _default_operator(name) for name in registry.builtins("operator") if name not in OPERATORS}
+
 TEXTBOOK_OPERATORS = {
     "dftopk": _inclusion(textbook.dftopk),
     "lapsum_topk": _inclusion(textbook.lapsum_topk),
@@ -181,6 +192,22 @@ LOSSES = {
     "sort_cross_entropy_loss": Case(lambda s, y, k: losses.sort_cross_entropy_loss(s, y, tau=list_tau(s)), square(4)),
     "relax_loss": Case(lambda s, y, k: losses.relax_loss(s, y, m=k, k=k, tau=list_tau(s)), rows),
     "topk_bce_loss": Case(lambda s, y, k: losses.topk_bce_loss(s, y, k=k), linear),
+}
+
+_NOT_MEASURED = {"grade_softmax_loss", "pirank_arp_loss"}  # cross entropy and a soft sort, which are measured
+
+
+def _default_loss(name: str) -> Case:
+    """Return the case of a built-in loss that has no case of its own above. Cutoffs are k, other options defaults."""
+    loss = registry.get("loss", name)
+    required = [one.name for one in registry.options("loss", name).values() if one.required]
+    return Case(lambda s, y, k: loss(s, y, **dict.fromkeys(required, k)), square(4))
+
+
+LOSSES |= {
+    name: _default_loss(name)
+    for name, loss in registry.builtins("loss").items()
+    if name not in LOSSES and name not in _NOT_MEASURED and not loss.is_class
 }
 
 TEXTBOOK_LOSSES = {
@@ -253,6 +280,13 @@ OBJECTIVE_OPERATORS = {
         lambda n: ops.topk("pirank_sort", tau=n / 20, depth=2), _tree_rows, _tree_rows
     ),
 }
+
+
+OBJECTIVE_OPERATORS |= {
+    name: _all_rows(partial(lambda one, n: ops.topk(one), name))
+    for name in registry.builtins("operator")
+    if name != "hard_topk" and name not in {measured.split()[0] for measured in OBJECTIVE_OPERATORS}
+}  # those without an entry of their own, with default options; a hard top-k has no gradient to train with
 
 
 @cache

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from rankfall import api
+from rankfall.api.display import Display
 from rankfall.commands.options import (
     AsJson,
     Config,
     EngineName,
     EngineOption,
+    Figures,
     Out,
     Overrides,
+    announce,
     jobs_option,
-    opened_engine,
 )
 from rankfall.commands.terminal import (
     examples,
@@ -24,13 +26,9 @@ from rankfall.commands.terminal import (
     interruptible,
     print_json,
     print_message,
-    print_note,
     print_result,
-    progress,
 )
-
-if TYPE_CHECKING:
-    from rankfall.studies.compare import Step
+from rankfall.commands.write_figures import write_page_figures
 
 EXAMPLES = examples(
     "rankfall compare mq2007.yaml --out mq2007 --jobs 2",
@@ -56,6 +54,7 @@ def compare(
     ] = None,
     jobs: Annotated[int | None, jobs_option(show_default="that of CONFIG, or 1; with Ray one per processor")] = None,
     engine: EngineOption = EngineName.LOCAL,
+    figures: Figures = None,
     as_json: AsJson = False,
 ) -> None:
     """Train several methods on the same data, and test which are worse than the best one.
@@ -69,36 +68,29 @@ def compare(
     directory are not repeated, so the same command continues an interrupted comparison. --json prints the content of
     comparison.json. If a run fails, the others are still reported and the exit code is 1.
     """
-    from rankfall.reporting.comparison_table import terminal_table
-    from rankfall.reporting.files import write_comparison
-    from rankfall.studies.compare import compare_methods
-    from rankfall.studies.comparison_plan import load_comparison
-
-    named = [] if against is None else [f"against={json.dumps(against)}"]
-    comparison = load_comparison(config, [*(overrides or []), *named])
-    with interruptible(lambda: _kept(out)), opened_engine(engine) as opened, progress() as bar:
-        task = bar.add_task("comparing")
-
-        def report(step: Step) -> None:
-            bar.update(task, advance=1, description=f"{step.method}, {step.title}")
-
-        result = compare_methods(
-            comparison,
+    announce(engine)
+    with interruptible(lambda: _kept(out)), Display() as display:
+        result = api.compare(
+            config,
             out,
+            overrides=overrides or (),
+            against=against,
             jobs=jobs,
-            engine=opened,
-            on_plan=lambda steps: bar.update(task, total=steps),
-            on_step=report,
-            on_notice=lambda step, text: print_note(bar, f"{step.method}, {step.title}: {text}"),
+            engine=engine.value,
+            progress=display.show,
+            on_notice=display.note,
         )
-    write_comparison(result, out)
     if as_json:
         print_json(result.to_json())
     elif result.methods:
+        from rankfall.reporting.comparison_table import terminal_table
+
         print_result(terminal_table(result))
     for text in result.warnings:
         print_message(f"warning: {text}")
     print_message(f"wrote {out}/comparison.json, .csv, .md, .yaml, values.parquet and report.html")
+    if figures is not None:
+        write_page_figures(out, figures)
     exit_for_failures(result.failed)
 
 

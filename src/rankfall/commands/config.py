@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rankfall.commands.options import AsJson, Config, Overrides
-from rankfall.commands.terminal import examples, print_json
+from rankfall.commands.terminal import examples, print_error, print_json, print_message
 
 app = typer.Typer(
     name="config",
@@ -37,15 +37,23 @@ def show(
     """Check a configuration and print it as YAML with all defaults, including those of models, loss or objective.
 
     Configurations of comparisons, streams and searches are checked too, and printed with the defaults of their own
-    keys.
+    keys. Then everything is listed that the configuration names and that does not exist. Days or splits that the data
+    do not have are errors. Data that do not exist, perhaps not yet, are a warning.
     """
     from rankfall._yaml_config import to_yaml
 
     content = _content(config, overrides or [])
+    from rankfall.training.data_checks import data_problems  # after the errors of the configuration
+
     if as_json:
         print_json(content)
     else:
         typer.echo(to_yaml(content), nl=False)
+    problems = data_problems(content)
+    for message, is_error in problems:
+        print_error(f"{config}: {message}") if is_error else print_message(f"warning: {config}: {message}")
+    if any(is_error for _, is_error in problems):
+        raise typer.Exit(1)
 
 
 def _content(path: Path, overrides: list[str]) -> dict[str, Any]:
@@ -56,13 +64,15 @@ def _content(path: Path, overrides: list[str]) -> dict[str, Any]:
     from rankfall.studies.stream.stream_config import load_stream, make_runs
     from rankfall.training.config.load_config import load_config
     from rankfall.training.config.overrides import apply_overrides
-    from rankfall.training.methods import method_of
 
     given = apply_overrides(read_yaml(path), overrides)
     if "search" in given:
         return load_search(path, overrides).written()
     if "methods" not in given:
-        method = method_of(load_config(path, overrides))
+        checked = load_config(path, overrides)
+        from rankfall.training.methods import method_of  # needs torch
+
+        method = method_of(checked)
         method.check_components(str(path))
         return method.with_defaults()
     if "train" in (given.get("data") or {}) or "folds" in given:

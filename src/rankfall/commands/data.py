@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rankfall.commands.options import AsJson
+from rankfall.commands.prepare.problems import skipped_lines
 from rankfall.commands.terminal import examples, print_json, print_result, progress
 
 EXAMPLES = examples(
@@ -96,3 +97,6 @@ def _log(path: Path, days: list[str] | None, *, verify: bool, as_json: bool) -> 
 
     for part in terminal_inspection(inspection):
         print_result(part)
+    if inspection.skipped:
+        for line in skipped_lines(inspection.skipped):
+            print_result(line)

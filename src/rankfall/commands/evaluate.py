@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankfall.commands.options import AsJson, Figures, MovedData, Run, out_option
-from rankfall.commands.terminal import examples, print_json, print_message, print_note, print_result, progress
+from rankfall import api
+from rankfall.api.display import Display
+from rankfall.commands.options import AsJson, Figures, MovedData, Run, Trust, out_option
+from rankfall.commands.terminal import examples, print_json, print_message, print_result
 from rankfall.commands.write_figures import write_evaluation_figures
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from rankfall.studies.diagnosis.diagnosis_result import Diagnosis
 
 EXAMPLES = examples(
     "rankfall evaluate runs/first",
@@ -47,6 +47,7 @@ def evaluate(
         typer.Option("--diagnose", help="Also find out where and why a cascade loses relevant items."),
     ] = False,
     figures: Figures = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the best weights of a run, and print all metrics beside their chance levels.
@@ -64,35 +65,17 @@ def evaluate(
     """
     from rankfall.reporting.diagnosis_table import terminal_diagnosis
     from rankfall.reporting.evaluation_table import terminal_evaluation
-    from rankfall.reporting.files import write_evaluation_report, write_report
-    from rankfall.studies.evaluate import evaluate_run, evaluation_files, result_directory
-    from rankfall.training.config.cascade_config import CascadeConfig
-    from rankfall.training.run_directory import CONFIG, RESULT, read_config_as
 
-    if (run / CONFIG).exists() and not (run / RESULT).exists():
-        print_message(f"note: the training run {run} did not finish; its best weights so far are evaluated")
-    changes, moved = overrides or [], None if data is None else str(data)
-    if diagnose:
-        read_config_as(CascadeConfig, run)  # refuses the run of a ranker before it is evaluated
-    with progress() as bar:
-        task = bar.add_task("evaluating", total=None)
-        evaluation = evaluate_run(
-            run,
-            split,
-            data=moved,
-            overrides=changes,
-            out=out,
-            on_impressions=lambda count, of: bar.update(task, advance=count, total=of),
-            on_notice=lambda text: print_note(bar, text),
-        )
-    directory = result_directory(run, data=moved, overrides=changes, out=out)
-    diagnosis = _diagnose(run, split, moved, changes, directory) if diagnose else None
-    page = None
-    if directory is not None:
-        page = write_report(run) if directory == run else write_evaluation_report(run, directory)
-    summary = evaluation.summary()
+    changes = overrides or []
+    options: dict[str, Any] = {"overrides": changes, "data": data, "out": out, "trust": trust}
+    with Display() as display:
+        options |= {"progress": display.show, "on_notice": display.note}
+        diagnosis = api.diagnose(run, split, **options) if diagnose else None  # refuses the run of a ranker at once
+        summary = api.evaluate(run, split, **options)
+    directory = summary.directory
     if figures is not None:
-        write_evaluation_figures(summary, figures, run if directory == run and split == "test" else None)
+        own = directory == run and split == "test"
+        write_evaluation_figures(summary, figures, run if own else None, trust=trust)
     if as_json:
         print_json(summary.to_json() | ({"diagnosis": diagnosis.to_json()} if diagnosis else {}))
         return
@@ -102,30 +85,15 @@ def evaluate(
     if directory is None:
         print_message(f"{run} was not changed; --out DIR writes this result")
         return
-    files = evaluation_files(directory, split) if split != "test" and directory == run else (page,)
-    print_message(f"wrote {' and '.join(map(str, files))}")
+    print_message(f"wrote {' and '.join(map(str, _files(directory, run, split)))}")
 
 
-def _diagnose(run: Path, split: str, data: str | None, overrides: Sequence[str], directory: Path | None) -> Diagnosis:
-    """Diagnose a run, and write the result to a directory if there is one."""
-    from rankfall.studies.diagnosis.diagnose import diagnose_run, diagnosis_file
+def _files(directory: Path, run: Path, split: str) -> tuple[Path, ...]:
+    """Return the files that show an evaluation: its page, or its figures if the page shows another split."""
+    from rankfall.studies.evaluate import evaluation_files
+    from rankfall.training.run_directory import REPORT
 
-    with progress() as bar:
-        scoring = bar.add_task("scoring", total=None)
-        steps = bar.add_task("diagnosing", total=None, visible=False)
-        diagnosis = diagnose_run(
-            run,
-            split,
-            data=data,
-            overrides=overrides,
-            on_impressions=lambda count, of: bar.update(scoring, advance=count, total=of),
-            on_step=lambda name, number, of: bar.update(
-                steps, description=f"diagnosing: {name}", completed=number, total=of, visible=True
-            ),
-        )
-    if directory is not None:
-        diagnosis.save(diagnosis_file(directory, split))
-    return diagnosis
+    return evaluation_files(directory, split) if split != "test" and directory == run else (directory / REPORT,)
 
 
 def _title(run: Path, split: str, overrides: Sequence[str]) -> str:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankfall.commands.options import AsJson, Force, MovedData, Out, Run
-from rankfall.commands.terminal import examples, print_json, print_message, print_result, progress, requires_extra
+from rankfall import api
+from rankfall.api.display import Display
+from rankfall.commands.options import AsJson, Force, MovedData, Out, Run, Trust
+from rankfall.commands.terminal import examples, print_json, print_message, print_result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,9 +50,10 @@ def export(
         int,
         typer.Option("--examples", min=0, help="Number of logged requests stored in the bundle as a self-test."),
     ] = 16,
-    display: Annotated[
+    display_columns: Annotated[
         list[str] | None,
         typer.Option(
+            "--display",
             metavar="COLUMN",
             help="Attribute of items to show on the service's page: a column of --items, or a feature of items; "
             "repeatable.",
@@ -58,6 +61,7 @@ def export(
         ),
     ] = None,
     force: Force = False,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Export a trained cascade as a bundle that can be served.
@@ -72,12 +76,8 @@ def export(
     if not 0 < recall <= 1:
         raise typer.BadParameter(f"found {recall:g}, expected more than 0 and at most 1", param_hint="--recall")
     print_message("loading torch")
-    check_installed("export")
-    from rankfall.serving.export.export_run import export_run
-
-    with progress() as bar:
-        task = bar.add_task("reading", total=None)
-        exported = export_run(
+    with Display() as display:
+        exported = api.export(
             run,
             out,
             items=items,
@@ -86,16 +86,23 @@ def export(
             quotas=_quotas(quota or ()),
             recall=recall,
             examples=kept,
-            display=display or None,
+            display=display_columns,
             force=force,
-            on_step=lambda step, done, total: bar.update(task, description=step, completed=done, total=total),
+            trust=trust,
+            progress=display.show,
+            on_notice=display.note,
         )
     for note in exported.notes:
         print_message(f"note: {note}")
-    manifest = exported.manifest
     if as_json:
-        print_json({"bundle": str(out), "notes": exported.notes, **{key: manifest[key] for key in _REPORTED}})
+        print_json(exported.to_json())
         return
+    _show(exported.manifest, out)
+    print_message(f"next: rankfall serve {out}")
+
+
+def _show(manifest: dict[str, Any], out: Path) -> None:
+    """Print the stages of a bundle, the checks, and the measured recall."""
     print_result(f"{out}: {manifest['items']['count']:,} items, {_megabytes(manifest, '')} MB")
     print_result(_table(manifest))
     for line in _checked(manifest["checks"], has_index="index" in manifest["stages"][0]):
@@ -104,7 +111,6 @@ def export(
         print_result(_measured_table(measured))
         for line in _measured_lines(measured):
             print_result(line)
-    print_message(f"next: rankfall serve {out}")
 
 
 def _quotas(words: Sequence[str]) -> dict[str, int]:
@@ -117,15 +123,6 @@ def _quotas(words: Sequence[str]) -> dict[str, int]:
             raise typer.BadParameter(f"found {word!r}, expected {expected}", param_hint="--quota")
         quotas[name] = int(number)
     return quotas
-
-
-def check_installed(verb: str) -> None:
-    """Exit with a message if the packages that exporting needs are not installed."""
-    with requires_extra(verb, "serve"):
-        import rankfall.serving.export.export_run  # noqa: F401
-
-
-_REPORTED = ("items", "display", "stages", "checks", "measured", "files", "made_by", "source")
 
 
 def _table(manifest: dict[str, Any]) -> Table:

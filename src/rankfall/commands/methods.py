@@ -1,4 +1,4 @@
-"""``rankfall methods``: every operator, loss, objective and metric with its paper, from the doc strings."""
+"""``rankfall methods``: every operator, loss, objective, metric and model with its paper, from the doc strings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from rankfall.commands.terminal import examples, print_json, print_result
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankfall.component_docs import OptionDoc
+    from rankfall import registry
+    from rankfall.component_docs import Documentation, OptionDoc
 
 EXAMPLES = examples(
     "rankfall methods",
@@ -27,6 +28,7 @@ EXAMPLES = examples(
     "rankfall methods ndcg",
     "rankfall methods joint_value",
     "rankfall methods --kind operator --json",
+    "rankfall methods ./my_loss.py:focal",
 )
 
 # References by the names under which doc strings cite them.
@@ -77,26 +79,33 @@ PAPERS = {
 
 
 class Kind(StrEnum):
-    """Kind of a method."""
+    """Kind of a component."""
 
     OPERATOR = "operator"
     LOSS = "loss"
     OBJECTIVE = "objective"
     METRIC = "metric"
+    MODEL = "model"
+    SOURCE = "source"
+
+
+METHODS = (Kind.OPERATOR, Kind.LOSS, Kind.OBJECTIVE, Kind.METRIC)
+"""The kinds of methods that papers describe."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A public function, loss module, objective or model.
+    """A public function, loss module, objective or model, or a component of a user.
 
     Attributes:
         name: Name in Python.
-        kind: A :class:`Kind`, or ``"model"``.
+        kind: A :class:`Kind`.
         line: Title of the doc string.
         citation: Citation in the title.
         papers: References of the citation.
         config: Name in configurations. Empty if configurations cannot name it, or if it is a metric.
         names: Names of a metric in configurations, such as ``ndcg@k``.
+        place: File or reference of a component that is not built in.
     """
 
     name: str
@@ -106,26 +115,30 @@ class Method:
     papers: list[str]
     config: str
     names: list[str] = field(default_factory=list)
+    place: str = ""
 
 
 def methods(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME", help="Method or model whose options are shown, e.g. lcron or din.", show_default=False
+            metavar="NAME",
+            help="Component whose options are shown, e.g. lcron, din or ./my_loss.py:focal.",
+            show_default=False,
         ),
     ] = None,
-    kind: Annotated[Kind | None, typer.Option(help="List the methods of one kind only.")] = None,
+    kind: Annotated[Kind | None, typer.Option(help="List the components of one kind only.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List all methods (operators, losses, objectives, metrics) with their papers, or explain one.
+    """List all methods (operators, losses, objectives, metrics) and models with their papers, or explain one.
 
-    With NAME, prints the definition and the options of a method or model.
+    With NAME, prints the definition and the options of a component. Your own components are listed if installed
+    packages declare them as entry points. Others are named by a reference, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE.
     """
     if name is not None:
         _show_one(name, kind, as_json)
         return
-    listed = [method for one in ([kind] if kind else list(Kind)) for method in find_methods(one)]
+    listed = [method for one in ([kind] if kind else list(Kind)) for method in (*find_methods(one), *find_own(one))]
     if as_json:
         print_json([asdict(method) for method in listed])
         return
@@ -136,40 +149,53 @@ def methods(
     if kind in (None, Kind.METRIC):
         print_result(_cascade_metrics_table())
     print_result(_references(listed))
-    models = ", ".join(model.config for model in find_models())
-    print_result(f"'rankfall methods NAME' shows the options of a method or of a model ({models}).")
+    print_result("'rankfall methods NAME' shows the definition and the options of a component.")
 
 
 def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
-    from rankfall._suggestions import did_you_mean
-    from rankfall.training.config.cascade_metric_names import METRICS_OF_CASCADES
-
-    everything = [method for one in Kind for method in find_methods(one) if kind in (None, one)]
-    everything += find_models() if kind is None else []
     if kind in (None, Kind.METRIC) and (definition := _cascade_metric(name)):
         _show_cascade_metric(*definition, as_json)
         return
-    matches = [method for method in everything if name in (method.name, method.config) or _is_named(method, name)]
-    if not matches:
-        names = [one for method in everything for one in (method.name, method.config, *method.names) if one]
-        names += METRICS_OF_CASCADES
-        raise typer.BadParameter(
-            f"unknown method {name!r}{did_you_mean(name, names)}; 'rankfall methods' lists all methods",
-            param_hint="NAME",
-        )
+    matches = _find(name, kind)
     if as_json:
         print_json([asdict(method) | {"text": _text(method), "options": _json_options(method)} for method in matches])
         return
     for method in matches:
         others = _other_names(method)
         called = f", in configurations {', '.join(others)}" if others else ""
-        print_result(f"{method.name} ({method.kind}{called}): {method.line}")
+        print_result(escape(f"{method.name} ({method.kind}{called}): {method.line}"))
+        if method.place:
+            print_result(escape(f"defined in {method.place}"))
         for paragraph in _text(method):
             print_result(escape(paragraph))
         if options := find_options(method):
             print_result(_options_table(options))
     if any(method.papers for method in matches):
         print_result(_references(matches))
+
+
+def _find(name: str, kind: Kind | None) -> list[Method]:
+    """Return the components of a name, in Python or in configurations. Components of users are imported."""
+    from rankfall._suggestions import did_you_mean
+    from rankfall.registry.metric_names import split_cutoffs
+    from rankfall.registry.references import is_reference
+    from rankfall.training.config.cascade_metric_names import METRICS_OF_CASCADES
+
+    if is_reference(name):
+        return [_describe_reference(split_cutoffs(name)[0], kind)]
+    kinds = [one for one in Kind if kind in (None, one)]
+    everything = [method for one in kinds for method in find_methods(one)]
+    matches = [method for method in everything if name in (method.name, method.config) or _is_named(method, name)]
+    own = [_describe_own(one, name) for one in kinds if name in (method.config for method in find_own(one))]
+    if not matches and not own:
+        names = [one for method in everything for one in (method.name, method.config, *method.names) if one]
+        names += [method.config for one in kinds for method in find_own(one)]
+        names += METRICS_OF_CASCADES
+        raise typer.BadParameter(
+            f"unknown method {name!r}{did_you_mean(name, names)}; 'rankfall methods' lists all methods",
+            param_hint="NAME",
+        )
+    return [*matches, *own]
 
 
 def _cascade_metric(name: str) -> tuple[str, str] | None:
@@ -200,44 +226,84 @@ def _is_named(method: Method, name: str) -> bool:
 
 
 def find_methods(kind: Kind) -> list[Method]:
-    """Return the public methods of one kind, in the order of their package's ``__all__``."""
-    from rankfall import losses, metrics, objectives, ops, registry
-    from rankfall.metrics.named import forms
+    """Return the built-in components of one kind, by their names in Python. Only metrics are imported for it.
 
-    package = {Kind.OPERATOR: ops, Kind.LOSS: losses, Kind.OBJECTIVE: objectives, Kind.METRIC: metrics}[kind]
-    members = {name: getattr(package, name) for name in package.__all__}
-    if kind is Kind.METRIC:
-        functions = {name: one for name, one in members.items() if inspect.isfunction(one)}
-        return [replace(_describe(kind, name, one, ""), names=forms(one)) for name, one in functions.items()]
-    registered = cast("registry.Kind", kind.value)
-    configs = {registry.get(registered, config): config for config in registry.names(registered)}
-    return [_describe(kind, name, one, configs[one]) for name, one in members.items() if one in configs]
-
-
-def find_models() -> list[Method]:
-    """Return the models of cascades."""
+    Metrics include the tests of significance, which configurations do not name.
+    """
     from rankfall import registry
 
-    models = {name: registry.get("model", name) for name in registry.names("model")}
-    return [_describe("model", model.__name__, model, name) for name, model in models.items()]
+    if kind is Kind.METRIC:
+        return _find_metrics()
+    registered: registry.Kind = kind.value
+    by_name = {registry.python_name(registered, config): config for config in registry.builtins(registered)}
+    return [_describe(kind, name, by_name[name], name_in_python=name) for name in sorted(by_name)]
 
 
-def _describe(kind: str, name: str, member: Any, config: str) -> Method:
+def _find_metrics() -> list[Method]:
+    from rankfall import metrics
     from rankfall.component_docs import documentation
+    from rankfall.metrics.named import forms
 
-    docs = documentation(member)
-    return Method(name, str(kind), docs.title, docs.citation, [PAPERS[one] for one in cited(docs.citation)], config)
+    members = {name: getattr(metrics, name) for name in metrics.__all__}
+    functions = {name: one for name, one in members.items() if inspect.isfunction(one)}
+    return [_method(Kind.METRIC, name, documentation(one), names=forms(one)) for name, one in functions.items()]
+
+
+def find_own(kind: Kind) -> list[Method]:
+    """Return the components of one kind that are not built in: registered ones, and entry points, not imported."""
+    from rankfall import registry
+    from rankfall.register import registered
+    from rankfall.registry.references import entry_points
+
+    of_kind: registry.Kind = kind.value
+    own = [name for name, one in registered(of_kind).items() if not one.is_builtin]
+    found = [_describe_own(kind, name) for name in own]
+    return found + [
+        Method(name, str(kind), "", "", [], name, place=reference)
+        for name, reference in entry_points(of_kind).items()
+        if name not in own and not registry.is_builtin(of_kind, name)
+    ]
+
+
+def _describe_reference(reference: str, kind: Kind | None) -> Method:
+    """Describe what a reference names. Without a kind, its decorator or its signature tells it."""
+    from rankfall.registry.contracts import guess_kind
+    from rankfall.registry.references import resolve
+
+    found = resolve(kind.value if kind else "component", reference)
+    return _describe_own(kind or Kind(guess_kind(reference, found)), reference)
+
+
+def _describe_own(kind: Kind, name: str) -> Method:
+    from rankfall import registry
+    from rankfall.registry.metric_names import name_forms
+    from rankfall.registry.references import source_of
+
+    of_kind: registry.Kind = kind.value
+    described = _describe(kind, name, name, name_in_python=registry.python_name(of_kind, name))
+    source = source_of(of_kind, name)
+    place = source.file if source else ""
+    return replace(described, place=place, names=name_forms(name) if kind is Kind.METRIC else [])
+
+
+def _describe(kind: Kind, name: str, config: str, *, name_in_python: str) -> Method:
+    from rankfall.component_docs import documentation_of
+
+    return _method(kind, name_in_python, documentation_of(kind.value, config), config=config)
+
+
+def _method(kind: Kind, name: str, docs: Documentation, *, config: str = "", names: list[str] | None = None) -> Method:
+    papers = [PAPERS[one] for one in cited(docs.citation)]
+    return Method(name, str(kind), docs.title, docs.citation, papers, config, names or [])
 
 
 def find_options(method: Method) -> list[OptionDoc]:
     """Return the options that a configuration can give, or the arguments of a metric, which its names fix."""
     from rankfall.component_docs import option_docs
 
-    match method.kind:
-        case "operator" | "loss" | "objective" | "model":
-            return option_docs(method.kind, method.config)
-        case _:
-            return _arguments(_function(method))
+    if method.kind == Kind.METRIC:
+        return _arguments(_metric(method))
+    return option_docs(cast("registry.Kind", method.kind), method.config)
 
 
 def _arguments(function: Callable[..., Any]) -> list[OptionDoc]:
@@ -247,25 +313,27 @@ def _arguments(function: Callable[..., Any]) -> list[OptionDoc]:
 
     described = documentation(function).arguments
     return [
-        OptionDoc(one.name, registry.REQUIRED if one.default is one.empty else one.default, described[one.name])
+        OptionDoc(one.name, registry.REQUIRED if one.default is one.empty else one.default, described.get(one.name, ""))
         for one in inspect.signature(function).parameters.values()
         if one.kind is one.KEYWORD_ONLY and one.name not in ("mask", "generator")
     ]
 
 
-def _function(method: Method) -> Callable[..., Any]:
+def _metric(method: Method) -> Callable[..., Any]:
     from rankfall import metrics, registry
 
-    if method.kind == Kind.METRIC:
-        return cast("Callable[..., Any]", getattr(metrics, method.name))
-    return registry.get(cast("registry.Kind", method.kind), method.config)
+    if method.config:
+        return registry.get("metric", method.config)
+    return cast("Callable[..., Any]", getattr(metrics, method.name))
 
 
 def _text(method: Method) -> list[str]:
     """Return the paragraphs of the doc string after its title."""
-    from rankfall.component_docs import documentation
+    from rankfall.component_docs import documentation, documentation_of
 
-    return list(documentation(_function(method)).text)
+    if method.kind == Kind.METRIC:
+        return list(documentation(_metric(method)).text)
+    return list(documentation_of(cast("registry.Kind", method.kind), method.config).text)
 
 
 def cited(citation: str) -> list[str]:
@@ -320,7 +388,8 @@ def _table(kind: Kind, methods: list[Method]) -> Table:
     table.add_column("paper", ratio=2)
     for method in methods:
         name = "\n".join([method.name, *(f"[dim]{other}[/]" for other in _other_names(method))])
-        table.add_row(name, escape(method.line), escape(method.citation))
+        line = method.line or (f"entry point {method.place}" if method.place else "")
+        table.add_row(name, escape(line), escape(method.citation))
     return table
 
 
@@ -337,7 +406,8 @@ def _cascade_metrics_table() -> Table:
 
 def _other_names(method: Method) -> list[str]:
     """Return the names in configurations that are not the name in Python."""
-    return [name for name in (method.config, *method.names) if name not in ("", method.name)]
+    config = "" if method.kind == Kind.METRIC and method.names else method.config
+    return [name for name in (config, *method.names) if name not in ("", method.name)]
 
 
 def _references(methods: list[Method]) -> Table:

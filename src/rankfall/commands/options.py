@@ -39,6 +39,8 @@ MovedData = Annotated[
     ),
 ]
 
+Trust = Annotated[bool, typer.Option("--trust", help="Import code that the stored configuration names.")]
+
 # --- output -----------------------------------------------------------------------------------------------------
 
 
@@ -102,12 +104,17 @@ EngineOption = Annotated[
 ]
 
 
+def announce(engine: EngineName) -> None:
+    """Print that Ray is started, which takes seconds."""
+    if engine is EngineName.RAY:
+        print_message("starting Ray")
+
+
 @contextmanager
 def opened_engine(name: EngineName) -> Generator[Engine]:
     """Open the engine of ``--engine`` for the duration of the block."""
     from rankfall._engine import open_engine
 
-    if name is EngineName.RAY:
-        print_message("starting Ray")
+    announce(name)
     with open_engine(name.value) as engine:
         yield engine

@@ -8,24 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankfall._files import checksum
-from rankfall.commands.options import AsJson, MovedData, Overrides, Run
-from rankfall.commands.terminal import (
-    examples,
-    print_json,
-    print_message,
-    print_note,
-    print_result,
-    progress,
-    requires_extra,
-)
+from rankfall import api
+from rankfall.api.display import Display
+from rankfall.commands.options import AsJson, MovedData, Overrides, Run, Trust, out_option
+from rankfall.commands.terminal import examples, print_json, print_message, print_result
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from rich.progress import Progress
-
-    from rankfall.studies.plan.plan_quotas import Costs
     from rankfall.studies.plan.plan_result import PlanResult
 
 EXAMPLES = examples(
@@ -74,6 +62,8 @@ def plan(
         str, typer.Option(help="Plan on train, valid or test of the run's configuration, or on a day of its log.")
     ] = "test",
     data: MovedData = None,
+    out: Annotated[Path | None, out_option(show_default="the directory of the run")] = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the quotas that keep most of the relevant items for their cost.
@@ -82,47 +72,46 @@ def plan(
     and the cost of a request: the sum over stages of a fixed cost and a cost per item that enters the stage. Prints the
     quotas that no others beat in both, the best ones for a budget or the cheapest ones for a recall, and what
     thresholds per request would give instead. KEY=VALUE changes what is measured, as for evaluate; data.length=all
-    plans over all items, as they are served. Writes plan.json and the page report.html
-    to the directory of the run.
+    plans over all items, as they are served. Writes plan.json and the page report.html to the directory of the run;
+    --out writes plan.json to another directory, and leaves the run as it is.
     """
     _check_options(cost, bundle, budget, recall, metric)
     print_message("loading torch")
-    from rankfall.reporting.files import write_report
-    from rankfall.reporting.plan_table import terminal_plan
-    from rankfall.studies.plan.costs import parse_budget
-    from rankfall.studies.plan.front import parse_grid
-    from rankfall.studies.plan.plan_quotas import Target
-    from rankfall.studies.plan.plan_result import PLAN
-    from rankfall.studies.plan.plan_run import current_quotas, plan_run
-
-    current = current_quotas(run, overrides or ())
-    tried = parse_grid(grid or (), list(current))
-    with progress() as bar:
-        costs = _costs(run, cost, bundle, current, tried, bar)
-        target = Target(None if budget is None else parse_budget(budget, costs.unit), recall)
-        task = bar.add_task("scoring", total=None)
-        result = plan_run(
+    with Display() as display:
+        result = api.plan(
             run,
             split,
-            costs=costs,
-            target=target,
+            costs=cost,
+            bundle=bundle,
+            budget=budget,
+            recall=recall,
             metric="joint_value" if metric == "joint_value" else "joint_recall",
-            grid=tried,
-            data=None if data is None else str(data),
+            grid=grid,
             overrides=overrides or (),
-            on_impressions=lambda count, of: bar.update(task, advance=count, total=of),
-            on_notice=lambda text: print_note(bar, text),
-            on_step=lambda step, done, total: bar.update(task, description=step, completed=done, total=total),
+            data=data,
+            out=out,
+            trust=trust,
+            progress=display.show,
+            on_notice=display.note,
         )
-    page = write_report(run)
     for text in result.warnings:
         print_message(f"warning: {text}")
     if as_json:
         print_json(result.to_json())
         return
+    _show(result, run, out)
+
+
+def _show(result: PlanResult, run: Path, out: Path | None) -> None:
+    """Print the plan, what to do with it, and which files were written."""
+    from rankfall.reporting.plan_table import terminal_plan
+    from rankfall.studies.plan.plan_result import PLAN
+    from rankfall.training.run_directory import REPORT
+
     print_result(terminal_plan(result))
     _print_next(run, result)
-    print_message(f"wrote {run / PLAN} and {page}")
+    page = f" and {run / REPORT}" if out is None else ""
+    print_message(f"wrote {(out or run) / PLAN}{page}")
 
 
 def _check_options(
@@ -136,48 +125,6 @@ def _check_options(
         raise typer.BadParameter(f"found {recall:g}, expected more than 0 and at most 1", param_hint="--recall")
     if metric not in METRICS:
         raise typer.BadParameter(f"found {metric!r}, expected one of {', '.join(METRICS)}", param_hint="--metric")
-
-
-def _costs(
-    run: Path,
-    words: list[str] | None,
-    path: Path | None,
-    current: Mapping[str, int],
-    grid: Mapping[str, Sequence[int]],
-    bar: Progress,
-) -> Costs:
-    """Return the costs that were given, measured, or else 1 for every scored item."""
-    from rankfall.studies.plan.costs import parse_costs
-    from rankfall.studies.plan.plan_quotas import Costs
-    from rankfall.studies.plan.plan_run import largest_quotas
-
-    stages = list(current)
-    if words:
-        return Costs(*parse_costs(words, stages), "given")
-    if path is None:
-        return Costs.items_scored(stages)
-    with requires_extra("plan --bundle", "serve"):
-        from rankfall.benchmarks.serving.stage_costs import measure_costs
-        from rankfall.serving import Bundle
-    bundle = Bundle.load(path)
-    if bundle.names != stages:
-        raise ValueError(
-            f"bundle: found the stages {', '.join(bundle.names)} in {path}, expected {', '.join(stages)} as in the run"
-        )
-    source = bundle.manifest["source"]
-    if source.get("checkpoint") != checksum(run / "checkpoints" / "best.safetensors"):
-        print_note(
-            bar, f"{path} was exported from other weights (run {source.get('run')}); its costs are measured anyway"
-        )
-    task = bar.add_task("measuring costs", total=len(stages))
-    first, *others = largest_quotas(current, grid)
-    measured = measure_costs(
-        bundle,
-        [first, first, *others[:-1]],
-        on_step=lambda step, done, total: bar.update(task, description=step, completed=done, total=total),
-    )
-    bar.remove_task(task)
-    return Costs(measured, "s", "measured")
 
 
 def _print_next(run: Path, result: PlanResult) -> None:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from rankfall.commands.options import Figures
+from rankfall import api
+from rankfall.commands.options import Figures, Trust
 from rankfall.commands.terminal import examples, print_message
 from rankfall.commands.write_figures import write_page_figures
 
@@ -30,6 +31,7 @@ def report(
     ],
     out: Annotated[Path | None, typer.Option(help="Output file.", show_default="report.html in that directory")] = None,
     figures: Figures = None,
+    trust: Trust = False,
 ) -> None:
     """Write a report of a run, a comparison or a stream as one HTML file.
 
@@ -38,8 +40,6 @@ def report(
     comparison shows the funnels of all methods side by side, intervals, tests and chosen settings, that of a stream
     also the curves and the table of all days.
     """
-    from rankfall.reporting.files import write_report
-
-    print_message(f"wrote {write_report(path, out)}")
+    print_message(f"wrote {api.report(path, out, trust=trust)}")
     if figures is not None:
-        write_page_figures(path, figures)
+        write_page_figures(path, figures, trust=trust)

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from rankfall._files import write_file
+from rankfall import api
+from rankfall.api.display import Display
+from rankfall.api.reproducing import DEFAULT_OUT, data_source
 from rankfall.commands.options import AsJson, Seed, jobs_option, out_option, quick_option
 from rankfall.commands.terminal import (
     examples,
     exit_for_failures,
     interruptible,
-    json_text,
     print_json,
     print_message,
-    print_note,
     print_result,
-    progress,
 )
-from rankfall.commands.write_figures import write_figures
 
 if TYPE_CHECKING:
+    from rankfall.api import ReproductionResult
     from rankfall.reproductions.list_data import DataSource
     from rankfall.reproductions.paper_schema import Reproduction
-    from rankfall.reproductions.task import Report, Sheet
+    from rankfall.reproductions.task import Sheet
 
 EXAMPLES = examples(
     "rankfall reproduce --list",
@@ -39,7 +38,6 @@ EXAMPLES = examples(
     "rankfall reproduce dftopk-table1 --data prepared/recflow",
     "rankfall reproduce pirank-figure7 --json",
 )
-DEFAULT_OUT = Path("reproduced")
 LISTED = {
     "lists": "on lists, with approximate times on two cores and the MSLR sample",
     "impressions": "on impressions, with approximate times on two cores and a simulated platform",
@@ -88,28 +86,32 @@ def reproduce(
     reproduction = _reproduction(name)
     source = _source(reproduction, data)
     out = out or DEFAULT_OUT / reproduction.id
-    out.mkdir(parents=True, exist_ok=True)
     where = "" if reproduction.data in ("operators", "none") else f" on {source.name}"
     print_message(f"{reproduction.id}{where}{', quick' * quick}: {reproduction.shows}")
     if improved and not reproduction.has_improved:
         print_message(f"--improved changes nothing: {reproduction.id} has no improved versions of its methods")
-    with interruptible(lambda: f"finished runs are kept in {out}; the same command continues from there"):
-        report = _run(reproduction, source, quick=quick, improved=improved, out=out, seed=seed, jobs=jobs)
-    content = {
-        "experiment": reproduction.id,
-        "paper": reproduction.paper,
-        "quick": quick,
-        "improved": improved,
-        "seed": seed,
-        **report.results,
-    }
-    write_file(out / "results.json", json_text(content) + "\n")
+    with (
+        interruptible(lambda: f"finished runs are kept in {out}; the same command continues from there"),
+        Display() as display,
+    ):
+        result = api.reproduce(
+            reproduction.id,
+            out,
+            data=data,
+            quick=quick,
+            improved=improved,
+            seed=seed,
+            jobs=jobs,
+            progress=display.show,
+            on_notice=display.note,
+        )
     if as_json:
-        print_json(content)
+        print_json(result.to_json())
     else:
-        _show(report)
-    _save_plots(report, out)
-    _fail_for_failed_runs(report)
+        _show(result)
+    files = ["results.json", *(f"{name}{ending}" for name in result.report.plots for ending in (".png", ".svg"))]
+    print_message(f"wrote {', '.join(name for name in files if (out / name).is_file())} to {out}")
+    exit_for_failures(result.failed)
 
 
 def _reproduction(name: str | None) -> Reproduction:
@@ -124,65 +126,24 @@ def _reproduction(name: str | None) -> Reproduction:
 
 
 def _source(reproduction: Reproduction, data: str | None) -> DataSource:
-    from rankfall.reproductions import list_data, log_data
-
-    if reproduction.data in ("operators", "none"):
-        if data is not None:
-            raise typer.BadParameter(f"{reproduction.id} uses no data", param_hint="--data")
-        return list_data.DataSource("no data", "none", {})
     try:
-        return log_data.find(data) if reproduction.data == "impressions" else list_data.find(data)
+        return data_source(reproduction, data)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--data") from None
 
 
-def _run(
-    reproduction: Reproduction,
-    source: DataSource,
-    *,
-    quick: bool,
-    improved: bool,
-    out: Path,
-    seed: int,
-    jobs: int,
-) -> Report:
-    from rankfall.reproductions.catalogue import run
-    from rankfall.reproductions.task import FULL, QUICK, Task
-
-    with progress() as bar:
-        line = bar.add_task("preparing", total=None)
-        task = Task(
-            out=out,
-            source=source,
-            size=QUICK if quick else FULL,
-            seed=seed,
-            jobs=jobs,
-            improved=improved,
-            progress=lambda step, done, total: bar.update(line, description=step, completed=done, total=total),
-            on_notice=lambda text: print_note(bar, text),
-        )
-        return run(reproduction, task)
-
-
-def _show(report: Report) -> None:
+def _show(result: ReproductionResult) -> None:
     from rankfall.reporting.comparison_table import terminal_table
 
-    for title, result in report.comparisons:
+    report = result.report
+    for title, comparison in report.comparisons:
         _show_title(title)
-        print_result(terminal_table(result))
+        print_result(terminal_table(comparison))
     for sheet in report.sheets:
         _show_sheet(sheet)
-    for text in (*_data_descriptions(report), *report.notes):
+    data = dict.fromkeys(part["data"]["about"] for part in result.parts if "data" in part)
+    for text in (*data, *report.notes):
         print_result(Text(f"\n{text}"))
-
-
-def _data_descriptions(report: Report) -> list[str]:
-    return list(dict.fromkeys(one["data"]["about"] for one in _results(report) if "data" in one))
-
-
-def _results(report: Report) -> list[dict[str, Any]]:
-    """The results of each comparison, if there are several."""
-    return list(report.results.get("parts", {"all": report.results}).values())
 
 
 def _show_title(title: str) -> None:
@@ -205,18 +166,6 @@ def _show_sheet(sheet: Sheet, wrapped: str = "") -> None:
         else:
             table.add_section()
     print_result(table if wrapped else FoldedTable(table))
-
-
-def _save_plots(report: Report, out: Path) -> None:
-    files = write_figures(report.plots, out)
-    print_message(f"wrote {', '.join(file.name for file in (out / 'results.json', *files))} to {out}")
-
-
-def _fail_for_failed_runs(report: Report) -> None:
-    from rankfall.studies.results import RunFailure
-
-    failed = [failure for one in _results(report) for failure in one.get("comparison", {}).get("failed", [])]
-    exit_for_failures([RunFailure.from_json(failure) for failure in failed])
 
 
 def _list(as_json: bool) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rankfall import api
+from rankfall.api.display import Display
 from rankfall.commands.options import AsJson, Force, Seed
-from rankfall.commands.terminal import examples, print_json, print_result, progress
+from rankfall.commands.terminal import examples, print_json, print_result
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -88,60 +89,43 @@ def simulate(
     memory used does not grow with requests; it grows with days only by the data of items. A longer log begins with the
     same days as a shorter one.
     """
-    from rankfall.simulation.presets import preset_of
-    from rankfall.simulation.simulate import Simulation, append_days, simulate_log, simulate_recflow
+    _check_options(preset, layout, append=append, force=force, truth=truth, relevant=relevant)
+    with Display() as display:
+        log = api.simulate(
+            out,
+            preset.value,
+            days=days,
+            requests_per_day=requests_per_day,
+            seed=seed,
+            layout="recflow" if layout is Layout.RECFLOW else "rankfall",
+            truth=truth,
+            relevant=relevant,
+            force=force,
+            append=append,
+            progress=display.show,
+        )
+    summary = log.to_json()
+    if as_json:
+        print_json(summary)
+        return
+    print_result(
+        f"{out}: {preset.value}, {log.days} days, {log.impressions:,} impressions, {log.rows:,} rows, "
+        f"{summary['megabytes']:,} MB, {summary['seconds']} s"
+    )
+    print_result(_stages(summary))
 
-    chosen = preset_of(preset.value)
-    if layout is Layout.RECFLOW and chosen.layout != "recflow":
+
+def _check_options(
+    preset: Name, layout: Layout, *, append: bool, force: bool, truth: bool, relevant: str | None
+) -> None:
+    from rankfall.simulation.presets import preset_of
+
+    if layout is Layout.RECFLOW and preset_of(preset.value).layout != "recflow":
         raise typer.BadParameter(f"--preset {preset.value} cannot be written with --layout recflow")
     if append and (force or truth or relevant or layout is Layout.RECFLOW):
         raise typer.BadParameter("--append cannot be combined with --force, --truth, --relevant or --layout recflow")
     if relevant and layout is Layout.RECFLOW:
         raise typer.BadParameter("--relevant is a part of the description of a log, which RecFlow's layout has not")
-    simulation = Simulation(
-        preset=preset.value,
-        days=days or chosen.days,
-        requests_per_day=requests_per_day or chosen.requests_per_day,
-        seed=seed,
-    )
-    start = time.perf_counter()
-    with progress() as bar:
-        task = bar.add_task("serving requests", total=simulation.days * simulation.requests_per_day)
-
-        def on_requests(count: int) -> None:
-            bar.advance(task, count)
-
-        if layout is Layout.RANKFALL:
-            log = (
-                append_days(simulation, out, on_requests=on_requests)
-                if append
-                else simulate_log(simulation, out, truth=truth, relevant=relevant, force=force, on_requests=on_requests)
-            )
-            counts = log.manifest["about"]["counts"]
-            rows, logged, kept = counts["rows"], counts["logged"], counts["kept"]
-            names = log.spec.stage_names
-        else:
-            manifest = simulate_recflow(simulation, out, truth=truth, force=force, on_requests=on_requests)
-            rows, logged, kept = manifest["rows"], manifest["stages"], {}
-            names = list(logged)
-    summary = {
-        "out": str(out),
-        **simulation.to_json(),
-        "layout": layout.value,
-        "impressions": simulation.days * simulation.requests_per_day,
-        "rows": rows,
-        "stages": {name: {"logged": logged[name]} | ({"kept": kept[name]} if kept else {}) for name in names},
-        "megabytes": round(sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 1e6, 1),
-        "seconds": round(time.perf_counter() - start, 1),
-    }
-    if as_json:
-        print_json(summary)
-    else:
-        print_result(
-            f"{out}: {preset.value}, {simulation.days} days, {summary['impressions']:,} impressions, {rows:,} rows, "
-            f"{summary['megabytes']:,} MB, {summary['seconds']} s"
-        )
-        print_result(_stages(summary))
 
 
 def _stages(summary: dict[str, Any]) -> Table:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import math
-import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
+
+from rankfall._interrupts import stoppable as stoppable
+from rankfall._progress import progress as progress
+from rankfall._results import json_text
+from rankfall.api.extras import requires_extra as requires_extra
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import RenderableType
+    from rich.progress import Progress
 
     from rankfall.studies.results import RunFailure
 
@@ -43,11 +44,6 @@ def print_json(content: object) -> None:
     typer.echo(json_text(content))
 
 
-def json_text(content: object) -> str:
-    """Return a report as JSON, with null for NaN and infinity."""
-    return json.dumps(_without_nan(content), indent=2, allow_nan=False)
-
-
 def print_message(message: str) -> None:
     """Print a message on standard error."""
     Console(stderr=True, soft_wrap=True, emoji=False).print(message, markup=False)
@@ -69,17 +65,6 @@ def exit_for_failures(failures: Sequence[RunFailure]) -> None:
 
 
 @contextmanager
-def requires_extra(what: str, extra: str) -> Iterator[None]:
-    """Turn a failed import inside the block into an error that names the extra to install."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"{what} needs {error.name}, which is not installed: pip install 'rankfall[{extra}]'"
-        ) from None
-
-
-@contextmanager
 def interruptible(message: Callable[[], str]) -> Iterator[None]:
     """On Ctrl-C, end the work inside with exit code 130 and a message: what is kept, and how to continue."""
     try:
@@ -89,69 +74,6 @@ def interruptible(message: Callable[[], str]) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-@contextmanager
-def stoppable(on_signal: Callable[[], None], *, patient: bool = False) -> Iterator[Callable[[], int]]:
-    """Defer SIGINT and SIGTERM, so that the work inside can stop at a suitable point.
-
-    Args:
-        on_signal: Called at the first signal.
-        patient: Ignore further signals; otherwise the second one raises KeyboardInterrupt.
-
-    Yields:
-        A function that returns the number of the received signal, or 0.
-    """
-    received: list[int] = []
-
-    def handle(number: int, frame: object) -> None:
-        if received and patient:
-            return
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-        on_signal()
-
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: received[0] if received else 0
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-class _Progress(Progress):
-    """Progress bars, with the wrapped text of each task's field `status` below them."""
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield self.make_tasks_table(self.tasks)
-        for task in self.tasks:
-            if task.fields.get("status"):
-                yield Text(task.fields["status"], style="dim")
-
-
-def progress() -> Progress:
-    """Return a progress bar on standard error, disabled if that is not a terminal."""
-    console = Console(stderr=True, emoji=False)
-    return _Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),  # leaves room for the description in a terminal of 80 columns
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
-
-
 def print_note(bar: Progress, text: str) -> None:
     """Print a note above a progress bar, where it remains."""
     bar.console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _without_nan(content: object) -> object:
-    if isinstance(content, float):
-        return content if math.isfinite(content) else None
-    if isinstance(content, dict):
-        return {key: _without_nan(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_without_nan(value) for value in content]
-    return content

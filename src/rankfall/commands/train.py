@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankfall import api
+from rankfall.api.display import Display
+from rankfall.api.training import TIMEOUT, validation_texts
 from rankfall.commands.options import (
     AsJson,
     Config,
@@ -20,7 +22,7 @@ from rankfall.commands.options import (
     Out,
     Overrides,
     Resume,
-    opened_engine,
+    announce,
     seed_option,
 )
 from rankfall.commands.terminal import (
@@ -29,21 +31,16 @@ from rankfall.commands.terminal import (
     print_error,
     print_json,
     print_message,
-    print_note,
     print_result,
-    progress,
     stoppable,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
 
-    from rich.progress import Progress
     from rich.table import Table
 
-    from rankfall.training.config.load_config import TrainConfig
-    from rankfall.training.distributed.group import Group
-    from rankfall.training.run_directory import Step, TrainResult
+    from rankfall.api import TrainedRun
 
 EXAMPLES = examples(
     "rankfall train config.yaml --out runs/first",
@@ -52,7 +49,6 @@ EXAMPLES = examples(
     "torchrun --nproc-per-node 2 -m rankfall train config.yaml --out runs/first",
     "rankfall train config.yaml --engine ray --workers 8 --out runs/first",
 )
-TIMEOUT = 600.0  # seconds; longer than the first process takes to write a checkpoint
 
 
 def train(
@@ -87,153 +83,90 @@ def train(
         raise typer.BadParameter("needs --engine ray", param_hint="--workers")
     if engine is EngineName.RAY and "WORLD_SIZE" in os.environ:
         raise typer.BadParameter("processes are started either by torchrun or by Ray", param_hint="--engine")
-    if os.environ.get("RANK", "0") == "0":
+    first, world = os.environ.get("RANK", "0") == "0", int(os.environ.get("WORLD_SIZE", "1"))
+    if first:
         print_message("loading torch")
-    from rankfall.training.config.load_config import load_config
-
-    changes = [*(overrides or []), *([] if seed is None else [f"training.seed={seed}"])]
-    existing = {"force": force, "resume": resume}
-    if engine is EngineName.RAY:
-        settings = load_config(config, changes)
-        result = _train_by_ray(settings, out, workers=workers, timeout=timeout, **existing)
-        _show(result, settings, out, as_json=as_json)
-    else:
-        _train_here(config, changes, out, timeout, as_json=as_json, **existing)
-
-
-def _train_here(
-    config: Path, changes: list[str], out: Path, timeout: float, *, as_json: bool, force: bool, resume: bool
-) -> None:
-    from rankfall.training.config.load_config import load_config
-    from rankfall.training.distributed.group import is_first_start, joined
-    from rankfall.training.run_directory import mark_for_replacement
-    from rankfall.training.train import train
-
-    if force and is_first_start():
-        mark_for_replacement(out)
-    with joined(timeout) as group, _watched(out, group) as (bar, stop):
-        with group.together():
-            settings = load_config(config, changes)
-        work = partial(train, settings, out, group=group, force=force, resume=resume)
-        result = _train(work, settings, bar, stop, group)
-    if group.first:
-        _show(result, settings, out, as_json=as_json)
+    announce(engine)
+    with _watched(out, first=first, world=world) as (display, stop):
+        run = api.train(
+            config,
+            out,
+            overrides=overrides or (),
+            seed=seed,
+            force=force,
+            resume=resume,
+            engine=engine.value,
+            workers=workers,
+            timeout=timeout,
+            progress=display.show,
+            on_notice=display.note,
+            stop=stop,
+        )
+    if first:
+        _show(run, as_json=as_json)
 
 
-def _train_by_ray(settings: TrainConfig, out: Path, **options: Any) -> TrainResult:
-    from rankfall._ray import Ray
-    from rankfall.training.distributed.group import ALONE
-    from rankfall.training.distributed.ray_backend import train_by_ray
-
-    with opened_engine(EngineName.RAY) as ray, _watched(out, ALONE) as (bar, stop):
-        assert isinstance(ray, Ray)
-        return _train(partial(train_by_ray, settings, out, ray, **options), settings, bar, stop, ALONE)
-
-
-def _show(result: TrainResult, settings: TrainConfig, out: Path, *, as_json: bool) -> None:
-    from rankfall.training.methods import method_of
-
-    metric = settings.training.metric
-    with progress() as bar:
-        bar.add_task("counting the items of the log", total=None)
-        warning = method_of(settings).list_warning()
+def _show(run: TrainedRun, *, as_json: bool) -> None:
     if as_json:
-        from dataclasses import asdict
-
-        print_json({**asdict(result), "metric": metric, "run": str(out), "warnings": [warning] if warning else []})
+        print_json(run.to_json())
     else:
-        print_result(_table(result, metric, out))
-    if warning:
-        print_message(f"warning: {warning}")
+        print_result(_table(run))
+    for text in run.warnings:
+        print_message(f"warning: {text}")
 
 
 @contextmanager
-def _watched(out: Path, group: Group) -> Iterator[tuple[Progress, Callable[[], int]]]:
-    """Context with a progress bar and a function that returns a received signal. Errors are printed after the bar."""
-    bar = progress()
-    bar.disable = bar.disable or not group.first
+def _watched(out: Path, *, first: bool, world: int) -> Iterator[tuple[Display, Callable[[], int]]]:
+    """Context with progress and a function that returns a received signal. Errors are printed after the progress."""
+    display = Display(shown=first)
 
     def on_signal() -> None:
-        if group.world == 1:
-            print_note(bar, "stopping after this batch; press Ctrl-C again to stop at once")
+        if world == 1:
+            display.note("stopping after this batch; press Ctrl-C again to stop at once")
 
     # torchrun terminates a process as soon as another one has ended, and does not wait long itself
-    patient = group.world > 1
-    with interruptible(lambda: _kept(out)), stoppable(on_signal, patient=patient) as stop, _reported(group), bar:
-        yield bar, stop
+    patient = world > 1
+    with (
+        interruptible(lambda: _kept(out)),
+        stoppable(on_signal, patient=patient) as stop,
+        _reported(world),
+        display,
+        _stopping(display if first else None, stop),
+    ):
+        yield display, stop
 
 
 @contextmanager
-def _reported(group: Group) -> Iterator[None]:
-    """Print an error in the process that raised it, and in no other."""
-    from rankfall.training.distributed.group import LostError, PeerError
-
+def _stopping(display: Display | None, stop: Callable[[], int]) -> Iterator[None]:
+    """Exit with the code of the signal if the run was stopped."""
     try:
         yield
-    except (ValueError, OSError) as error:
-        if group.world == 1:
+    except Exception as error:
+        from rankfall.training.run_directory import Stopped
+
+        if not isinstance(error, Stopped):
             raise
-        # two processes report a lost one, since that may be the first
-        silent = group.rank > 1 if isinstance(error, LostError) else isinstance(error, PeerError)
-        if group.first or not silent:
-            print_error(str(error))
-        raise typer.Exit(1) from None
-
-
-def _train(
-    work: Callable[..., TrainResult],
-    settings: TrainConfig,
-    bar: Progress,
-    stop: Callable[[], int],
-    group: Group,
-) -> TrainResult:
-    """Run `work` with a progress bar, and exit with the code of the signal if it stopped early."""
-    from rankfall.training.methods import method_of
-    from rankfall.training.run_directory import Stopped
-
-    metric = settings.training.metric
-    stages = [stage.name for stage in getattr(settings, "stages", [])]
-    unit = method_of(settings).unit
-    task = bar.add_task("opening the data", total=None)
-
-    def report(step: Step) -> None:
-        doing = "validating" if step.batch == step.batches else f"{step.per_second:,.0f} {unit}/s"
-        bar.update(
-            task,
-            total=step.epochs * step.batches,
-            completed=(step.epoch - 1) * step.batches + step.batch,
-            description=f"epoch {step.epoch}/{step.epochs}, {doing}",
-            status=_status(step, metric, stages),
-        )
-
-    try:
-        return work(progress=report, on_notice=partial(print_note, bar), stop=stop)
-    except Stopped as stopped:
-        if group.first:
-            print_note(bar, str(stopped))
+        if display is not None:
+            display.note(str(error))
         raise typer.Exit(128 + (stop() or signal.SIGTERM)) from None  # the convention of shells
 
 
-def _status(step: Step, metric: str, stages: Sequence[str] = ()) -> str:
-    """Return the loss and its terms, with the names of the stages, and the metrics of the last validation."""
-    names = {f"stage{number}": name for number, name in enumerate(stages, 1)}
-    terms = {name: name.partition("/") for name in step.parts}
-    parts = " + ".join(
-        f"{names.get(stage, stage)}{slash}{term} {step.parts[name]:.4f}" for name, (stage, slash, term) in terms.items()
-    )
-    if len(step.parts) > 1:
-        parts = f"loss {sum(step.parts.values()):.4f} = {parts}"
-    if not step.validation:
-        return parts
-    return f"{parts}\nvalidation: {', '.join(_validation(step.validation, metric))}"
+@contextmanager
+def _reported(world: int) -> Iterator[None]:
+    """Print an error in the process that raised it, and in no other."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if world == 1:
+            raise
+        from rankfall.training.distributed.group import LostError, PeerError
 
-
-def _validation(values: Mapping[str, float], metric: str) -> list[str]:
-    """Return the validation metric and the recall of every stage."""
-    from rankfall.training.config.cascade_metric_names import shown_name
-
-    shown = [metric, *(name for name in values if name.endswith("/recall") and name != metric)]
-    return [f"{shown_name(name)} {values[name]:.4f}" for name in shown]
+        rank = int(os.environ["RANK"])
+        # two processes report a lost one, since that may be the first
+        silent = rank > 1 if isinstance(error, LostError) else isinstance(error, PeerError)
+        if rank == 0 or not silent:
+            print_error(str(error))
+        raise typer.Exit(1) from None
 
 
 def _kept(out: Path) -> str:
@@ -245,11 +178,12 @@ def _kept(out: Path) -> str:
     return f"the same command with --resume continues {out} from its last checkpoint, if there is one"
 
 
-def _table(result: TrainResult, metric: str, out: Path) -> Table:
+def _table(run: TrainedRun) -> Table:
     from rich.table import Table
 
+    out, result = run.directory, run.result
     table = Table(show_header=False, title=f"{out}", title_justify="left")
-    for line in _validation(_best_validation(result, metric, out), metric):
+    for line in validation_texts(run.best_validation(), run.metric):
         name, value = line.split()
         table.add_row(f"validation {name}", value)
     table.add_row("best epoch", f"{result.best_epoch} of {result.epochs}")
@@ -258,11 +192,3 @@ def _table(result: TrainResult, metric: str, out: Path) -> Table:
     table.add_section()
     table.add_row("next", f"rankfall evaluate {out}")
     return table
-
-
-def _best_validation(result: TrainResult, metric: str, out: Path) -> dict[str, float]:
-    """Return all metrics of the best validation that the run has."""
-    from rankfall.training.run_directory import read_lines
-
-    best: dict[str, Any] = next((line for line in read_lines(out) if line["epoch"] == result.best_epoch), {})
-    return {**best.get("validation", {}), metric: result.best_metric}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankfall import api
+from rankfall.api.display import Display
 from rankfall.commands.options import (
     AsJson,
     Config,
@@ -14,8 +15,8 @@ from rankfall.commands.options import (
     EngineOption,
     Out,
     Overrides,
+    announce,
     jobs_option,
-    opened_engine,
     seed_option,
 )
 from rankfall.commands.terminal import (
@@ -24,17 +25,14 @@ from rankfall.commands.terminal import (
     print_error,
     print_json,
     print_message,
-    print_note,
     print_result,
-    progress,
     stoppable,
 )
-from rankfall.commands.write_figures import write_figures
 
 if TYPE_CHECKING:
-    from rankfall.studies.results import SearchResult, TrialResult
-    from rankfall.studies.search_space import Search
-    from rankfall.training.run_directory import Step
+    from pathlib import Path
+
+    from rankfall.studies.results import SearchResult
 
 EXAMPLES = examples(
     "rankfall tune search.yaml --out searches/first",
@@ -71,80 +69,38 @@ def tune(
     several processes can work on one search. best.yaml is the configuration of the best trial. --json prints the
     content of trials.json. The exit code is 1 if no trial was completed.
     """
-    from rankfall.reporting.search_table import terminal_search
-    from rankfall.studies.search_space import load_search
+    announce(engine)
+    in_this_process = (jobs or 1) == 1 and engine is EngineName.LOCAL
+    with interruptible(lambda: f"the same command continues the search in {out}"), Display() as display:
 
-    search = load_search(config, overrides or [])
-    result = _tune(search, out, jobs, engine, trials=trials, timeout=timeout, seed=seed)
+        def on_signal() -> None:
+            if not in_this_process:
+                raise KeyboardInterrupt  # processes end, and their trials are continued from their checkpoints
+            display.note("stopping after this batch; press Ctrl-C again to stop at once")
+
+        with stoppable(on_signal) as stop:
+            result = api.tune(
+                config,
+                out,
+                overrides=overrides or (),
+                trials=trials,
+                timeout=timeout,
+                jobs=jobs,
+                engine=engine.value,
+                seed=seed,
+                progress=display.show,
+                on_notice=display.note,
+                stop=stop,
+            )
     if as_json:
         print_json(result.to_json())
     else:
+        from rankfall.reporting.search_table import terminal_search
+
         print_result(terminal_search(result))
-    _draw(result, out)
+    files = ("trials.json", "best.yaml", "search.png", "search.svg")
+    print_message(f"wrote {', '.join(name for name in files if (out / name).is_file())} to {out}")
     _end(result, out)
-
-
-def _tune(search: Search, out: Path, jobs: int | None, engine: EngineName, **options: Any) -> SearchResult:
-    from rankfall.reporting.search_table import settings_text, trial_value
-    from rankfall.studies.tune import tune
-    from rankfall.training.run_directory import Stopped
-
-    with (
-        interruptible(lambda: f"the same command continues the search in {out}"),
-        opened_engine(engine) as opened,
-        progress() as bar,
-    ):
-        task = bar.add_task("searching")
-        done = 0
-
-        def plan(before: int, trials: int) -> None:
-            nonlocal done
-            done = before
-            bar.update(task, completed=done, total=trials)
-
-        def end_trial(trial: TrialResult) -> None:
-            nonlocal done
-            done += 1
-            outcome = f"trial {trial.trial} {trial.state} {trial_value(trial)}"
-            bar.update(task, completed=done, status=f"{outcome}: {settings_text(trial.settings)}")
-
-        def update(number: int, step: Step) -> None:
-            share = ((step.epoch - 1) * step.batches + step.batch) / (step.epochs * step.batches)
-            where = f"trial {number}, epoch {step.epoch}/{step.epochs}"
-            bar.update(task, completed=done + share, description=where)
-
-        def on_signal() -> None:
-            if (jobs or 1) > 1 or engine is not EngineName.LOCAL:
-                raise KeyboardInterrupt  # processes end, and their trials are continued from their checkpoints
-            print_note(bar, "stopping after this batch; press Ctrl-C again to stop at once")
-
-        with stoppable(on_signal) as stop:
-            try:
-                return tune(
-                    search,
-                    out,
-                    jobs=jobs,
-                    engine=opened,
-                    on_plan=plan,
-                    on_trial=end_trial,
-                    on_step=update,
-                    on_notice=lambda number, text: print_note(bar, f"trial {number}: {text}"),
-                    stop=stop,
-                    **options,
-                )
-            except Stopped:
-                raise KeyboardInterrupt from None
-
-
-def _draw(result: SearchResult, out: Path) -> None:
-    """Write the figure of the search, and print which files were written."""
-    from rankfall.reporting.search_table import search_figure
-
-    files = [out / "trials.json", *([out / "best.yaml"] if result.best else [])]
-    figure = search_figure(result, out.name)
-    if figure is not None:
-        files += write_figures({"search": figure}, out)
-    print_message(f"wrote {', '.join(file.name for file in files)} to {out}")
 
 
 def _end(result: SearchResult, out: Path) -> None:

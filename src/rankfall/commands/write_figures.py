@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankfall.api.extras import write_figures
 from rankfall.commands.terminal import print_message
 
 if TYPE_CHECKING:
@@ -14,30 +15,20 @@ if TYPE_CHECKING:
     from rankfall.studies.results import EvaluationSummary
 
 
-def write_figures(plots: Mapping[str, Plot], out: Path) -> list[Path]:
-    """Write figures as PNG and SVG; without the library for PNG, print how to install it and write SVG only."""
-    from rankfall.reporting.figures import SVG, MissingExtraError, save
-
-    try:
-        return save(plots, out)
-    except MissingExtraError as error:
-        print_message(str(error))
-        return save(plots, out, formats=[SVG])
-
-
-def write_page_figures(path: Path, out: Path) -> None:
+def write_page_figures(path: Path, out: Path, *, trust: bool = False) -> None:
     """Write all figures of the page of a run, a comparison or a stream, and say so.
 
     Args:
         path: directory of the run, the comparison or the stream.
         out: directory for the figures.
+        trust: import code that the stored configuration names.
     """
     from rankfall.reporting.files import figures_of
 
-    _write(figures_of(path), out)
+    _write(figures_of(path, trust=trust), out)
 
 
-def write_evaluation_figures(summary: EvaluationSummary, out: Path, run: Path | None) -> None:
+def write_evaluation_figures(summary: EvaluationSummary, out: Path, run: Path | None, *, trust: bool = False) -> None:
     """Write the figures of an evaluation, and say so.
 
     Args:
@@ -45,14 +36,16 @@ def write_evaluation_figures(summary: EvaluationSummary, out: Path, run: Path | 
         out: directory for the figures.
         run: directory of the run if its page shows this evaluation; all figures of the page are written then. None
             for an evaluation with other settings: its funnel is written.
+        trust: import code that the stored configuration names.
     """
-    from rankfall.reporting.files import figures_of
     from rankfall.reporting.funnel_chart import funnel_of_summary
 
-    _write(figures_of(run) if run else {"funnel": funnel_of_summary(summary)} if summary.funnel else {}, out)
+    if run is not None:
+        write_page_figures(run, out, trust=trust)
+    else:
+        _write({"funnel": funnel_of_summary(summary)} if summary.funnel else {}, out)
 
 
 def _write(plots: Mapping[str, Plot], out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    files = write_figures(plots, out)
+    files = write_figures(plots, out, print_message)
     print_message(f"wrote {len(files)} files to {out}: {', '.join(plots)}" if files else "there are no figures")

@@ -1,15 +1,15 @@
 """One rule per kind of feature, each on an array of one type without missing values.
 
-============== ============================================= =============================
+============== ============================================= ======================================
 rule           input                                         output
-============== ============================================= =============================
+============== ============================================= ======================================
 NumberedIds    int64                                         ids
 HashedIds      int64 or Arrow strings                        ids
 VocabularyIds  int64 or strings in Arrow, as its values are  ids
 TimePart       local time, int64 milliseconds since 1970     ids
 Buckets        float64, NaN for missing                      ids
-Numbers        float64 (n,) or (n, size), NaN for missing    float32 of the same shape
-============== ============================================= =============================
+Numbers        float64 (n,) or (n, size), NaN for missing    float32 of the same shape, or (n, 2 size)
+============== ============================================= ======================================
 
 Manifests of bundles store rules as JSON (`to_json`, :func:`rule_from_json`). The `rows` of a rule are those of the
 embedding table of its ids. A trained model may have fewer of them than a log that was prepared later: values beyond
@@ -162,7 +162,8 @@ class TimePart:
 class Numbers:
     """Numbers, or vectors of `size` numbers: sign(v) log(1 + abs(v)) if `log1p`, then `missing`, then the scaling.
 
-    Infinite numbers count as missing. Missing numbers are an error if `missing` is None.
+    Infinite numbers count as missing. Missing numbers are an error if `missing` is None. With `indicator` a model also
+    receives, after the numbers, as many indicators, which are 1 where a number is missing and 0 elsewhere.
     """
 
     size: int
@@ -170,14 +171,22 @@ class Numbers:
     missing: float | None
     mean: Floats | None = None
     deviation: Floats | None = None
+    indicator: bool = False
     rows: ClassVar[int] = 0  # numbers have no embedding table
 
     def encode(self, numbers: Floats) -> NDArray[np.float32]:
         """Return the numbers that a model receives."""
-        numbers = self.filled(numbers)
+        encoded = self.filled(numbers)
         if self.mean is not None and self.deviation is not None:
-            numbers = (numbers - self.mean) / self.deviation
-        return numbers.astype(np.float32)
+            encoded = (encoded - self.mean) / self.deviation
+        if self.indicator:
+            columns = encoded.reshape(len(numbers), -1), self.is_missing(numbers).reshape(len(numbers), -1)
+            encoded = np.concatenate(columns, axis=1)
+        return encoded.astype(np.float32)
+
+    def is_missing(self, numbers: Floats) -> NDArray[np.bool_]:
+        """Return which numbers are missing."""
+        return ~np.isfinite(numbers)
 
     def filled(self, numbers: Floats) -> Floats:
         """Return the numbers after `log1p` and `missing`, to which scalings and buckets are fitted."""
@@ -199,12 +208,13 @@ class Numbers:
         """Return the entry of a dense feature in manifests; edges make it one with ids."""
         mean, deviation = (None if of is None else of.tolist() for of in (self.mean, self.deviation))
         values = {"size": self.size, "log1p": self.log1p, "missing": self.missing, "edges": edges}
-        return {"kind": "dense", "rows": rows, **values, "mean": mean, "deviation": deviation}
+        indicator = {"indicator": True} if self.indicator else {}
+        return {"kind": "dense", "rows": rows, **values, **indicator, "mean": mean, "deviation": deviation}
 
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Numbers between edges: a bucket includes its lower edge."""
+    """Numbers between edges: a bucket includes its lower edge. With an indicator, missing numbers have their own id."""
 
     rows: int
     numbers: Numbers
@@ -212,7 +222,8 @@ class Buckets:
 
     def ids(self, numbers: Floats) -> Ids:
         """Return the ids of the buckets of numbers."""
-        return FIRST_KNOWN + np.searchsorted(np.array(self.edges), self.numbers.filled(numbers), side="right")
+        ids = FIRST_KNOWN + np.searchsorted(np.array(self.edges), self.numbers.filled(numbers), side="right")
+        return np.where(self.numbers.is_missing(numbers), MISSING, ids) if self.numbers.indicator else ids
 
     def to_json(self) -> dict[str, Any]:
         """Return the rule as stored in manifests."""
@@ -239,5 +250,6 @@ def rule_from_json(content: Mapping[str, Any], vocabularies: Mapping[str, Lookup
         # missing in bundles of early releases
         return HashedIds(rows, content.get("text")) if content["ids"] == "hash" else NumberedIds(rows)
     mean, deviation = (None if content[key] is None else np.array(content[key]) for key in ("mean", "deviation"))
-    numbers = Numbers(content["size"], content["log1p"], content["missing"], mean, deviation)
+    indicator = content.get("indicator", False)  # missing in bundles of early releases
+    numbers = Numbers(content["size"], content["log1p"], content["missing"], mean, deviation, indicator)
     return numbers if content["edges"] is None else Buckets(rows, numbers, content["edges"])

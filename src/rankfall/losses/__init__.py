@@ -57,36 +57,43 @@ Examples:
     tensor(0.2414)
 """
 
-from rankfall.losses.approx import approx_ndcg_loss
-from rankfall.losses.listwise import listmle_loss, softmax_loss
-from rankfall.losses.modules import (
-    ApproxNDCGLoss,
-    ARFLoss,
-    ARFv2Loss,
-    BCELoss,
-    GradeSoftmaxLoss,
+from typing import TYPE_CHECKING
+
+from rankfall.losses.adaptive import ARFLoss, ARFv2Loss
+from rankfall.losses.approx import ApproxNDCGLoss, approx_ndcg_loss
+from rankfall.losses.listwise import ListMLELoss, SoftmaxLoss, listmle_loss, softmax_loss
+from rankfall.losses.pairwise import (
     LambdaLoss,
     LambdaRankLoss,
     LambdaRecallLoss,
-    ListMLELoss,
+    RankNetLoss,
+    lambda_loss,
+    lambda_recall_loss,
+    lambdarank_loss,
+    ranknet_loss,
+)
+from rankfall.losses.pointwise import (
+    BCELoss,
+    GradeSoftmaxLoss,
     MSELoss,
+    bce_loss,
+    expected_grade,
+    grade_softmax_loss,
+    mse_loss,
+)
+from rankfall.losses.relaxed import (
     PiRankARPLoss,
     PiRankNDCGLoss,
-    RankNetLoss,
     RelaxLoss,
-    SoftmaxLoss,
     SortCrossEntropyLoss,
     TopKBCELoss,
-)
-from rankfall.losses.pairwise import lambda_loss, lambda_recall_loss, lambdarank_loss, ranknet_loss
-from rankfall.losses.pointwise import bce_loss, expected_grade, grade_softmax_loss, mse_loss
-from rankfall.losses.relaxed import (
     pirank_arp_loss,
     pirank_ndcg_loss,
     relax_loss,
     sort_cross_entropy_loss,
     topk_bce_loss,
 )
+from rankfall.registry.builtin_components import export_others
 
 __all__ = [
     "ARFLoss",
@@ -123,3 +130,6 @@ __all__ = [
     "sort_cross_entropy_loss",
     "topk_bce_loss",
 ]
+
+if not TYPE_CHECKING:  # the components of files that are not imported above
+    __getattr__ = export_others(__name__, __all__)

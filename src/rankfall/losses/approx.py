@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rankfall import register
 from rankfall._lists import (
     Reduction,
     add_gumbel,
@@ -19,21 +20,25 @@ from rankfall._lists import (
     reduce_lists,
     safe_divide,
 )
+from rankfall.losses._module import LossModule
 from rankfall.losses._pairs import map_rows
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
+    from rankfall.option_types import NotNegativeCount, Positive
 
+
+@register.loss
 def approx_ndcg_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    tau: float | Tensor = 1.0,
-    gumbel_samples: int = 0,
-    beta: float = 1.0,
+    tau: Positive | Tensor = 1.0,
+    gumbel_samples: NotNegativeCount = 0,
+    beta: Positive = 1.0,
     generator: torch.Generator | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
@@ -81,6 +86,12 @@ def approx_ndcg_loss(
     reached = safe_divide((weighted * discount).sum(-1), ideal)
     per_list = (best - reached).mean(0).masked_fill(~has_positive(gain, mask), 0.0)
     return reduce_lists(per_list, weight=weight, reduction=reduction)
+
+
+class ApproxNDCGLoss(LossModule):
+    """Module of :func:`approx_ndcg_loss`."""
+
+    function = staticmethod(approx_ndcg_loss)
 
 
 def _smooth_ranks(scores: Tensor, mask: Tensor) -> Tensor:

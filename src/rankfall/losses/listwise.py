@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rankfall import register
 from rankfall._lists import (
     Reduction,
     check_lists,
@@ -16,11 +17,13 @@ from rankfall._lists import (
     rank_order,
     reduce_lists,
 )
+from rankfall.losses._module import LossModule
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 
+@register.loss
 def softmax_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
@@ -61,6 +64,13 @@ def softmax_loss(
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
+class SoftmaxLoss(LossModule):
+    """Module of :func:`softmax_loss`."""
+
+    function = staticmethod(softmax_loss)
+
+
+@register.loss
 def listmle_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
@@ -100,6 +110,12 @@ def listmle_loss(
     remaining = ordered.flip(-1).logcumsumexp(-1).flip(-1)
     per_list = (step_weight * (remaining - ordered)).sum(-1).masked_fill(~has_positive(labels, mask), 0.0)
     return reduce_lists(per_list, weight=weight, reduction=reduction)
+
+
+class ListMLELoss(LossModule):
+    """Module of :func:`listmle_loss`."""
+
+    function = staticmethod(listmle_loss)
 
 
 def _padded_far_below(scores: Tensor, mask: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rankfall import register
 from rankfall._lists import (
     Reduction,
     check_choice,
@@ -30,12 +31,15 @@ from rankfall._lists import (
     safe_divide,
     top_labels,
 )
+from rankfall.losses._module import LossModule
 from rankfall.losses._pairs import row_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jaxtyping import Bool, Float
+
+    from rankfall.option_types import Count, Fraction, Positive
 
     # The weight of rank i against the lower rank j, for rows start..stop and columns start..n; 0 unless i < j.
     RankWeight = Callable[[int, int], Tensor]
@@ -168,13 +172,14 @@ def _mixed(mix: float, first: RankWeight, second: RankWeight) -> RankWeight:
 # --- the losses -------------------------------------------------------------------------------------------------
 
 
+@register.loss
 def ranknet_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    sigma: float = 1.0,
+    sigma: Positive = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
     r"""RankNet: logistic loss of every pair with different labels (Burges et al. 2005; LLK, eq. 6).
@@ -214,6 +219,12 @@ def ranknet_loss(
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
+class RankNetLoss(LossModule):
+    """Module of :func:`ranknet_loss`."""
+
+    function = staticmethod(ranknet_loss)
+
+
 def _pairs(labels: Tensor, mask: Tensor) -> Tensor:
     """Return the number of pairs of real items with different labels."""
     ascending = labels.masked_fill(~mask, torch.inf).sort(-1).values
@@ -221,14 +232,15 @@ def _pairs(labels: Tensor, mask: Tensor) -> Tensor:
     return below.masked_fill(~mask, 0).sum(-1).to(labels.dtype)
 
 
+@register.loss
 def lambdarank_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    k: int | None = None,
-    sigma: float = 1.0,
+    k: Count | None = None,
+    sigma: Positive = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
     r"""LambdaRank: RankNet with pairs weighted by the NDCG that a swap changes (Burges 2010; LLK, eq. 11 and 12).
@@ -260,16 +272,23 @@ def lambdarank_loss(
     return lambda_loss(scores, labels, mask=mask, weight=weight, k=k, mix=1.0, sigma=sigma, reduction=reduction)
 
 
+class LambdaRankLoss(LossModule):
+    """Module of :func:`lambdarank_loss`."""
+
+    function = staticmethod(lambdarank_loss)
+
+
+@register.loss
 def lambda_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    k: int | None = None,
+    k: Count | None = None,
     version: Literal["sound", "heuristic"] = "sound",
-    mix: float = 0.0,
-    sigma: float = 1.0,
+    mix: Fraction = 0.0,
+    sigma: Positive = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
     r"""LambdaLoss, and LambdaLoss@K in both versions (Wang et al. 2018; LLK, eq. 13 and 15-17).
@@ -327,16 +346,23 @@ def lambda_loss(
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
+class LambdaLoss(LossModule):
+    """Module of :func:`lambda_loss`."""
+
+    function = staticmethod(lambda_loss)
+
+
+@register.loss
 def lambda_recall_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    m: int,
-    k: int,
+    m: Count,
+    k: Count,
     positive_only: bool = True,
-    sigma: float = 1.0,
+    sigma: Positive = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
     r"""Logistic loss of the pairs whose swap changes Recall@m@k (ARF, eq. 6 and 7).
@@ -378,6 +404,12 @@ def lambda_recall_loss(
         rows=m,
     )
     return reduce_lists(total / k, weight=weight, reduction=reduction)
+
+
+class LambdaRecallLoss(LossModule):
+    """Module of :func:`lambda_recall_loss`."""
+
+    function = staticmethod(lambda_recall_loss)
 
 
 def _check_share(name: str, value: float) -> None:

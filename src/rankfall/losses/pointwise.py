@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rankfall import register
 from rankfall._lists import (
     Reduction,
     check_lists,
@@ -18,11 +19,13 @@ from rankfall._lists import (
     list_mean,
     reduce_lists,
 )
+from rankfall.losses._module import LossModule
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 
+@register.loss
 def mse_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
@@ -55,6 +58,13 @@ def mse_loss(
     return _mean_over_items((scores - labels).square(), scores, mask, weight, reduction)
 
 
+class MSELoss(LossModule):
+    """Module of :func:`mse_loss`."""
+
+    function = staticmethod(mse_loss)
+
+
+@register.loss
 def bce_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
@@ -98,6 +108,13 @@ def bce_loss(
     return _mean_over_items(costs, scores, mask, weight, reduction)
 
 
+class BCELoss(LossModule):
+    """Module of :func:`bce_loss`."""
+
+    function = staticmethod(bce_loss)
+
+
+@register.loss
 def grade_softmax_loss(
     logits: Float[Tensor, "*batch n grades"],
     labels: Float[Tensor, "*batch n"],
@@ -138,6 +155,12 @@ def grade_softmax_loss(
     check_none("labels", (labels < 0) | (labels >= grades), f"values outside 0..{grades - 1}, the {grades} grades")
     costs = -F.log_softmax(logits, -1).gather(-1, labels.long()[..., None]).squeeze(-1)
     return _mean_over_items(costs, labels, mask, weight, reduction)
+
+
+class GradeSoftmaxLoss(LossModule):
+    """Module of :func:`grade_softmax_loss`."""
+
+    function = staticmethod(grade_softmax_loss)
 
 
 def expected_grade(logits: Float[Tensor, "*batch n grades"]) -> Float[Tensor, "*batch n"]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from rankfall import register
 from rankfall._lists import (
     Reduction,
     check_choice,
@@ -26,6 +27,7 @@ from rankfall._lists import (
     safe_divide,
     top_labels,
 )
+from rankfall.losses._module import LossModule
 from rankfall.ops import LOG_ZERO, log_inclusion, log_rows, neural_sort
 from rankfall.ops import topk as make_topk
 
@@ -33,16 +35,18 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
     from rankfall.ops import SoftSort, TopK
+    from rankfall.option_types import Count, Positive
 
 
+@register.loss
 def pirank_ndcg_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    k: int | None = None,
-    tau: float | Tensor | None = None,
+    k: Count | None = None,
+    tau: Positive | Tensor | None = None,
     sort: SoftSort = neural_sort,
     straight_through: bool = False,
     reduction: Reduction = "mean",
@@ -89,14 +93,21 @@ def pirank_ndcg_loss(
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
+class PiRankNDCGLoss(LossModule):
+    """Module of :func:`pirank_ndcg_loss`."""
+
+    function = staticmethod(pirank_ndcg_loss)
+
+
+@register.loss
 def pirank_arp_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    k: int | None = None,
-    tau: float | Tensor | None = None,
+    k: Count | None = None,
+    tau: Positive | Tensor | None = None,
     sort: SoftSort = neural_sort,
     straight_through: bool = False,
     variant: Literal["sound", "published"] = "sound",
@@ -150,15 +161,22 @@ def pirank_arp_loss(
     return reduce_lists(per_list.masked_fill(~has_positive(labels, mask), 0.0), weight=weight, reduction=reduction)
 
 
+class PiRankARPLoss(LossModule):
+    """Module of :func:`pirank_arp_loss`."""
+
+    function = staticmethod(pirank_arp_loss)
+
+
+@register.loss
 def sort_cross_entropy_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    tau: float | Tensor | None = None,
+    tau: Positive | Tensor | None = None,
     sort: SoftSort = neural_sort,
-    label_tau: float | Tensor | None = None,
+    label_tau: Positive | Tensor | None = None,
     ties: Literal["average", "position"] = "average",
     variant: Literal["sound", "published"] = "sound",
     scale: Literal["mean", "sum"] | None = None,
@@ -218,18 +236,25 @@ def sort_cross_entropy_loss(
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
+class SortCrossEntropyLoss(LossModule):
+    """Module of :func:`sort_cross_entropy_loss`."""
+
+    function = staticmethod(sort_cross_entropy_loss)
+
+
+@register.loss
 def relax_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    m: int,
-    k: int,
-    tau: float | Tensor | None = None,
+    m: Count,
+    k: Count,
+    tau: Positive | Tensor | None = None,
     sort: SoftSort = neural_sort,
     positive_only: bool = True,
-    label_tau: float | Tensor | None = None,
+    label_tau: Positive | Tensor | None = None,
     variant: Literal["sound", "published"] = "sound",
     scale: Literal["mean", "sum"] | None = None,
     reduction: Reduction = "mean",
@@ -289,14 +314,21 @@ def relax_loss(
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
+class RelaxLoss(LossModule):
+    """Module of :func:`relax_loss`."""
+
+    function = staticmethod(relax_loss)
+
+
+@register.loss
 def topk_bce_loss(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    k: int,
-    m: int | None = None,
+    k: Count,
+    m: Count | None = None,
     topk: TopK | None = None,
     positive_only: bool = True,
     scale: Literal["mean", "sum"] = "mean",
@@ -342,6 +374,12 @@ def topk_bce_loss(
     per_list = _scaled(cost if of_items is None else cost * of_items, mask, scale)
     per_list = per_list.masked_fill(~has_recall_signal(truth, mask, kept), 0.0)
     return reduce_lists(per_list, weight=weight, reduction=reduction)
+
+
+class TopKBCELoss(LossModule):
+    """Module of :func:`topk_bce_loss`."""
+
+    function = staticmethod(topk_bce_loss)
 
 
 def _tie_shares(by_rank: Tensor, labels: Tensor, mask: Tensor) -> Float[Tensor, "*batch n n"]:

@@ -31,9 +31,12 @@ Examples:
     tensor([1., 1.])
 """
 
+from typing import TYPE_CHECKING
+
 from rankfall.metrics.funnel import FunnelResult, funnel
 from rankfall.metrics.ranking import arp, average_precision, hit_rate, mrr, ndcg, opa, precision, recall
 from rankfall.metrics.significance import Row, TestResult, compare, crossed_test, holm, paired_test, two_sample_test
+from rankfall.registry.builtin_components import export_others
 
 __all__ = [
     "FunnelResult",
@@ -54,3 +57,6 @@ __all__ = [
     "recall",
     "two_sample_test",
 ]
+
+if not TYPE_CHECKING:  # the components of files that are not imported above
+    __getattr__ = export_others(__name__, __all__)

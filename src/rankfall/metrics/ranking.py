@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rankfall import register
 from rankfall._lists import (
     check_choice,
     check_count,
@@ -43,18 +44,21 @@ from rankfall._lists import (
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
+    from rankfall.option_types import Count
+
 Ties = Literal["average", "position"]
 
 
 # --- the metrics --------------------------------------------------------------------------------------------
 
 
+@register.metric
 def recall(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
-    m: int,
-    k: int,
+    m: Count,
+    k: Count,
     mask: Bool[Tensor, "*batch n"] | None = None,
     ties: Ties = "average",
     positive_only: bool = True,
@@ -95,11 +99,13 @@ def recall(
     return _finish((kept * truth).sum(-1) / size, size > 0, empty, scores)
 
 
+@register.metric("ndcg_linear", options={"gain": "linear"})
+@register.metric
 def ndcg(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
-    k: int | None = None,
+    k: Count | None = None,
     mask: Bool[Tensor, "*batch n"] | None = None,
     ties: Ties = "average",
     gain: Literal["exp2", "linear"] = "exp2",
@@ -140,6 +146,8 @@ def ndcg(
     return _finish((ranking.values * discount).sum(-1) / ideal, ideal > 0, empty, scores)
 
 
+@register.metric("opa_all", options={"label_ties": "count"})
+@register.metric
 def opa(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
@@ -210,6 +218,7 @@ def opa(
     return _finish(correct / pairs, pairs > 0, empty, scores)
 
 
+@register.metric(higher_is_better=False)
 def arp(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
@@ -249,6 +258,7 @@ def arp(
     return _finish((ranking.values * mean_rank).sum(-1) / total, total > 0, empty, scores)
 
 
+@register.metric
 def mrr(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
@@ -286,6 +296,7 @@ def mrr(
     return _finish((first / rank).sum(-1), has_positive(labels, mask), empty, scores)
 
 
+@register.metric("map")
 def average_precision(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
@@ -332,11 +343,12 @@ def average_precision(
     return _finish(expected.sum(-1) / relevant, relevant > 0, empty, scores)
 
 
+@register.metric
 def precision(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
-    k: int,
+    k: Count,
     mask: Bool[Tensor, "*batch n"] | None = None,
     ties: Ties = "average",
     empty: float = 0.0,
@@ -370,11 +382,12 @@ def precision(
     return _finish((kept * (labels > 0)).sum(-1) / k, has_positive(labels, mask), empty, scores)
 
 
+@register.metric
 def hit_rate(
     scores: Float[Tensor, "*batch n"],
     labels: Float[Tensor, "*batch n"],
     *,
-    k: int,
+    k: Count,
     mask: Bool[Tensor, "*batch n"] | None = None,
     ties: Ties = "average",
     empty: float = 0.0,

@@ -24,9 +24,9 @@ Examples:
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
+from rankfall import registry
 from rankfall._suggestions import did_you_mean
 from rankfall.models.din import DIN
 from rankfall.models.embedding import FeatureEmbedding
@@ -37,6 +37,7 @@ from rankfall.models.mlp import MLP, Linear
 from rankfall.models.scaling import FeatureScaling
 from rankfall.models.scorer import Scorer
 from rankfall.models.two_tower import TwoTower
+from rankfall.registry.builtin_components import export_others
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,13 +62,20 @@ __all__ = [
     "from_config",
 ]
 
-KINDS: dict[str, type[Scorer]] = {model.kind: model for model in (TwoTower, DIN, EmbeddingMLP)}
+if not TYPE_CHECKING:  # the models of files that are not imported above
+    __getattr__ = export_others(__name__, __all__)
+
+KINDS: dict[str, type[Scorer]] = {
+    name: registry.get("model", name)  # type: ignore[misc]  # built-in models are scorers
+    for name in registry.builtins("model")
+}
+"""The built-in models of cascades by name."""
 
 
 def from_config(
     config: Mapping[str, Any], features: Features, *, tables: Mapping[str, nn.Embedding] | None = None
 ) -> Scorer:
-    """Build a model from its description.
+    """Build a model of this package from its description.
 
     Args:
         config: Kind and options of the model, such as ``{"kind": "din", "dim": 16}``, as :meth:`Scorer.config` returns
@@ -82,12 +90,7 @@ def from_config(
     kind = options.pop("kind", None)
     if kind not in KINDS:
         raise ValueError(f"kind: found {kind!r}{did_you_mean(kind, KINDS)}; allowed are {', '.join(KINDS)}")
+    registry.check_options("model", kind, options)
     model: Any = KINDS[kind]
-    allowed = [name for name in inspect.signature(model).parameters if name not in ("features", "tables")]
-    for name in options:
-        if name not in allowed:
-            raise ValueError(
-                f"{kind} has no option {name!r}{did_you_mean(name, allowed)}; its options are {', '.join(allowed)}"
-            )
     scorer: Scorer = model(features, tables=tables, **options)
     return scorer

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import nn
 
+from rankfall import register
 from rankfall.models.attention import AttentionPooling
 from rankfall.models.layers import Network
 from rankfall.models.scorer import GradeScorer
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.spec import Features
     from rankfall.models.inputs import ImpressionFeatures
     from rankfall.models.layers import LayerOptions
+    from rankfall.option_types import Activation, Count, Grades, Init, Momentum, NotNegative, Share
 
 
+@register.model("din")
 class DIN(GradeScorer):
     """Deep interest network (Zhou et al. 2018).
 
@@ -63,18 +66,18 @@ class DIN(GradeScorer):
         self,
         features: Features,
         *,
-        dim: int = 8,
-        std: float = 0.2,
-        hidden: Sequence[int] = (128, 128, 32),
-        attention: int = 80,
-        activation: str = "relu",
-        attention_activation: str = "relu",
+        dim: Count = 8,
+        std: NotNegative = 0.2,
+        hidden: Sequence[Count] = (128, 128, 32),
+        attention: Count = 80,
+        activation: Activation = "relu",
+        attention_activation: Activation = "relu",
         batch_norm: bool = False,
-        norm_momentum: float = 0.1,
-        dropout: float = 0.0,
+        norm_momentum: Momentum = 0.1,
+        dropout: Share | Sequence[Share] = 0.0,
         residual: bool = False,
-        init: str = "default",
-        grades: int | None = None,
+        init: Init = "default",
+        grades: Grades | None = None,
         only: Iterable[str] | None = None,
         tables: Mapping[str, nn.Embedding] | None = None,
         sparse: bool | int = False,

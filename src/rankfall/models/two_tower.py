@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from rankfall import register
 from rankfall.models.layers import Network
 from rankfall.models.scorer import Scorer
 
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.spec import Features
     from rankfall.models.inputs import ImpressionFeatures, RequestFeatures
     from rankfall.models.layers import LayerOptions
+    from rankfall.option_types import Activation, Count, Init, Momentum, NotNegative, Share
 
 
+@register.model("two_tower")
 class TwoTower(Scorer):
     """Two-tower model (Huang et al. 2013).
 
@@ -56,15 +59,15 @@ class TwoTower(Scorer):
         self,
         features: Features,
         *,
-        dim: int = 8,
-        std: float = 0.2,
-        hidden: Sequence[int] = (128, 64, 32),
-        activation: str = "relu",
+        dim: Count = 8,
+        std: NotNegative = 0.2,
+        hidden: Sequence[Count] = (128, 64, 32),
+        activation: Activation = "relu",
         batch_norm: bool = False,
-        norm_momentum: float = 0.1,
-        dropout: float = 0.0,
+        norm_momentum: Momentum = 0.1,
+        dropout: Share | Sequence[Share] = 0.0,
         residual: bool = False,
-        init: str = "default",
+        init: Init = "default",
         only: Iterable[str] | None = None,
         tables: Mapping[str, nn.Embedding] | None = None,
         sparse: bool | int = False,

@@ -27,12 +27,16 @@ Examples:
     ['e2e', 'stage1/single', 'stage2/single']
 """
 
+from typing import TYPE_CHECKING
+
+from rankfall.objectives._stages import Impression as Impression  # the argument of `terms`, for your own objectives
 from rankfall.objectives._stages import Objective
 from rankfall.objectives.icc import ICC
 from rankfall.objectives.independent import BCE, FSLambdaLoss, FSRankNet, PerStage
 from rankfall.objectives.lcron import LCRON
 from rankfall.objectives.rankflow import RankFlow
 from rankfall.objectives.soft_sorts import ARF, ARFv2, SortCE
+from rankfall.registry.builtin_components import export_others
 
 __all__ = [
     "ARF",
@@ -47,3 +51,6 @@ __all__ = [
     "RankFlow",
     "SortCE",
 ]
+
+if not TYPE_CHECKING:  # the components of files that are not imported above
+    __getattr__ = export_others(__name__, __all__)

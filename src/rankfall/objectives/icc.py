@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from rankfall import register
 from rankfall._lists import check_choice, check_count, check_positive, has_order, is_published, rank_order
 from rankfall.losses import lambdarank_loss, ranknet_loss
 from rankfall.objectives._stages import Impression, Objective, check_quotas
@@ -14,7 +15,10 @@ from rankfall.objectives._stages import Impression, Objective, check_quotas
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rankfall.option_types import Count, Positive
 
+
+@register.objective("icc")
 class ICC(Objective):
     r"""Ranking loss on scores that are fused by soft cutoffs (Gallagher et al. 2019).
 
@@ -48,8 +52,8 @@ class ICC(Objective):
         self,
         *,
         relevant: int,
-        quotas: Sequence[int],
-        temperature: float = 1.0,
+        quotas: Sequence[Count],
+        temperature: Positive = 1.0,
         loss: Literal["lambdarank", "ranknet"] | None = None,
         variant: Literal["sound", "published"] = "sound",
     ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
+from rankfall import register
 from rankfall._lists import check_choice, check_count, has_order, is_published
 from rankfall.losses import bce_loss, lambda_loss, ranknet_loss
 from rankfall.objectives._stages import Impression, Objective, grades_order, per_stage
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
 
     from jaxtyping import Bool, Float
 
+    from rankfall.option_types import Count, Depth, Fraction
+
 ALL_ITEMS = -1  # the depth of items that were drawn at random
 
 
+@register.objective("bce")
 class BCE(Objective):
     r"""Binary cross entropy of each stage, on the items that the logged cascade shows to it.
 
@@ -47,7 +51,7 @@ class BCE(Objective):
         tensor(1.3863)
     """
 
-    def __init__(self, *, relevant: int, stages: int = 2, min_depth: int | Sequence[int] | None = None) -> None:
+    def __init__(self, *, relevant: int, stages: int = 2, min_depth: Depth | Sequence[Depth] | None = None) -> None:
         super().__init__(stages)
         self.relevant = check_count("relevant", relevant)
         default = [ALL_ITEMS, *range(1, stages)]
@@ -65,6 +69,7 @@ class BCE(Objective):
         return {f"stage{t}": has_order(truth, batch.seen(least)) for t, least in enumerate(self.min_depth, 1)}
 
 
+@register.objective("fs_ranknet")
 class FSRankNet(Objective):
     """RankNet of each stage on all samples of the funnel, by full-stage grades (Zheng et al. 2024).
 
@@ -88,6 +93,7 @@ class FSRankNet(Objective):
         return {"grades": grades_order(batch)}
 
 
+@register.objective("fs_lambda_loss")
 class FSLambdaLoss(Objective):
     """LambdaLoss@K of each stage on all samples of the funnel, by full-stage grades (Zheng et al. 2024).
 
@@ -111,8 +117,8 @@ class FSLambdaLoss(Objective):
     def __init__(
         self,
         *,
-        k: int | None = None,
-        mix: float = 0.0,
+        k: Count | None = None,
+        mix: Fraction = 0.0,
         gain: Literal["linear", "exp2"] = "linear",
         version: Literal["sound", "heuristic"] | None = None,
         stages: int = 2,
@@ -140,6 +146,7 @@ class FSLambdaLoss(Objective):
         return {"grades": grades_order(batch)}
 
 
+@register.objective("per_stage")
 class PerStage(Objective):
     """Any loss of each stage's scores, with the full-stage grades as labels (rankfall).
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
+from rankfall import register
 from rankfall._lists import (
     check_choice,
     check_count,
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankfall.ops import TopK
+    from rankfall.option_types import Count, NotNegative
 
 
+@register.objective("lcron")
 class LCRON(Objective):
     r"""LCRON: cross entropy of the items' survival through the whole cascade (LCR, eq. 11-13).
 
@@ -77,10 +80,10 @@ class LCRON(Objective):
         *,
         relevant: int,
         topk: TopK | None = None,
-        quotas: Sequence[int] | int | None = None,
+        quotas: Sequence[Count] | Count | None = None,
         stages: int | None = None,
-        e2e_weight: Literal["fixed", "learned"] | float = "fixed",
-        single_weight: Literal["learned"] | float = "learned",
+        e2e_weight: Literal["fixed", "learned"] | NotNegative = "fixed",
+        single_weight: Literal["learned"] | NotNegative = "learned",
         variant: Literal["sound", "published"] = "sound",
         scale: Literal["mean", "sum"] = "mean",
     ) -> None:

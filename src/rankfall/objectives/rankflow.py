@@ -9,14 +9,19 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from rankfall import register
 from rankfall._lists import check_choice, check_count, has_order, list_mean, mean_over_lists, rank_order
 from rankfall.losses import bce_loss
 from rankfall.objectives._stages import Impression, Objective, check_quotas
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from typing import Self
+
+    from rankfall.option_types import Count, Fraction
 
 
+@register.objective("rankflow")
 class RankFlow(Objective):
     r"""Each stage learns from the items that its predecessor keeps, and from its successor (Qin et al. 2022).
 
@@ -47,8 +52,8 @@ class RankFlow(Objective):
         self,
         *,
         relevant: int,
-        quotas: Sequence[int],
-        alpha: float = 0.5,
+        quotas: Sequence[Count],
+        alpha: Fraction = 0.5,
         schedule: Literal["joint", "alternate"] = "joint",
     ) -> None:
         super().__init__(len(quotas))
@@ -75,6 +80,12 @@ class RankFlow(Objective):
 
     def informs(self, batch: Impression) -> dict[str, Tensor]:
         return {"relevance": has_order(batch.truth(self.relevant), batch.mask)}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        counters = dict(self._buffers)
+        super()._apply(fn, recurse)
+        self._buffers.update(counters)  # the host reads the counter in every step, so it stays on the CPU
+        return self
 
     def _alternate(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
         """Keep the gradient of one stage's terms. Weights without a gradient are left alone by the optimizer."""

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
+from rankfall import register
 from rankfall._lists import check_choice, check_count, has_order, has_positive, is_published, mean_over_lists
 from rankfall.losses import relax_loss, sort_cross_entropy_loss, topk_bce_loss
-from rankfall.losses.modules import adaptive_scales
+from rankfall.losses.adaptive import adaptive_scales
 from rankfall.objectives._stages import Impression, Objective, check_quotas, count_stages, grades_order
 from rankfall.ops import neural_sort
 from rankfall.ops import topk as make_topk
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankfall.ops import SoftSort, TopK
+    from rankfall.option_types import Count, Positive
 
 
 class _Ordered(Objective):
@@ -58,6 +60,7 @@ class _Ordered(Objective):
         )
 
 
+@register.objective("sort_ce")
 class SortCE(_Ordered):
     """Cross entropy of each stage's soft permutation with the permutation of the full-stage grades (LCR, table 7).
 
@@ -79,9 +82,9 @@ class SortCE(_Ordered):
     def __init__(
         self,
         *,
-        tau: float | Tensor | None = None,
+        tau: Positive | Tensor | None = None,
         sort: SoftSort = neural_sort,
-        label_tau: float | Tensor | None = None,
+        label_tau: Positive | Tensor | None = None,
         ties: Literal["average", "position"] | None = None,
         variant: Literal["sound", "published"] = "sound",
         stages: int = 2,
@@ -130,6 +133,7 @@ class _Adaptive(_Ordered):
         return terms
 
 
+@register.objective("arf")
 class ARF(_Adaptive):
     r"""ARF for each stage, with its quota as m and `relevant` as k (ARF, eq. 13).
 
@@ -163,10 +167,10 @@ class ARF(_Adaptive):
         self,
         *,
         relevant: int,
-        quotas: Sequence[int],
-        tau: float | Tensor | None = None,
+        quotas: Sequence[Count],
+        tau: Positive | Tensor | None = None,
         sort: SoftSort = neural_sort,
-        label_tau: float | Tensor | None = None,
+        label_tau: Positive | Tensor | None = None,
         ties: Literal["average", "position"] | None = None,
         variant: Literal["sound", "published"] = "sound",
         scale: Literal["mean", "sum", "mixed"] | None = None,
@@ -190,6 +194,7 @@ class ARF(_Adaptive):
         )
 
 
+@register.objective("arf_v2")
 class ARFv2(_Adaptive):
     r"""ARF with :math:`L_{single}` of LCRON instead of :math:`L_{Relax}` (LCR, baseline).
 
@@ -226,13 +231,13 @@ class ARFv2(_Adaptive):
         *,
         relevant: int,
         topk: TopK | None = None,
-        tau: float | Tensor | None = None,
+        tau: Positive | Tensor | None = None,
         sort: SoftSort = neural_sort,
-        label_tau: float | Tensor | None = None,
+        label_tau: Positive | Tensor | None = None,
         ties: Literal["average", "position"] | None = None,
         variant: Literal["sound", "published"] = "sound",
         scale: Literal["mean", "sum", "mixed"] = "mean",
-        quotas: Sequence[int] | int | None = None,
+        quotas: Sequence[Count] | Count | None = None,
         stages: int | None = None,
     ) -> None:
         super().__init__(count_stages(quotas, stages), tau, sort, label_tau, ties, variant, scale)

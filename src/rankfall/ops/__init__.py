@@ -34,6 +34,8 @@ Examples:
             [1., 0., 0.]])
 """
 
+from typing import TYPE_CHECKING
+
 from rankfall.ops._rows import LOG_ZERO
 from rankfall.ops.dftopk import dftopk
 from rankfall.ops.diff_sort import diff_sort
@@ -45,6 +47,7 @@ from rankfall.ops.pirank_sort import pirank_sort
 from rankfall.ops.sigmoid_topk import sigmoid_topk
 from rankfall.ops.soft_sort import soft_sort
 from rankfall.ops.sparse_topk import sparse_topk
+from rankfall.registry.builtin_components import export_others
 
 __all__ = [
     "LOG_ZERO",
@@ -64,3 +67,6 @@ __all__ = [
     "sparse_topk",
     "topk",
 ]
+
+if not TYPE_CHECKING:  # the components of files that are not imported above
+    __getattr__ = export_others(__name__, __all__)

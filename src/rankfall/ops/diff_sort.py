@@ -10,12 +10,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from rankfall import register
 from rankfall._lists import check_choice, check_count, check_positive, check_scores, is_published
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jaxtyping import Bool, Float
+
+    from rankfall.option_types import Positive
 
 # A layer: the partner of each wire (itself if it is idle), +1 where the wire carries the larger value and -1 where it
 # carries the smaller one, and the length that a list must exceed to need this layer.
@@ -25,12 +28,13 @@ RECORDED = 1 << 26
 """Largest size of the intermediate rows that are kept for the backward pass; larger ones are recomputed."""
 
 
+@register.operator
 def diff_sort(
     scores: Float[Tensor, "*batch n"],
     *,
-    steepness: float | Tensor | None = None,
-    network: str = "odd_even",
-    swap: str = "cauchy",
+    steepness: Positive | Tensor | None = None,
+    network: Literal["odd_even", "bitonic"] = "odd_even",
+    swap: Literal["cauchy", "logistic", "reciprocal", "optimal"] = "cauchy",
     variant: Literal["sound", "published"] = "sound",
     k: int | None = None,
     mask: Bool[Tensor, "*batch n"] | None = None,
@@ -149,7 +153,8 @@ def _apply(kept: list[Tensor], layers: list[Layer], matrix: Tensor) -> Tensor:
         return _exchange(matrix, steps)
     size = math.isqrt(len(steps))
     for first in range(0, len(steps), size):
-        matrix = checkpoint(_exchange, matrix, steps[first : first + size], use_reentrant=False)
+        some = steps[first : first + size]
+        matrix = checkpoint(_exchange, matrix, some, use_reentrant=False, preserve_rng_state=False)
     return matrix
 
 

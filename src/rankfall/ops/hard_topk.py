@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from rankfall import register
 from rankfall._lists import check_count, check_scores, kth_largest
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 
+@register.operator
 def hard_topk(
     scores: Float[Tensor, "*batch n"], k: int, *, mask: Bool[Tensor, "*batch n"] | None = None
 ) -> Float[Tensor, "*batch n"]:

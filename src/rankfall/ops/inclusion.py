@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from rankfall import registry
 from rankfall._lists import add_gumbel, check_choice, check_count, check_scores, safe_divide
 from rankfall.ops._rows import LOG_ZERO, SoftRows
 from rankfall.ops._threshold import LOG_OF_ZERO, log_threshold_topk
@@ -22,6 +23,7 @@ from rankfall.ops.pirank_sort import pirank_sort
 from rankfall.ops.sigmoid_topk import sigmoid_topk
 from rankfall.ops.soft_sort import soft_sort, soft_sort_rows
 from rankfall.ops.sparse_topk import sparse_kind, sparse_topk
+from rankfall.registry.references import is_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,12 +55,14 @@ class Operator:
         options: Options of the operator by name.
         normalised: Whether the inclusion of a soft sort is divided by the sum over all rows.
         gradient: Gradient of a normalised soft sort; see :func:`topk`.
+        function: The function itself if it is not an operator of this package.
     """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict, hash=False)
     normalised: bool = True
     gradient: Gradient = "rows"
+    function: Callable[..., Tensor] | None = None
 
     def __call__(
         self, scores: Float[Tensor, "*batch n"], k: int, *, mask: Bool[Tensor, "*batch n"] | None = None
@@ -70,6 +74,8 @@ class Operator:
             k: Number of items to select, at least 1.
             mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
         """
+        if self.function is not None:
+            return self._of_function(self.function, scores, k, mask)
         if self.name in _SELECTIONS:
             return _SELECTIONS[self.name](scores, k, mask=mask, **self.options)
         check_count("k", k)
@@ -80,6 +86,20 @@ class Operator:
             mask = None if mask is None else mask.expand(wide.shape)
         p = self._of_rows(wide, k, mask)
         return (p.mean(0) if noise.get("gumbel_samples") else p).to(scores.dtype)
+
+    def _of_function(self, function: Callable[..., Tensor], scores: Tensor, k: int, mask: Tensor | None) -> Tensor:
+        """Return the inclusion of a custom operator: its result, or the sum of its rows if it is a soft sort."""
+        found = function(scores, k, mask=mask, **self.options)
+        if found.shape == scores.shape:
+            return found
+        if found.shape[-1:] != scores.shape[-1:] or found.shape[:-2] != scores.shape[:-1] or found.shape[-2] > k:
+            n, lists = scores.shape[-1], "".join(f"{size}, " for size in scores.shape[:-1])
+            raise ValueError(
+                f"topk: {self.name} returned the shape {tuple(found.shape)} for scores of shape {tuple(scores.shape)}, "
+                f"expected inclusion probabilities ({lists}{n}) or {k} rows of a soft permutation ({lists}{k}, {n})"
+            )
+        p = found.sum(-2)
+        return _fill_kept_lists(p / p.detach().clamp(min=1.0), mask, k, 1.0) if self.normalised else p
 
     def _of_rows(self, scores: Tensor, k: int, mask: Tensor | None) -> Tensor:
         """Sum the first k rows of a soft sort, as a share of all rows if normalised."""
@@ -109,6 +129,8 @@ class Operator:
             mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
         """
         options = dict(self.options)
+        if self.function is not None:
+            return _log_pair(self(scores, k, mask=mask))
         if self.name in _THRESHOLDS and options.pop("variant", "sound") == "sound":
             kind = _THRESHOLDS[self.name](options.pop("p", 2))
             return log_threshold_topk(kind, scores, k, options.pop("tau", 1.0), mask)
@@ -132,7 +154,9 @@ class Operator:
         return _LAZY_ROWS[name](scores, mask=mask, **options)
 
 
-def topk(name: str, *, normalised: bool = True, gradient: Gradient | None = None, **options: Any) -> Operator:
+def topk(
+    name: str | Callable[..., Tensor], *, normalised: bool = True, gradient: Gradient | None = None, **options: Any
+) -> Operator:
     """Create a soft top-k from any operator: a function of scores and k that returns inclusion probabilities.
 
     The inclusion of a soft sort is the sum of its first k rows. The columns of a soft permutation do not sum to 1 in
@@ -140,9 +164,13 @@ def topk(name: str, *, normalised: bool = True, gradient: Gradient | None = None
     takes).
 
     Args:
-        name: Function name of an operator: ``"dftopk"``, ``"lapsum_topk"``, ``"neural_sort"``, ...
+        name: Function name of an operator: ``"dftopk"``, ``"lapsum_topk"``, ``"neural_sort"``, ..., or a function of
+            your own or its reference, such as ``"my_operators:soft"``. It is called as
+            ``function(scores, k, mask=mask, **options)`` and returns inclusion probabilities ``(..., n)`` or the first
+            k rows ``(..., k, n)`` of a soft permutation.
         normalised: Whether to divide the inclusion of a soft sort by the sum over all rows. Has no effect on
-            ``"dftopk"`` and the other top-k operators.
+            ``"dftopk"`` and the other top-k operators. Sums of the rows of your own function are divided only where
+            they exceed 1.
         gradient: Gradient of a normalised :func:`neural_sort` or :func:`soft_sort`; values do not change. ``"rows"``
             (the default) is the gradient of LCRON's code: the normaliser is a constant, p gets its gradient through the
             first k rows and 1 - p through the others. ``"exact"`` is the derivative of the value, including the
@@ -162,8 +190,19 @@ def topk(name: str, *, normalised: bool = True, gradient: Gradient | None = None
         >>> keep = topk("lapsum_topk", tau=0.5)
         >>> keep(torch.tensor([1.0, 1.0, 1.0, 1.0]), 2)
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
+
+        A function of your own:
+
+        >>> def softmax_topk(scores, k, *, mask=None, tau=1.0):
+        ...     scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+        ...     return (k * torch.softmax(scores / tau, -1)).clamp(max=1.0)
+        >>> topk(softmax_topk, tau=2.0)(torch.tensor([0.0, 0.0, 0.0, 0.0]), 2)
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     functions: dict[str, Callable[..., Tensor]] = {**_SELECTIONS, **_SORTS}
+    name = _name_of(name, functions)
+    if not isinstance(name, str):
+        return _custom(name, normalised, gradient, options)
     check_choice("name", name, tuple(functions))
     allowed = set(inspect.signature(functions[name]).parameters) - {"scores", "k", "mask"}
     unknown = sorted(set(options) - allowed)
@@ -175,6 +214,29 @@ def topk(name: str, *, normalised: bool = True, gradient: Gradient | None = None
     if gradient is not None and not (normalised and operator._lazy):
         raise ValueError(f"gradient: {gradient!r} applies to a normalised neural_sort or soft_sort only, got {name}")
     return operator
+
+
+def _name_of(
+    name: str | Callable[..., Tensor], functions: dict[str, Callable[..., Tensor]]
+) -> str | Callable[..., Tensor]:
+    """Return the name of an operator of this package, and the function of every other one."""
+    if isinstance(name, str) and name not in functions and (is_reference(name) or name in registry.names("operator")):
+        name = registry.get("operator", name)
+    return next((known for known, function in functions.items() if function is name), name)
+
+
+def _custom(
+    function: Callable[..., Tensor], normalised: bool, gradient: Gradient | None, options: dict[str, Any]
+) -> Operator:
+    name = str(getattr(function, "__name__", type(function).__name__))
+    if gradient is not None:
+        raise ValueError(f"gradient: {gradient!r} applies to a normalised neural_sort or soft_sort only, got {name}")
+    parameters = inspect.signature(function).parameters
+    unknown = sorted(set(options) - set(parameters))
+    if unknown and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        allowed = sorted(set(parameters) - {"scores", "k", "mask"})
+        raise TypeError(f"{name} has no option {unknown[0]!r}; its options are {', '.join(allowed) or 'none'}")
+    return Operator(name, options, normalised, function=function)
 
 
 def log_inclusion(operator: TopK, scores: Tensor, k: int, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -271,7 +333,7 @@ def _log_share_of_top(log_top: Tensor, log_rest: Tensor) -> tuple[Tensor, Tensor
 
 
 def _eps(like: Tensor) -> Tensor:
-    return torch.tensor(torch.finfo(like.dtype).eps, dtype=like.dtype, device=like.device)
+    return like.new_full((), torch.finfo(like.dtype).eps)  # torch.tensor() would copy it from the host
 
 
 def _fill_kept_lists(values: Tensor, mask: Tensor | None, k: int, value: float) -> Tensor:

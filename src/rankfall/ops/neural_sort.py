@@ -8,21 +8,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from rankfall import register
 from rankfall._lists import add_gumbel, any_order, check_count, check_positive, check_scores, operator, safe_divide
 from rankfall.ops._rows import CHUNK, LOG_ZERO, SoftRows
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
+    from rankfall.option_types import NotNegativeCount, Positive
 
+
+@register.operator
 def neural_sort(
     scores: Float[Tensor, "*batch n"],
     *,
-    tau: float | Tensor = 1.0,
+    tau: Positive | Tensor = 1.0,
     k: int | None = None,
     mask: Bool[Tensor, "*batch n"] | None = None,
-    gumbel_samples: int = 0,
-    beta: float = 1.0,
+    gumbel_samples: NotNegativeCount = 0,
+    beta: Positive = 1.0,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "*batch k n"]:
     r"""Soft permutation in closed form (NeuralSort; ARF, eq. 10; PIR, eq. 12).

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rankfall._lists import check_count, check_positive, check_scores
+from rankfall import register
+from rankfall._lists import check_count, check_positive, check_scores, full_precision
 from rankfall.ops.neural_sort import neural_rows
 
 if TYPE_CHECKING:
@@ -19,16 +19,19 @@ if TYPE_CHECKING:
 
     from jaxtyping import Bool, Float
 
+    from rankfall.option_types import Count, Fraction, Positive
 
+
+@register.operator
 def pirank_sort(
     scores: Float[Tensor, "*batch n"],
     *,
     k: int,
-    tau: float | Tensor = 1.0,
-    depth: int | None = None,
-    branches: Sequence[int] | None = None,
-    kept: Sequence[int] | None = None,
-    tau_shares: Sequence[float] | None = None,
+    tau: Positive | Tensor = 1.0,
+    depth: Count | None = None,
+    branches: Sequence[Count] | None = None,
+    kept: Sequence[Count] | None = None,
+    tau_shares: Sequence[Fraction] | None = None,
     mask: Bool[Tensor, "*batch n"] | None = None,
 ) -> Float[Tensor, "*batch k n"]:
     r"""Soft permutation by merging soft top-k lists in a tree (PIR, eq. 13-17).
@@ -89,7 +92,7 @@ def pirank_sort(
     spare = wide.new_zeros(*wide.shape[:-1], leaves + 1)  # all masked items go to one leaf past the end
     values = spare.scatter(-1, slot, wide)[..., :-1]
     filled = (spare > 0).scatter(-1, slot, real)[..., :-1]
-    with _full_precision(wide.device):
+    with full_precision(wide.device):
         rows = _merge(values, filled, sizes, keeps, shares)
     rows = F.pad(rows, (0, 1, 0, k - keeps[-1]))  # the leaf past the end again, and ranks that no list has
     return rows.gather(-1, slot.unsqueeze(-2).expand(*rows.shape[:-1], n)).to(scores.dtype)
@@ -135,13 +138,6 @@ def _check_tau_shares(tau_shares: Sequence[float] | None, depth: int) -> list[fl
     if any(low > high for low, high in itertools.pairwise(shares)):
         raise ValueError(f"tau_shares must not decrease, nor exceed 1, got {shares[:-1]}")
     return shares
-
-
-def _full_precision(device: torch.device) -> AbstractContextManager[None]:
-    """Disable autocast for the matrix products in the context."""
-    if device.type == "meta":  # not supported by autocast
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
 
 
 def _root(n: int, depth: int) -> int:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankfall import register
 from rankfall.ops._threshold import threshold_topk
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
+    from rankfall.option_types import Positive
 
+
+@register.operator
 def sigmoid_topk(
     scores: Float[Tensor, "*batch n"],
     k: int,
     *,
-    tau: float | Tensor = 1.0,
+    tau: Positive | Tensor = 1.0,
     mask: Bool[Tensor, "*batch n"] | None = None,
 ) -> Float[Tensor, "*batch n"]:
     r"""Soft top-k by a logistic whose values sum to k exactly (rankfall).

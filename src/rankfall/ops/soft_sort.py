@@ -7,18 +7,24 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rankfall import register
 from rankfall._lists import check_count, check_positive, check_scores
 from rankfall.ops._rows import SoftRows
 
 if TYPE_CHECKING:
+    from typing import Literal
+
     from jaxtyping import Bool, Float
 
+    from rankfall.option_types import Positive
 
+
+@register.operator
 def soft_sort(
     scores: Float[Tensor, "*batch n"],
     *,
-    tau: float | Tensor = 1.0,
-    power: int = 1,
+    tau: Positive | Tensor = 1.0,
+    power: Literal[1, 2] = 1,
     k: int | None = None,
     mask: Bool[Tensor, "*batch n"] | None = None,
 ) -> Float[Tensor, "*batch k n"]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from rankfall import register
 from rankfall._lists import check_scores, is_published
 from rankfall.ops._threshold import threshold_topk
 
@@ -13,12 +14,15 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
+    from rankfall.option_types import Positive
 
+
+@register.operator
 def sparse_topk(
     scores: Float[Tensor, "*batch n"],
     k: int,
     *,
-    tau: float | Tensor = 1.0,
+    tau: Positive | Tensor = 1.0,
     p: float = 2,
     variant: Literal["sound", "published"] = "sound",
     mask: Bool[Tensor, "*batch n"] | None = None,

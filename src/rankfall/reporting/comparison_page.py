@@ -85,7 +85,7 @@ def method_sections(result: MethodTable, metric: str) -> dict[str, Any]:
         "metric": shown_name(metric),
         "finding": _finding(result, metric),
         "methods": _methods_table(result, metric),
-        "intervals": _intervals(result, metric),
+        "intervals": intervals_chart(result, metric),
         "tests": _tests_table(result, metric),
         "failures": failure_table(result.failed),
     }
@@ -182,7 +182,7 @@ def _methods_table(result: MethodTable, metric: str) -> Table:
     )
 
 
-def _intervals(result: MethodTable, metric: str) -> Chart | None:
+def intervals_chart(result: MethodTable, metric: str) -> Chart | None:
     """Return the mean of each method with its interval, the best one first."""
     if not result.methods or result.unit == "days":  # days differ because training continues
         return None

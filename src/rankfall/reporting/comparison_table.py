@@ -19,7 +19,7 @@ from rankfall.reporting.verdicts import (
 )
 from rankfall.studies.comparison_summary import higher_is_better
 from rankfall.studies.results import ComparisonResult
-from rankfall.training.config.cascade_metric_names import shown_name
+from rankfall.training.config.cascade_metric_names import shown_name, split_stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -68,7 +68,7 @@ def terminal_table(result: MethodTable) -> RenderableType:
     spread = f"±standard deviation over {runs}" if runs else ""
     marks = caption(result, best="< best mean").removesuffix(".") + f". {UP} higher is better, {DOWN} lower is better"
     marks += "\n[ ] 95 % confidence interval of the mean" * has_few_queries(result)
-    stages = [metric.rpartition("/")[0] for metric in result.metrics]
+    stages = [split_stage(metric)[0] for metric in result.metrics]
     return Group(
         Text(f"test {result.unit}, mean{spread}", style="italic"),
         FoldedTable(table, groups=stages, repeat_single=True),

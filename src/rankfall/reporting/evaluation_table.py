@@ -75,7 +75,7 @@ def _metrics_table(summary: EvaluationSummary, names: Sequence[str], title: str)
     for name in names:
         low, high = summary.intervals.get(name, (math.nan, math.nan))
         table.add_row(
-            f"{shown_name(name)} {UP if _higher_is_better(name) else DOWN}",
+            f"{shown_name(name)} {UP if higher_is_better(name) else DOWN}",
             _number(summary.metrics[name]),
             "" if math.isnan(low) else f"{low:.4f} to {high:.4f}",
             _number(summary.chance[name]),
@@ -97,11 +97,6 @@ def _folded(table: Table) -> FoldedTable:
     from rankfall.reporting.folding import FoldedTable
 
     return FoldedTable(table)
-
-
-def _higher_is_better(metric: str) -> bool:
-    """Return the direction of a metric of cascades or of lists."""
-    return higher_is_better(f"/{metric}")
 
 
 def _number(value: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankfall._files import write_file
+from rankfall._trust import stored_code
 from rankfall.reporting.chart import figures_in
 from rankfall.reporting.comparison_page import comparison_content, comparison_page
 from rankfall.reporting.comparison_table import csv_table, markdown_table
@@ -41,28 +42,32 @@ def write_stream(result: StreamResult, out: Path) -> None:
     _write_page(_stream_page(result, out), out / REPORT)
 
 
-def write_report(path: Path, out: Path | None = None) -> Path:
+def write_report(path: Path, out: Path | None = None, *, trust: bool = False) -> Path:
     """Write the page of a run, a comparison or a stream from its directory, and return the file.
 
     Args:
         path: directory of a run, a comparison or a stream.
         out: file to write, by default ``report.html`` in the directory.
+        trust: import the code that the configuration of a run names; see :mod:`rankfall._trust`.
     """
     out = out or path / REPORT
     _check_replaceable(out)
-    _write_page(page_of(path), out)
+    with stored_code(path, trust=trust):
+        _write_page(page_of(path), out)
     return out
 
 
-def write_evaluation_report(run: Path, measured: Path) -> Path:
+def write_evaluation_report(run: Path, measured: Path, *, trust: bool = False) -> Path:
     """Write the page of another evaluation of a run to the directory of its result, and return the file.
 
     Args:
         run: Run directory.
         measured: Directory with the evaluation, and its diagnosis if there is one.
+        trust: Import the code that the configuration of the run names; see :mod:`rankfall._trust`.
     """
     out = measured / REPORT
-    _write_page(run_page(run, measured), out)
+    with stored_code(run, trust=trust):
+        _write_page(run_page(run, measured), out)
     return out
 
 
@@ -77,15 +82,21 @@ def page_of(path: Path) -> str:
     raise ValueError(_NO_RESULT.format(path=path))
 
 
-def figures_of(path: Path) -> dict[str, Chart]:
-    """Return all figures of the page of a run, a comparison or a stream, by the names of their files."""
+def figures_of(path: Path, *, trust: bool = False) -> dict[str, Chart]:
+    """Return all figures of the page of a run, a comparison or a stream, by the names of their files.
+
+    Args:
+        path: directory of a run, a comparison or a stream.
+        trust: import the code that the configuration of a run names; see :mod:`rankfall._trust`.
+    """
     if (path / COMPARISON).is_file():
         result = ComparisonResult.load(path / COMPARISON)
         return figures_in(comparison_content(result, _evaluations(result, path)))
     if (path / STREAM).is_file():
         return figures_in(stream_content(StreamResult.load(path / STREAM)))
     if (path / CONFIG).is_file():
-        return figures_in(run_content(path))
+        with stored_code(path, trust=trust):
+            return figures_in(run_content(path))
     raise ValueError(_NO_RESULT.format(path=path))
 
 

@@ -133,14 +133,16 @@ def _ids(inspection: Inspection) -> Table:
 
 
 def _numbers(inspection: Inspection) -> Table:
-    table = _table("numbers", ["feature"], ["values", "min", "mean", "max", "deviation", "missing"])
+    table = _table("numbers", ["feature"], ["values", "min", "mean", "max", "deviation", "missing", "replaced"])
     for numbers in inspection.numbers:
         table.add_row(
             numbers.column if numbers.size == 1 else f"{numbers.column} ({numbers.size} numbers)",
             f"{numbers.counts.values:,}",
             *(f"{value:.4g}" for value in (numbers.min, numbers.mean, numbers.max, numbers.deviation)),
             _share(numbers.counts.missing, numbers.counts.values),
+            "-" if numbers.replaced is None else f"{numbers.replaced:.1%}" if numbers.replaced else "0",
         )
+    table.caption = "replaced: values that were missing when the log was prepared"
     return table
 
 

@@ -17,19 +17,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 from pydantic import Field, model_validator
 
 from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import ConfigError, Section, read_yaml
+from rankfall._yaml_config import ConfigError, Section, read_source
 from rankfall.studies.baselines import BASELINES, BaselineConfig, method_of
 from rankfall.studies.method_config import Methods, Seeds, check_keys, validated
-from rankfall.studies.results import Settings  # noqa: TC001 (a dataclass field)
-from rankfall.training.cascade_metrics import measures
 from rankfall.training.config.cascade_config import CascadeTrainingConfig, validate_cascade
+from rankfall.training.config.cascade_metric_names import measures
 from rankfall.training.config.load_config import TrainConfig
 from rankfall.training.config.overrides import apply_overrides, merge, set_option
 from rankfall.training.config.ranker_config import DEFAULT_METRICS, TrainingConfig, validate
 from rankfall.training.config.sections import Count, Names
+from rankfall.training.own_parts import identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from rankfall._yaml_config import ConfigLike
+    from rankfall.studies.results import Settings
 
 Values = Annotated[list[Any], Field(min_length=1)]
 
@@ -156,9 +159,16 @@ def _kind_of(config: ComparisonConfig) -> _Kind:
     return _CASCADES if config.stages else _RANKERS
 
 
-def load_comparison(path: Path, overrides: Sequence[str] = ()) -> ComparisonConfig:
-    """Read a comparison from a YAML file and apply ``key=value`` overrides."""
-    return validated(ComparisonConfig, apply_overrides(read_yaml(path), overrides), str(path))
+def load_comparison(path: ConfigLike, overrides: Sequence[str] = ()) -> ComparisonConfig:
+    """Read a comparison from a YAML file, or from its content, and apply ``key=value`` overrides.
+
+    Raises:
+        ConfigError: If a key or value is wrong, also one of a method. torch is not imported for built-in components.
+    """
+    content, where = read_source(path)
+    config = validated(ComparisonConfig, apply_overrides(content, overrides), where)
+    _plan(config, Path(), "").check_configs()
+    return config
 
 
 # --- methods, folds, settings -------------------------------------------------------------------------------------
@@ -199,10 +209,21 @@ class Plan:
 
     def run(self, method: str, fold: str, settings: Settings, seed: int) -> Run:
         """Return the run of a method on a fold with settings of its grid and a seed."""
-        key = json.dumps([method, fold, settings, seed], default=str)
-        config = self._resolved.get(key) or self._resolved.setdefault(key, self._resolve(method, fold, settings, seed))
+        config = self.run_config(method, fold, settings, seed)
         directory = self.out / "runs" / _run_name(config, self.data_checksum)
         return Run(method, fold, settings, seed, config, directory)
+
+    def run_config(self, method: str, fold: str, settings: Settings, seed: int) -> RunConfig:
+        """Return the configuration of a run."""
+        key = json.dumps([method, fold, settings, seed], default=str)
+        return self._resolved.get(key) or self._resolved.setdefault(key, self._resolve(method, fold, settings, seed))
+
+    def check_configs(self) -> None:
+        """Validate the configurations of all trials. Those of built-in components need no torch."""
+        for fold in self.folds:
+            for method, candidates in self.candidates.items():
+                for settings in candidates:
+                    self.run_config(method, fold, settings, self.config.seeds[0])
 
     def trials(self) -> dict[tuple[str, str], list[Run]]:
         """Return a run with the first seed for each candidate, by method and fold."""
@@ -236,10 +257,10 @@ class Plan:
         if kind not in own.baselines:
             raise ConfigError(f"{where}.kind: found {kind!r}, expected {own.name}, {' or '.join(own.baselines)}")
         given = {"kind": kind, "data": data, "metric": self.validation_metric, "metrics": self.metrics, "seed": seed}
-        fields = BASELINES[kind].config_class.model_fields
+        fields = BASELINES[kind].model_fields
         check_keys(changes, [*(key for key in fields if key not in given), *_OWN], where)
         known = {key: value for key, value in given.items() if key in fields}
-        return validated(BASELINES[kind].config_class, known | changes | settings, where)
+        return validated(BASELINES[kind], known | changes | settings, where)
 
 
 def make_plan(config: ComparisonConfig, out: Path) -> Plan:
@@ -340,6 +361,7 @@ _LATER = (
     ("data", "least_informative", 0.01),
     ("model", "init", "default"),
     ("training", "validate_every", 1),
+    ("training", "precision", "float32"),
 )
 
 
@@ -352,7 +374,7 @@ def _run_name(config: RunConfig, data_checksum: str) -> str:
             "stage_metrics": True,
             "feedback": True,
             "data": {"path"},
-            "training": {"checkpoint_every", "keep", "track", "mlflow"},
+            "training": {"checkpoint_every", "keep", "track", "mlflow", "device", "compile"},
         },
     )
     for section, key, default in _LATER:
@@ -360,5 +382,6 @@ def _run_name(config: RunConfig, data_checksum: str) -> str:
             del content[section][key]
     if content.get("weight") is None:
         content.pop("weight", None)
-    text = json.dumps([content, data_checksum], sort_keys=True)
+    content, code = identity(config, content)
+    text = json.dumps([content, data_checksum, *([code] if code else [])], sort_keys=True)
     return f"{method_of(config).title}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

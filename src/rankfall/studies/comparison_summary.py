@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from rankfall.metrics import compare, crossed_test, holm, paired_test
-from rankfall.metrics.named import parse
 from rankfall.studies.results import MethodResult, MethodTest, MetricSummary, PairTest, TestFigures, Verdict
 from rankfall.training import cascade_metrics
 
@@ -83,9 +82,7 @@ def summarise(outcome: Outcome, *, against: str | None = None) -> Summary:
 
 def higher_is_better(metric: str) -> bool:
     """Whether higher values of a metric are better, for metrics of rankers and of cascades."""
-    if metric in (cascade_metrics.JOINT, cascade_metrics.JOINT_VALUE) or "/" in metric:  # of a cascade
-        return cascade_metrics.higher_is_better(metric)
-    return parse(metric).higher_is_better
+    return cascade_metrics.higher_is_better(metric)
 
 
 def _metric_summary(values: Tensor, metric: str, outcome: Outcome) -> MetricSummary:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankfall._files import write_file
+from rankfall._trust import stored_code
 from rankfall.studies.results import SplitEvaluation
 from rankfall.studies.stage_scores import collect_scores
 from rankfall.training.config.cascade_config import CascadeConfig
@@ -36,6 +37,7 @@ def evaluate_run(
     data: str | None = None,
     overrides: Sequence[str] = (),
     out: Path | None = None,
+    trust: bool = False,
     on_impressions: Callable[[int, int], None] = lambda count, of: None,
     on_notice: Callable[[str], None] = lambda text: None,
 ) -> Evaluation:
@@ -47,12 +49,15 @@ def evaluate_run(
         data: Directory of the prepared data, if they were moved.
         overrides: ``key=value`` strings that change what is measured, such as ``"data.length=all"``.
         out: Directory of the result. Default: the run directory, if the run is measured as its configuration says.
+        trust: Import the code that the configuration of the run names; see :mod:`rankfall._trust`.
         on_impressions: Called, for a cascade, with the number of impressions measured since the last call, and of all.
         on_notice: Called with each note of the evaluation before measuring.
     """
-    method = method_of(with_evaluation_overrides(read_config(run_dir), overrides))
-    evaluation = method.evaluate(run_dir, split, data=data, on_impressions=on_impressions, on_notice=on_notice)
-    directory = result_directory(run_dir, data=data, overrides=overrides, out=out)
+    # overrides are the caller's: their code is imported in any case
+    method = method_of(with_evaluation_overrides(read_config(run_dir, trust=trust), overrides))
+    with stored_code(run_dir, trust=trust):
+        evaluation = method.evaluate(run_dir, split, data=data, on_impressions=on_impressions, on_notice=on_notice)
+        directory = result_directory(run_dir, data=data, overrides=overrides, out=out)
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
         write_evaluation(directory, evaluation, split, overrides=overrides)
@@ -103,6 +108,7 @@ def scores_of_run(
     data: str | None = None,
     overrides: Sequence[str] = (),
     reach: int | None = None,
+    trust: bool = False,
     on_impressions: Callable[[int, int], None] = lambda count, of: None,
     on_notice: Callable[[str], None] = lambda text: None,
 ) -> tuple[CascadeConfig, StageScores]:
@@ -115,15 +121,17 @@ def scores_of_run(
         overrides: ``key=value`` strings that change what is measured, such as ``"data.length=all"``.
         reach: With ``data.length: all``, the number of best items of the first stage that the lists keep. Default: its
             quota. Lists of a fixed length always hold all their items.
+        trust: Import the code that the configuration of the run names; see :mod:`rankfall._trust`.
         on_impressions: Called with the number of impressions scored since the last call, and of all.
         on_notice: Called with each note about the log.
 
     Returns:
         The configuration of the measurement, and the scores.
     """
-    config = with_evaluation_overrides(read_config_as(CascadeConfig, run_dir), overrides)
+    config = with_evaluation_overrides(read_config_as(CascadeConfig, run_dir, trust=trust), overrides)
     assert isinstance(config, CascadeConfig)
-    opened = CascadeMethod(config).open_split(run_dir, split, data=data, on_notice=on_notice)
+    with stored_code(run_dir, trust=trust):
+        opened = CascadeMethod(config).open_split(run_dir, split, data=data, on_notice=on_notice)
     total = opened.impressions
     with opened.refusing_new_ids():
         scores = collect_scores(

@@ -25,8 +25,8 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BeforeValidator
 
-from rankfall._results import Number, Result, ResultError
-from rankfall.training.config.cascade_metric_names import with_both_names, with_one_name
+from rankfall._results import Number, Result, ResultError, Tables
+from rankfall.training.config.cascade_metric_names import shown_name, with_both_names, with_one_name
 from rankfall.training.evaluation import EvaluationSummary
 from rankfall.training.stage_figures import Estimate, ListFigures, StageFigures
 
@@ -238,8 +238,8 @@ class MethodTable(Protocol):
 # --- one class per study ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ComparisonResult(Result):
+@dataclass(frozen=True, repr=False)
+class ComparisonResult(Tables, Result):
     """Result of a comparison (``comparison.json``)."""
 
     metrics: list[str]
@@ -265,6 +265,52 @@ class ComparisonResult(Result):
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form, with both names of metrics that have two."""
         return _with_both_names(super().to_json())
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the rows of `methods` (method and metric), `runs`, `pairs` and `failed`."""
+        return {
+            "methods": _method_rows(self.methods, self.metrics, self.verdicts),
+            "runs": [_run_row(method, run) for method in self.methods for run in method.runs or ()],
+            "pairs": [pair.to_json() | {"metric": shown_name(pair.metric)} for pair in self.pairs],
+            "failed": [failure.to_json() for failure in self.failed],
+        }
+
+
+def _method_rows(methods: list[MethodResult], metrics: list[str], verdicts: list[Verdict]) -> list[dict[str, Any]]:
+    """Return one row per method and metric, with the verdict and the test that it comes from."""
+    known = {(verdict.method, verdict.metric): verdict for verdict in verdicts}
+    return [
+        {"method": method.name, "metric": shown_name(name), **_summary_row(found), **_verdict_row(known, method, name)}
+        for method in methods
+        for name in metrics
+        if (found := method.metrics.get(name)) is not None
+    ]
+
+
+def _summary_row(summary: MetricSummary) -> dict[str, Any]:
+    return {name: getattr(summary, name) for name in ("mean", "std", "chance", "low", "high", "queries")}
+
+
+def _verdict_row(known: dict[tuple[str, str], Verdict], method: MethodResult, metric: str) -> dict[str, Any]:
+    verdict = known.get((method.name, metric))
+    test = verdict and (verdict.over_both or verdict.over_queries)
+    return {
+        "outcome": verdict.outcome if verdict else None,
+        "against": verdict.against if verdict else None,
+        "difference": test.difference if test else None,
+        "adjusted_p_value": test.adjusted_p_value if test else None,
+    }
+
+
+def _run_row(method: MethodResult, run: MethodRun) -> dict[str, Any]:
+    return {
+        "method": method.name,
+        "fold": run.fold,
+        "seed": run.seed,
+        "validation": run.validation,
+        "settings": (method.settings or {}).get(run.fold, {}),
+        "directory": run.directory,
+    }
 
 
 def _with_both_names(content: dict[str, Any]) -> dict[str, Any]:
@@ -297,8 +343,8 @@ class StreamRunSummary(Result):
     seconds: float
 
 
-@dataclass(frozen=True)
-class StreamResult(Result):
+@dataclass(frozen=True, repr=False)
+class StreamResult(Tables, Result):
     """Result of a stream (``stream.json``)."""
 
     metric: str
@@ -326,6 +372,19 @@ class StreamResult(Result):
         content = super().to_json()
         return _with_both_names(content | {"days": [_with_both_names(day) for day in content["days"]]})
 
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the rows of `methods` (method and metric), `days` (day, method and metric), `runs` and `failed`."""
+        return {
+            "methods": _method_rows(self.methods, self.metrics, self.verdicts),
+            "days": [
+                {"day": day.day, "impressions": day.impressions, **row}
+                for day in self.days
+                for row in _method_rows(day.methods, self.metrics, day.verdicts)
+            ],
+            "runs": [run.to_json() for run in self.runs],
+            "failed": [failure.to_json() for failure in (*self.failed, *self.refused)],
+        }
+
 
 @dataclass(frozen=True)
 class TrialResult(Result):
@@ -343,8 +402,8 @@ class TrialResult(Result):
     """Relative to the directory of the search."""
 
 
-@dataclass(frozen=True)
-class SearchResult(Result):
+@dataclass(frozen=True, repr=False)
+class SearchResult(Tables, Result):
     """Result of a search (``trials.json``)."""
 
     metric: str
@@ -354,8 +413,26 @@ class SearchResult(Result):
     best: TrialResult | None
     trials: list[TrialResult]
 
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the rows of `trials`: one per trial, with one column per key of the search."""
+        return {
+            "trials": [
+                {
+                    "trial": trial.trial,
+                    "state": trial.state,
+                    "value": trial.value,
+                    **{key: trial.settings.get(key) for key in self.search},
+                    "best_epoch": trial.best_epoch,
+                    "seconds": trial.seconds,
+                    "error": trial.error,
+                    "directory": trial.directory,
+                }
+                for trial in self.trials
+            ]
+        }
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class SplitEvaluation(EvaluationSummary):
     """An evaluation of one split, as a run directory stores it (``evaluation.json``)."""
 

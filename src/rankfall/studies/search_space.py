@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from rankfall._yaml_config import ConfigError, Section, explain, read_yaml, shown
+from rankfall._yaml_config import ConfigError, Section, explain, read_source, shown
 from rankfall.training.config.load_config import TrainConfig, validate_any
 from rankfall.training.config.overrides import apply_overrides, set_option, with_absolute_path
 from rankfall.training.config.sections import Count
-from rankfall.training.methods import method_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from optuna.distributions import BaseDistribution
 
+    from rankfall._yaml_config import ConfigLike
     from rankfall.studies.results import Settings
+    from rankfall.training.methods import TrainingMethod
 
 COMPLETIONS = 20  # tries to find a configuration in which a value is allowed
 _MEASURED = (
@@ -158,6 +158,9 @@ class Search:
 
     def check(self) -> None:
         """Raise for values that no configuration allows, and for values that change the measurement."""
+        for key, dimension in self.space.items():
+            for value in dimension.ends:  # all of them before torch is imported for the first
+                self._with(key, value, build=False)
         measured = _measured(self.first())
         for key, dimension in self.space.items():
             for value in dimension.ends:
@@ -167,8 +170,14 @@ class Search:
                         f"compared; a search must not change {_MEASURED}"
                     )
 
-    def _with(self, key: str, value: Any) -> TrainConfig:
-        """Return a configuration in which a value is allowed; some values are allowed only with some others."""
+    def _with(self, key: str, value: Any, *, build: bool = True) -> TrainConfig:
+        """Return a configuration in which a value is allowed; some values are allowed only with some others.
+
+        Args:
+            key: Dotted key.
+            value: Its value.
+            build: Whether components must accept their options together, too.
+        """
         draw = random.Random(0)
         refused = None
         for number in range(COMPLETIONS):
@@ -176,16 +185,18 @@ class Search:
             where = f"{self.where}: search.{key}: {shown(value)}"
             try:
                 config = self.config({**others, key: value}, where=where)
-                method_of(config).check_components(where)
+                if build:
+                    _method_of(config).check_components(where)
                 return config
             except ConfigError as error:
                 refused = refused or error
         raise ConfigError(f"{refused}{self.space[key].hint()}")
 
 
-def load_search(path: Path, overrides: Sequence[str] = ()) -> Search:
-    """Read a search from a YAML file and apply ``key=value`` overrides."""
-    content, where = apply_overrides(read_yaml(path), overrides), str(path)
+def load_search(path: ConfigLike, overrides: Sequence[str] = ()) -> Search:
+    """Read a search from a YAML file, or from its content, and apply ``key=value`` overrides."""
+    found, where = read_source(path)
+    content = apply_overrides(found, overrides)
     own = {name: content.pop(name) for name in _SearchSections.model_fields if name in content}
     try:
         sections = _SearchSections.model_validate(own)
@@ -211,4 +222,10 @@ def _dimension(value: Any, where: str) -> Dimension:
 
 
 def _measured(config: TrainConfig) -> list[Any]:
-    return method_of(config).measured()
+    return _method_of(config).measured()
+
+
+def _method_of(config: TrainConfig) -> TrainingMethod[Any, Any]:
+    from rankfall.training.methods import method_of  # needs torch, without which values can be checked
+
+    return method_of(config)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from rankfall._files import LockedError, locked, write_file
+from rankfall._trust import stored_code
 from rankfall._yaml_config import ConfigError, leaves, shown, to_yaml
 from rankfall.studies.comparison_summary import higher_is_better
 from rankfall.studies.optuna_journal import load_optuna, open_journal
@@ -68,7 +69,8 @@ class Study:
                 self._study.set_user_attr("begun", begun)
                 write_file(self.out / CONFIG, to_yaml(self.search.written()))
             else:
-                config = validate_any(before["config"], where=str(self.out))  # fills in options that are newer than it
+                with stored_code(self.out):  # fills in options that are newer than it
+                    config = validate_any(before["config"], where=str(self.out))
                 self._check_same(leaves(before | {"config": config.model_dump(mode="json")}), leaves(begun))
 
     def begun(self) -> dict[str, Any] | None:

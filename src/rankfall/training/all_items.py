@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rankfall.models import TwoTower
+from rankfall.models.build import has_vectors
 from rankfall.training.scored_batch import ScoredBatch
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class _DayItems:
         self.catalogue, self._device = catalogue, device
         self._model = next(iter(cascade.models.values()))
         self._features = {name: values.to(device) for name, values in catalogue.features.items()}
-        self._vectors = self._item_vectors(self._model) if isinstance(self._model, TwoTower) else None
+        self._vectors = self._item_vectors(self._model) if has_vectors(self._model) else None
 
     def _item_vectors(self, model: TwoTower) -> Tensor:
         blocks = [model.item_vectors(self._part(items)) for items in _blocks(len(self.catalogue), PAIRS)]

@@ -12,9 +12,8 @@ from rankfall import objectives, registry
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError
 from rankfall.cascade import Cascade, Stage
-from rankfall.models import Scorer, from_config
-from rankfall.training.build_components import make_loss, make_optimizer, make_option
-from rankfall.training.config.ranker_config import LossConfig
+from rankfall.models.build import build_model, tables_of
+from rankfall.training.build_components import make_optimizer, make_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,10 +40,10 @@ def make_cascade(config: CascadeConfig, features: Features) -> Cascade:
     stages = []
     for stage in config.stages:
         try:
-            model = from_config(stage.model, features, tables=shared)
+            model = build_model(stage.model, features, tables=shared)
         except ValueError as error:
-            raise ValueError(f"stages: the model of {stage.name}: {error}") from None
-        shared |= {name: table for name, table in model.embedding.tables.items() if name in config.share}
+            raise ValueError(f"stages: the model of {stage.name}: {error}") from error
+        shared |= {name: table for name, table in tables_of(model).items() if name in config.share}
         stages.append(Stage(stage.name, model, stage.quota))
     return Cascade(stages)
 
@@ -95,7 +94,7 @@ def make_objective(config: CascadeConfig) -> BuiltObjective:
     component: Any = registry.get("objective", name)
     temperatures: list[Temperature] = []
     try:
-        options = {key: _make_option(name, key, value, temperatures) for key, value in config.objective.options.items()}
+        options = make_options("objective", name, config.objective.options, temperatures)
         objective: Objective = component(**_supplied(config, inspect.signature(component).parameters), **options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"objective: {error}") from None
@@ -163,14 +162,6 @@ def _with_depths(config: CascadeConfig, number: Callable[[str, str], int]) -> Ca
     return config.model_copy(update={"stages": stages, "objective": objective})
 
 
-def _make_option(objective: str, name: str, value: Any, temperatures: list[Temperature]) -> Any:
-    if (objective, name) == ("per_stage", "loss"):
-        loss, own = make_loss(LossConfig.model_validate({"name": value} if isinstance(value, str) else value))
-        temperatures.extend(own)
-        return loss
-    return make_option(name, value, temperatures)
-
-
 def _supplied(config: CascadeConfig, allowed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of an objective that other sections of the configuration supply."""
     quotas = [stage.quota for stage in config.stages]
@@ -232,8 +223,4 @@ class Optimizers:
 
 
 def _tables(cascade: Cascade) -> list[nn.Embedding]:
-    found: dict[int, nn.Embedding] = {}
-    for model in cascade.models.values():
-        if isinstance(model, Scorer):
-            found |= {id(table): table for table in model.embedding.tables.values()}
-    return list(found.values())
+    return [module for module in cascade.modules() if isinstance(module, nn.Embedding)]  # each once, also if shared

@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from rankfall import ops, registry
 from rankfall._yaml_config import ConfigError
+from rankfall.training.config.ranker_config import LossConfig
 from rankfall.training.temperatures import scheduled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
-    from rankfall.training.config.ranker_config import LossConfig
+    from rankfall.registry import Kind
+    from rankfall.registry.signatures import Part
     from rankfall.training.config.sections import OptimizerConfig
     from rankfall.training.temperatures import Temperature
 
@@ -29,8 +31,10 @@ _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 
 
 def classifies(config: LossConfig) -> bool:
-    """Return whether the loss takes logits of the label grades instead of scores."""
-    return config.name == "grade_softmax_loss"
+    """Return whether the loss takes logits of the label grades instead of scores: one with a parameter `logits`."""
+    if registry.is_builtin("loss", config.name):
+        return config.name == "grade_softmax_loss"
+    return "logits" in inspect.signature(registry.get("loss", config.name)).parameters
 
 
 def make_loss(config: LossConfig) -> tuple[nn.Module, list[Temperature]]:
@@ -45,7 +49,7 @@ def make_loss(config: LossConfig) -> tuple[nn.Module, list[Temperature]]:
     component = registry.get("loss", config.name)
     temperatures: list[Temperature] = []
     try:
-        options = {name: make_option(name, value, temperatures) for name, value in config.options.items()}
+        options = make_options("loss", config.name, config.options, temperatures)
         if inspect.isclass(component):
             return cast("nn.Module", component(**options)), temperatures
     except (TypeError, ValueError) as error:
@@ -69,9 +73,12 @@ def check_loss(loss: nn.Module, config: LossConfig) -> None:
     scores = torch.zeros(1, 3, 2) if classifies(config) else torch.tensor([[0.0, 1.0, 2.0]])
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            loss(scores, torch.tensor([[1.0, 0.0, 0.0]]), mask=torch.ones(1, 3, dtype=torch.bool))
+            value = loss(scores, torch.tensor([[1.0, 0.0, 0.0]]), mask=torch.ones(1, 3, dtype=torch.bool))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"loss: {config.name} refuses its options: {error}") from None
+    if not isinstance(value, Tensor) or value.shape != ():
+        found = f"the shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ConfigError(f"loss: {config.name} returned {found}, expected one number, the mean over the lists")
 
 
 def make_optimizer(
@@ -89,19 +96,34 @@ def make_optimizer(
     return optimizer
 
 
-def make_option(name: str, value: Any, temperatures: list[Temperature]) -> Any:
-    """Return the Python value of an option of a loss or objective.
+def make_options(
+    kind: Kind, component: str, given: Mapping[str, Any], temperatures: list[Temperature]
+) -> dict[str, Any]:
+    """Return the Python values of the options of a loss or objective.
+
+    Options that are annotated as operators or losses become these; temperatures with a schedule become tensors.
 
     Args:
-        name: Name of the option. `sort` and `topk` become operators.
-        value: Value in the configuration.
-        temperatures: List to which temperatures with a schedule are added, also those of operators.
+        kind: Kind of the component.
+        component: Its name in the configuration.
+        given: Options in the configuration.
+        temperatures: List to which temperatures with a schedule are added, also those of operators and losses.
     """
-    if name not in ("sort", "topk") or value is None:
+    known = registry.options(kind, component)
+    parts = {name: one.part for name, one in known.items()}
+    return {name: _make_option(name, parts.get(name), value, temperatures) for name, value in given.items()}
+
+
+def _make_option(name: str, part: Part | None, value: Any, temperatures: list[Temperature]) -> Any:
+    if part is None or value is None:
         return scheduled(name, value, temperatures)
     given = {"name": value} if isinstance(value, str) else value
+    if part == "loss":
+        loss, own = make_loss(LossConfig.model_validate(given))
+        temperatures.extend(own)
+        return loss
     options = {key: scheduled(key, option, temperatures) for key, option in given.items() if key != "name"}
-    if name == "topk":
-        return ops.topk(given["name"], **options)
     operator = registry.get("operator", given["name"])
+    if part == "topk":
+        return ops.topk(operator, **options)
     return partial(operator, **options) if options else operator

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
-from rankfall._results import Number, Result
+from rankfall._results import Number, Result, Tables
 from rankfall.metrics.named import parse
-from rankfall.training.config.cascade_metric_names import JOINT_VALUE, with_both_names
+from rankfall.training.config.cascade_metric_names import JOINT_VALUE, shown_name, with_both_names, with_one_name
 from rankfall.training.scoring import measure
 from rankfall.training.stage_figures import ListFigures, Resampler, StageFigures, estimates, stage_figures
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class EvaluationSummary(Result):
+@dataclass(frozen=True, repr=False)
+class EvaluationSummary(Tables, Result):
     """Means over the lists on which a metric is defined, as ``rankfall evaluate --json`` prints them."""
 
     metrics: dict[str, Number]
@@ -50,6 +50,21 @@ class EvaluationSummary(Result):
     """How to read `production`."""
     warnings: list[str] = field(default_factory=list)
     """What a reader of the figures has to know."""
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the rows of `metrics`, one per metric, and of `stages`, one per stage of a cascade."""
+        metrics = [
+            {
+                "metric": shown_name(name),
+                "value": value,
+                "low": self.intervals.get(name, [None, None])[0],
+                "high": self.intervals.get(name, [None, None])[1],
+                "chance": self.chance.get(name),
+                "undefined": self.undefined.get(name),
+            }
+            for name, value in with_one_name(self.metrics).items()
+        ]
+        return {"metrics": metrics, "stages": [stage.row() for stage in self.funnel or ()]}
 
 
 @dataclass(frozen=True, slots=True)

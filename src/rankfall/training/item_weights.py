@@ -112,5 +112,5 @@ def _numbers(log: ImpressionLog) -> dict[str, Dense]:
     return {
         name: feature
         for name, feature in features.items()
-        if isinstance(feature, Dense) and feature.bucketize is None and feature.size == 1
+        if isinstance(feature, Dense) and feature.bucketize is None and feature.width == 1
     }

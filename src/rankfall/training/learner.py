@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import nn
 
+from rankfall.training.device import CPU, Placement
 from rankfall.training.distributed.group import ALONE, Group
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -117,14 +118,24 @@ class Position:
         return self.seen / self.epoch_seconds
 
     def add(self, result: StepResult, parts: Iterable[str]) -> None:
-        """Add the result of a batch.
+        """Add a batch and its result.
+
+        Args:
+            result: The result.
+            parts: Names of all parts of the model.
+        """
+        self.note(result, parts)
+        self.advance(result.count)
+
+    def note(self, result: StepResult, parts: Iterable[str]) -> None:
+        """Add the result of a batch, which may be read after later batches were trained.
 
         Args:
             result: The result.
             parts: Names of all parts of the model.
         """
         means = {name: total / max(1, result.count) for name, total in result.sums.items()}
-        if self.batch == 0:
+        if not self.sums:  # the first result of an epoch
             self.gradients = dict.fromkeys(parts, 0) | self.gradients
             self.constant = means
         # a checkpoint of an earlier release may begin inside an epoch without either
@@ -132,7 +143,10 @@ class Position:
         self.gradients |= dict.fromkeys(result.moved, self.epoch)
         for name, value in result.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
-        self.step, self.batch, self.seen = self.step + 1, self.batch + 1, self.seen + result.count
+
+    def advance(self, count: int) -> None:
+        """Go to the next batch, after one with `count` lists or impressions."""
+        self.step, self.batch, self.seen = self.step + 1, self.batch + 1, self.seen + count
 
     def next_epoch(self) -> None:
         """Go to the beginning of the next epoch."""
@@ -156,6 +170,30 @@ class StepResult:
     moved: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class UnreadStep(Generic[BatchT]):
+    """A batch that was trained on a device, whose results were not copied to the host yet.
+
+    Attributes:
+        batch: The batch.
+        number: Batches trained before it in its epoch.
+        count: Lists or impressions in the batch, over all processes.
+        terms: Names of the terms of the loss.
+        checked: What must be finite.
+        parts: Parts of the model whose gradient is looked at.
+        values: Tensor on the device: terms, 1 for what is finite, the largest gradients of the parts, and the norm of
+            all gradients.
+    """
+
+    batch: BatchT
+    number: int
+    count: int
+    terms: list[str]
+    checked: list[str]
+    parts: list[str]
+    values: Tensor
+
+
 class Learner(ABC, Generic[BatchT]):
     """Model, loss, optimizer and data that a loop trains.
 
@@ -163,6 +201,7 @@ class Learner(ABC, Generic[BatchT]):
 
     Attributes:
         group: Processes that train together.
+        placement: Device of the weights, precision and compilation.
         metric: Validation metric.
         modules: Modules with trained weights, by name.
         network: One module that holds all of them. Training calls its `forward`.
@@ -176,6 +215,7 @@ class Learner(ABC, Generic[BatchT]):
     """
 
     group: Group = ALONE
+    placement: Placement = CPU
     validate_every: int = 1
     metric: str
     modules: dict[str, nn.Module]
@@ -188,12 +228,12 @@ class Learner(ABC, Generic[BatchT]):
     turns: int = 1
 
     @abstractmethod
-    def terms(self, batch: BatchT, position: Position) -> tuple[dict[str, Tensor], str]:
+    def terms(self, batch: BatchT, position: Position) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the terms of the loss on a batch, or on this process's share of it.
 
         Returns:
-            The terms by name, each a mean over lists; and what is NaN or infinite already, or an empty string. In the
-            latter case only the names of the terms are used.
+            The terms by name, each a mean over lists; and whether scores are finite, a 0-dim tensor for each kind of
+            scores. If some are not, only the names of the terms are used.
         """
 
     @abstractmethod
@@ -201,31 +241,90 @@ class Learner(ABC, Generic[BatchT]):
         """Return the error for a loss, gradient or score that became NaN or infinite in a batch."""
 
     def step(self, batch: BatchT, position: Position) -> StepResult:
-        """Update the weights with one batch."""
-        self.optimizer.zero_grad()
-        for temperature in self.temperatures:
-            temperature.set(position.step / max(1, self.batches - 1))
-        terms, bad = self.terms(batch, position)
+        """Update the weights with one batch, and return its result."""
+        if not self.placement.is_cpu:
+            return self.read([self.launch(batch, position)], position)[0]
+        terms, finite = self._begin(batch, position)
+        bad = next((what for what, is_finite in finite.items() if not is_finite), "")
         own = [math.nan if bad else float(term.detach()) * len(batch) for term in terms.values()]
         count, *sums = self.group.totals([len(batch), *own])
         if not all(map(math.isfinite, sums)):  # in all processes
             with self.group.together():
                 if not all(map(math.isfinite, own)):
                     raise self.diverged(bad or "the loss", batch, position)
-        # Gradients are averaged over the processes, whose shares of the batch may differ in size.
-        weight = len(batch) * self.group.world / count
-        (torch.stack(list(terms.values())).sum() * weight).backward()
+        self._backward(terms, len(batch) * self.group.world / count)
         if not clip_gradients(self.trained, self.clip).isfinite():
             with self.group.together():
                 raise self.diverged("the gradient", batch, position)
-        # Gradients are the same in all processes. A part that has moved is not looked at again in this epoch.
-        moved = [
-            name
-            for name, weights in self.trained_parts.items()
-            if position.gradients.get(name) != position.epoch and _has_gradient(weights)
-        ]
+        moved = [name for name, weights in self._unmoved(position).items() if _has_gradient(weights)]
         self.optimizer.step()
         return StepResult(int(count), dict(zip(terms, sums, strict=True)), moved)
+
+    def launch(self, batch: BatchT, position: Position) -> UnreadStep[BatchT]:
+        """Update the weights with one batch on a device, without waiting for it."""
+        terms, finite = self._begin(batch, position)
+        (count,) = self.group.totals([len(batch)])
+        self._backward(terms, len(batch) * self.group.world / count)
+        norm = clip_gradients(self.trained, self.clip)
+        parts = self._unmoved(position)
+        largest = [_largest_gradient(weights, norm) for weights in parts.values()]
+        self.optimizer.step()
+        values = [*(term.detach() for term in terms.values()), *finite.values(), *largest, norm]
+        return UnreadStep(
+            batch,
+            position.batch,
+            int(count),
+            list(terms),
+            list(finite),
+            list(parts),
+            torch.stack([value.float() for value in values]),
+        )
+
+    def read(self, unread: Sequence[UnreadStep[BatchT]], position: Position) -> list[StepResult]:
+        """Wait for batches that were launched, and return their results.
+
+        Args:
+            unread: The batches, in order.
+            position: The current epoch.
+
+        Raises:
+            TrainingError: If a loss, gradient or score became NaN or infinite.
+        """
+        lengths = [len(one.values) for one in unread]
+        table = torch.cat([one.values for one in unread]).cpu().split(lengths)
+        rows = [_Row.of(one, values.tolist()) for one, values in zip(unread, table, strict=True)]
+        totals = iter(self.group.totals([value for row in rows for value in row.own]))
+        return [self._result(row, [next(totals) for _ in row.own], position) for row in rows]
+
+    def _result(self, row: _Row[BatchT], sums: list[float], position: Position) -> StepResult:
+        step, then = row.step, replace(position, batch=row.step.number)
+        if not all(map(math.isfinite, sums)):
+            with self.group.together():
+                if not all(map(math.isfinite, row.own)):
+                    raise self.diverged(row.bad or "the loss", step.batch, then)
+        if not math.isfinite(row.norm):
+            with self.group.together():
+                raise self.diverged("the gradient", step.batch, then)
+        return StepResult(step.count, dict(zip(step.terms, sums, strict=True)), row.moved)
+
+    def _begin(self, batch: BatchT, position: Position) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Reset gradients, set temperatures and compute the terms of the loss."""
+        self.optimizer.zero_grad()
+        for temperature in self.temperatures:
+            temperature.set(position.step / max(1, self.batches - 1))
+        return self.terms(batch, position)
+
+    def _backward(self, terms: Mapping[str, Tensor], weight: float) -> None:
+        """Compute the gradients. They are averaged over the processes, whose shares of the batch differ in size."""
+        (torch.stack(list(terms.values())).sum() * weight).backward()
+
+    def _unmoved(self, position: Position) -> dict[str, list[nn.Parameter]]:
+        """Return the parts that are not known to have moved in this epoch; gradients are equal in all processes."""
+        return {
+            name: weights
+            for name, weights in self.trained_parts.items()
+            if position.gradients.get(name) != position.epoch
+        }
 
     @cached_property
     def trained_parts(self) -> dict[str, list[nn.Parameter]]:
@@ -303,6 +402,34 @@ class Learner(ABC, Generic[BatchT]):
         self.optimizer.load_state_dict(state["optimizer"])
         self.loader.load_state_dict(state["loader"])
         torch.set_rng_state(state["random"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Row(Generic[BatchT]):
+    """What was read of a batch: sums of the terms in this process, what is not finite, moved parts, gradient norm."""
+
+    step: UnreadStep[BatchT]
+    own: list[float]
+    bad: str
+    moved: list[str]
+    norm: float
+
+    @classmethod
+    def of(cls, step: UnreadStep[BatchT], values: list[float]) -> _Row[BatchT]:
+        read = iter(values)
+        means = [next(read) for _ in step.terms]
+        bad = [what for what in step.checked if not next(read)]
+        moved = [part for part in step.parts if next(read) > 0]
+        own = [math.nan if bad else mean * len(step.batch) for mean in means]
+        return cls(step, own, bad[0] if bad else "", moved, next(read))
+
+
+def _largest_gradient(parameters: Iterable[Tensor], like: Tensor) -> Tensor:
+    """Return the largest absolute value of all gradients on the device of `like`; 0 if there are none."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    values = [one._values() if one.is_sparse else one for one in gradients]
+    values = [one for one in values if one.numel()]
+    return nn.utils.get_total_norm(values, math.inf) if values else torch.zeros_like(like)
 
 
 def _has_gradient(parameters: Iterable[Tensor]) -> bool:

@@ -23,11 +23,15 @@ import torch
 from rankfall import __version__
 from rankfall._files import LockedError, locked, sync, write_file
 from rankfall._tensor_file import read_checkpoint
+from rankfall._trust import stored_code
+from rankfall._yaml_config import ConfigError
 from rankfall.models.layers import RowNorm
 from rankfall.training.checkpoint import Checkpoints, DamagedError, stored_checksum
 from rankfall.training.config.load_config import validate_any
+from rankfall.training.device import describe
 from rankfall.training.distributed.group import ALONE, Group, LostError
-from rankfall.training.learner import BatchT, Position
+from rankfall.training.learner import BatchT, Position, UnreadStep
+from rankfall.training.own_parts import CODE, check_same_code, sources_of
 from rankfall.training.run_directory import (
     CHECKPOINTS,
     CONFIG,
@@ -37,6 +41,7 @@ from rankfall.training.run_directory import (
     EnvironmentFailure,
     Step,
     Stopped,
+    TrainingError,
     TrainResult,
     check_free,
     check_same,
@@ -63,6 +68,7 @@ if TYPE_CHECKING:
     OnNotice = Callable[[str], None]
 
 BEST, LAST = "best.safetensors", "last.safetensors"
+UNREAD_STEPS, UNREAD_SECONDS = 32, 0.5  # on a device: at most so many batches, or so long, until results are read
 LOCK_TIMEOUT = 30.0  # seconds for a lost process to release the lock of the directory
 
 
@@ -107,8 +113,11 @@ class Loop(Generic[BatchT]):
         self.position = Position()
         self.trackers = Trackers(config, out)  # raises before anything is written if a package is missing
         self._config, self._data = config.model_dump(mode="json"), dict(data)
-        self._made_by = _made_by(self.group)
+        self._code = {f"{CODE}{one.file or one.name}": one.sha256 for one in sources_of(config)}
+        self._made_by = _made_by(learner)
         self._before_batch: State = {}
+        self._unread: list[UnreadStep[BatchT]] = []
+        self._read_at = 0.0
         self._saved = self._lap_began = time.perf_counter()
 
     # --- epochs and batches -------------------------------------------------------------------------------------
@@ -129,7 +138,14 @@ class Loop(Generic[BatchT]):
     def _finish(self) -> TrainResult:
         """Write the result."""
         place = self.position
-        result = TrainResult(place.best, place.best_epoch, place.epoch - 1, place.seconds, self.learner.parameters())
+        result = TrainResult(
+            place.best,
+            place.best_epoch,
+            place.epoch - 1,
+            place.seconds,
+            self.learner.parameters(),
+            str(self.learner.placement.device),
+        )
         if self.group.first:
             with self.writing():
                 write_file(self.out / RESULT, json.dumps(asdict(result), indent=2) + "\n")
@@ -152,16 +168,19 @@ class Loop(Generic[BatchT]):
         for batch in learner.loader:
             self._train_batch(batch)
             place.epoch_seconds += self._lap()
-            report = self._report()
-            self.progress(report)
-            self.trackers.batch(report, place.step)
+            if not self._unread:
+                self._report_progress()
             due = self.group.first and time.perf_counter() - self._saved >= self.settings.checkpoint_every
-            stopped, due = map(bool, self.group.totals([bool(self.stop()), due]))
+            long = self.group.first and self._is_long_unread()
+            stopped, due, long = map(bool, self.group.totals([bool(self.stop()), due, long]))
+            if stopped or due or long:
+                self._read()
             if stopped or due:
                 self.save()
             if stopped:
                 self.group.totals([0])  # no process leaves before the checkpoint is written
                 raise Stopped(self._stopped())
+        self._read()
         self._check_trained()
 
     def _check_trained(self) -> None:
@@ -173,12 +192,48 @@ class Loop(Generic[BatchT]):
 
     def _train_batch(self, batch: BatchT) -> None:
         """Train on one batch."""
-        place = self.position
-        self.group.seed_noise(self.settings.seed, place.step)
-        with self.group.watching():
-            result = self.learner.step(batch, place)
-        place.add(result, self.learner.trained_parts)
+        learner, place = self.learner, self.position
+        # The generators of other devices are seeded in every batch, and need not be part of checkpoints.
+        self.group.seed_noise(self.settings.seed, place.step, always=not learner.placement.is_cpu)
+        with self.group.watching(), self._within_memory():
+            if learner.placement.is_cpu:
+                place.add(learner.step(batch, place), learner.trained_parts)
+            else:
+                self._unread.append(learner.launch(batch, place))
+                place.advance(self._unread[-1].count)
         self._snapshot_before_batch()
+
+    def _is_long_unread(self) -> bool:
+        waited = time.perf_counter() - self._read_at >= UNREAD_SECONDS
+        return bool(self._unread) and (waited or len(self._unread) >= UNREAD_STEPS)
+
+    def _read(self) -> None:
+        """Read the results of batches that were launched on a device, and report progress.
+
+        This is the only moment of an epoch at which the host waits for the device.
+        """
+        if not self._unread:
+            return
+        place = self.position
+        with self.group.watching(), self._within_memory():
+            for result in self.learner.read(self._unread, place):
+                place.note(result, self.learner.trained_parts)
+        self._unread, self._read_at = [], time.perf_counter()
+        place.epoch_seconds += self._lap()
+        self._report_progress()
+
+    @contextmanager
+    def _within_memory(self) -> Generator[None]:
+        """Turn lack of memory of the device into an error that says what to change."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            device = self.learner.placement.device
+            raise TrainingError(
+                f"training.batch: {self.settings.batch} lists do not fit into the memory of {device} "
+                f"({str(error).splitlines()[0]}); try a smaller training.batch, training.precision=bfloat16, or "
+                "fewer jobs on this device"
+            ) from None
 
     def _validate(self) -> None:
         """Validate after an epoch if that is due, and keep its weights."""
@@ -225,6 +280,11 @@ class Loop(Generic[BatchT]):
         self.position.seconds += lap
         return lap
 
+    def _report_progress(self) -> None:
+        report = self._report()
+        self.progress(report)
+        self.trackers.batch(report, self.position.step)
+
     def _report(self) -> Step:
         place, batches = self.position, len(self.learner.loader)
         return Step(place.epoch, self.epochs, place.batch, batches, place.parts, place.validation, place.per_second)
@@ -256,8 +316,8 @@ class Loop(Generic[BatchT]):
         """Write a checkpoint of the state before the batch in which a process was lost; return a hint for resuming."""
         if not self.group.first:
             return "The same command with --resume continues from the last checkpoint, if there is one"
-        if not self.position.step or not self._before_batch:
-            return self._left()
+        if not self.position.step or not self._before_batch or self._unread:
+            return self._left()  # results that were not read would be missing from the position
         for norm, buffers in self._before_batch["norms"]:
             norm.load_state_dict(buffers, strict=False)
         self._save({**self.learner.state_dict(), **self._before_batch["own"]})
@@ -306,15 +366,22 @@ class Loop(Generic[BatchT]):
 
     def _with_defaults(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         """Return the configuration of a checkpoint with the defaults of options that are newer than it."""
-        return validate_any(stored, where=str(self.out)).model_dump(mode="json")
+        with stored_code(self.out):
+            return validate_any(stored, where=str(self.out)).model_dump(mode="json")
 
     def _check_data(self, state: State) -> None:
         """Check that a checkpoint has the same data."""
         check_same_data(self.out, state["data"], self._data)
 
     def check_same_on_all_processes(self) -> None:
-        """Check that all processes have the same configuration and data."""
-        check_same_on_all_processes(self.group.gather((self._config, self._data)))
+        """Check that all processes have the same configuration, data and code of users."""
+        check_same_on_all_processes(self.group.gather((self._config, self._data | self._code)))
+        found = self.group.gather(self.learner.placement.device.type)
+        if len(set(found)) > 1:
+            raise ConfigError(
+                f"training.device: found {', '.join(found)} in processes 0 to {len(found) - 1}, expected the same kind "
+                "of device in all of them; name it in the configuration"
+            )
 
     def _check_best(self) -> None:
         """Check the file of the best weights so far, which checkpoints do not contain."""
@@ -397,6 +464,7 @@ def _finished(out: Path, config: TrainConfig, data: Mapping[str, str], on_notice
     if not (out / CONFIG).is_file():
         return None
     check_same(out, read_config(out).model_dump(mode="json"), config.model_dump(mode="json"))
+    check_same_code(out, config)
     if not is_finished(out):
         return None
     if (out / DATA).is_file():
@@ -462,14 +530,16 @@ def _ignore(text: str) -> None:
     """Callback of the other processes, which print nothing."""
 
 
-def _made_by(group: Group) -> dict[str, str]:
+def _made_by(learner: Learner[Any]) -> dict[str, str]:
     """Return what the last digits of the weights depend on, besides configuration and data."""
     processor = torch.backends.cpu.get_cpu_capability()
     return {
         "rankfall": __version__,
         "torch": str(torch.__version__),
         "processor": processor,
-        "processes": str(group.world),
+        "processes": str(learner.group.world),
+        "device": describe(learner.placement.device),
+        "compile": str(learner.placement.compiles).lower(),
     }
 
 

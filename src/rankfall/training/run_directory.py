@@ -8,6 +8,7 @@
 ``checkpoints/step-*``            checkpoints of an unfinished run
 ``result.json``                   the result, written last: a run that has it is finished
 ``data.json``                     checksums of the training data
+``components.json``               files and hashes of components that are not built in, if there are any
 ``log.json``                      of a cascade: the meaning of the ids and numbers of its log
 ``days/``                         of a stream: values of every impression, and weights, per day
 ================================  ====================================================================================
@@ -22,10 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankfall._files import TEMPORARY, is_temporary
+from rankfall._trust import stored_code
 from rankfall._yaml_config import ConfigError, leaves, read_yaml, shown
+from rankfall.registry.stored_sources import check_present
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.ranker_config import RankerConfig
+from rankfall.training.own_parts import CODE, COMPONENTS, stored_sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +51,8 @@ RESUME_MUTABLE_KEYS = (
     "training.checkpoint_every",
     "training.track",
     "training.mlflow",
+    "training.device",
+    "training.compile",
 )
 """Keys of a configuration that may change between the start and the resumption of a run."""
 
@@ -96,6 +102,7 @@ class TrainResult:
         epochs: Number of epochs trained.
         seconds: Working time.
         parameters: Number of trained weights.
+        device: Device that computed the last epochs, such as ``"cpu"`` or ``"cuda:0"``.
     """
 
     best_metric: float
@@ -103,23 +110,35 @@ class TrainResult:
     epochs: int
     seconds: float
     parameters: int
+    device: str = "cpu"
 
 
-def read_config(directory: Path) -> TrainConfig:
-    """Load the configuration of a run."""
+def read_config(directory: Path, *, trust: bool = False) -> TrainConfig:
+    """Load the configuration of a run.
+
+    Args:
+        directory: Run directory.
+        trust: Import the code that the configuration names, whoever wrote it; see :mod:`rankfall._trust`.
+
+    Raises:
+        ValueError: If the directory has no run, or its configuration names code that is missing or not trusted.
+    """
     if not (directory / CONFIG).is_file():
         raise ValueError(f"{directory} is not the directory of a run: it has no {CONFIG} (see 'rankfall train --help')")
-    return validate_any(read_yaml(directory / CONFIG), where=str(directory / CONFIG))
+    check_present(stored_sources(directory), directory)
+    with stored_code(directory, trust=trust):
+        return validate_any(read_yaml(directory / CONFIG), where=str(directory / CONFIG))
 
 
-def read_config_as(kind: type[Config], directory: Path) -> Config:
+def read_config_as(kind: type[Config], directory: Path, *, trust: bool = False) -> Config:
     """Load the configuration of a run, and refuse a run of another kind.
 
     Args:
         kind: ``RankerConfig`` or ``CascadeConfig``.
         directory: Run directory.
+        trust: As of :func:`read_config`.
     """
-    config = read_config(directory)
+    config = read_config(directory, trust=trust)
     if not isinstance(config, kind):
         found, expected = ("cascade", "ranker") if kind is RankerConfig else ("ranker", "cascade")
         raise ValueError(f"{directory} is the run of a {found}, expected the run of a {expected}")
@@ -213,7 +232,8 @@ def check_same_on_all_processes(processes: Sequence[tuple[Mapping[str, Any], Map
             )
         for name in {**data, **own_data}:
             if data.get(name) != own_data.get(name):
-                raise ConfigError(f"data.path: {name} of process {process} differs from that of process 0")
+                key = "" if name.startswith(CODE) else "data.path: "
+                raise ConfigError(f"{key}{name} of process {process} differs from that of process 0")
 
 
 def check_same_data(out: Path, before: Mapping[str, str], now: Mapping[str, str]) -> None:
@@ -254,7 +274,7 @@ def clear(out: Path) -> None:
             shutil.rmtree(out / tracker)
     measured = [RESULT, METRICS, REPORT, "evaluation*.json", "values*.parquet", f"{DAYS}/*"]
     # checkpoints first: a run with checkpoints but without its other files could not be resumed
-    trained = [f"{CHECKPOINTS}/step-*.safetensors", f"{CHECKPOINTS}/*.safetensors", LOG, DATA]
+    trained = [f"{CHECKPOINTS}/step-*.safetensors", f"{CHECKPOINTS}/*.safetensors", LOG, DATA, COMPONENTS]
     for pattern in (*measured, *trained, CONFIG):  # last, since it marks the directory as a run
         for path in out.glob(pattern):
             path.unlink()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rankfall.data.lists.list_loader import Lists
+from rankfall.training.device import device_of, moved
 from rankfall.training.distributed.group import ALONE
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ CHUNK_ROWS = 1 << 14  # documents scored at once
 
 
 def score(model: Ranker, split: RankingSplit | Lists, group: Group = ALONE) -> Tensor:
-    """Score every document in evaluation mode.
+    """Score every document in evaluation mode, on the device of the weights.
 
     Args:
         model: The ranker.
@@ -31,15 +32,17 @@ def score(model: Ranker, split: RankingSplit | Lists, group: Group = ALONE) -> T
         group: Processes that share the work.
 
     Returns:
-        Scores ``(rows,)`` in the order of the split.
+        Scores ``(rows,)`` in the order of the split, on the CPU.
     """
     lists = split if isinstance(split, Lists) else Lists([split])
-    was_training = model.training
+    was_training, device = model.training, device_of(model)
     model.eval()
     try:
         with torch.no_grad():
             scores = [
-                model.score(chunk) if number % group.world == group.rank else torch.zeros(len(chunk))
+                model.score(moved(chunk, device)).cpu()
+                if number % group.world == group.rank
+                else torch.zeros(len(chunk))
                 for number, chunk in enumerate(lists.chunks(CHUNK_ROWS))
             ]
             return group.total(torch.cat(scores))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +23,10 @@ class Estimate(Result):
     value: Number
     low: Number
     high: Number
+
+    def columns(self, name: str) -> dict[str, Any]:
+        """Return the figure and its interval as columns `name`, `name_low` and `name_high` of a table."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,19 @@ class StageFigures(Result):
     """Recall of the stage by itself, over the whole list. None if later stages did not score the whole list."""
     alone_chance: float | None = None
     """The same for a random stage."""
+
+    def row(self) -> dict[str, Any]:
+        """Return the stage as a row of a table."""
+        return {
+            "stage": self.stage,
+            "quota": self.quota,
+            "entered": self.entered,
+            **self.kept.columns("kept"),
+            "chance": self.chance,
+            **self.lost.columns("lost"),
+            **self.survived.columns("survived"),
+            "loss_share": self.loss_share.value,
+        }
 
 
 @dataclass(frozen=True)

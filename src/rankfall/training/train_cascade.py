@@ -35,12 +35,15 @@ from rankfall.training.cascade_metrics import JOINT_VALUE, MeasuredFunnel, measu
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.sections import Role
+from rankfall.training.device import CPU, device_of, moved, placement_of
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.divergence_hints import divergence_hints, temperature_hints
 from rankfall.training.item_weights import item_weights
 from rankfall.training.label_checks import check_training_labels
 from rankfall.training.learner import Learner, Loader
 from rankfall.training.loop import Loop, finished, train_in
+from rankfall.training.model_checks import check_models, first_impressions
+from rankfall.training.own_parts import component_files, sources_of
 from rankfall.training.propensity_weights import PropensityWeights, curve_checksum
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as
 from rankfall.training.scored_batch import ScoredBatch
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.loader import Impressions, ItemFirstSeen
     from rankfall.training.build_cascade import BuiltObjective
     from rankfall.training.config.cascade_config import LogConfig
+    from rankfall.training.device import Placement
     from rankfall.training.distributed.group import Group
     from rankfall.training.item_weights import ItemWeights
     from rankfall.training.learner import Position
@@ -104,6 +108,7 @@ def train(
         group: Processes that train together.
     """
     with group.together():
+        placement = placement_of(config.training, group)
         log = load_log(config.data)
         config = with_depths(config, log.spec.stage_names)
         check_days(log, config.data)
@@ -112,14 +117,14 @@ def train(
     result = finished(out, config, data, force=force, resume=resume, on_notice=on_notice, group=group)
     if result is not None:
         return result
-    with seeded(config.training.seed, config.training.threads):
+    with seeded(config.training.seed, config.training.threads, placement.device):
         with group.together():
+            notify = on_notice if group.first else lambda text: None
             try:
-                learner = LogLearner(config, out, log, group, built)
+                learner = LogLearner(config, out, log, group, built, notify)
             except ValueError as error:
-                raise ConfigError(str(error)) from None
+                raise ConfigError(str(error)) from error
             with torch.random.fork_rng(devices=[]):  # the check must not change the weights
-                notify = on_notice if group.first else lambda text: None
                 check_training_labels(log, config, config.data.train, built[0], notify)
             loop = Loop(learner, config, out, data=data, progress=progress, stop=stop)
             weights = item_weights(config, log) if group.first else None
@@ -129,6 +134,7 @@ def train(
             CONFIG: dump_absolute(config),
             LOG: json.dumps(encoding_signature(log), indent=1) + "\n",
             DATA: json.dumps(data, indent=1) + "\n",
+            **component_files(config),
         }
         return train_in(loop, files, resume=resume, on_notice=on_notice)
 
@@ -148,6 +154,7 @@ class _Network(nn.Module):
         objective: The objective.
         classifies: Whether the objective takes logits of the label grades instead of scores.
         weights: Returns the weights of the items of a batch, or None if all are equal.
+        placement: Precision and compilation of the models. The objective computes with float32.
     """
 
     def __init__(
@@ -157,16 +164,22 @@ class _Network(nn.Module):
         *,
         classifies: bool,
         weights: ItemWeights | PropensityWeights | None,
+        placement: Placement = CPU,
     ) -> None:
         super().__init__()
         self.cascade, self.objective, self.classifies = cascade, objective, classifies
-        self.weights = weights
+        self.weights, self.placement = weights, placement
+        self._scores = placement.compiled(self._compute_scores)
 
-    def forward(self, batch: Impressions) -> tuple[dict[str, Tensor], list[str]]:
-        """Return the terms of the objective, and the names of stages with scores that are NaN or infinite."""
-        scores = self._logits(batch) if self.classifies else self.cascade(batch)
-        bad = [name for name, stage in zip(self.cascade.names, scores, strict=True) if not stage.isfinite().all()]
-        if bad:  # objectives refuse such scores, but the names of the terms are needed
+    def forward(self, batch: Impressions) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the terms of the objective, and for each stage whether all its scores are finite."""
+        scores = self._scores(batch)
+        finite = {name: stage.isfinite().all() for name, stage in zip(self.cascade.names, scores, strict=True)}
+        # Objectives refuse scores that are not finite, but the names of the terms are needed.
+        if not self.placement.is_cpu:
+            diverged = ~torch.stack(list(finite.values())).all()
+            scores = [stage.masked_fill(diverged, 0.0) for stage in scores]
+        elif not all(finite.values()):
             scores = [torch.zeros_like(stage) for stage in scores]
         labels = batch.grade.float()
         terms = self.objective.parts(
@@ -177,7 +190,12 @@ class _Network(nn.Module):
             mask=batch.mask,
             weight=None if self.weights is None else self.weights(batch),
         )
-        return terms, bad
+        return terms, finite
+
+    def _compute_scores(self, batch: Impressions) -> list[Tensor]:
+        with self.placement.autocast():
+            scores = self._logits(batch) if self.classifies else self.cascade(batch)
+        return [self.placement.widened(stage) for stage in scores]
 
     def _logits(self, batch: Impressions) -> list[Tensor]:
         return [model.outputs(batch) for model in self.cascade.models.values() if isinstance(model, GradeScorer)]
@@ -189,11 +207,21 @@ class CascadeLearner(Learner["Impressions"]):
     optimizer: Optimizers
     loader: DayLoader
 
-    def __init__(self, config: CascadeConfig, out: Path, log: ImpressionLog, built: BuiltObjective) -> None:
+    def __init__(
+        self,
+        config: CascadeConfig,
+        out: Path,
+        log: ImpressionLog,
+        built: BuiltObjective,
+        on_notice: OnNotice = warnings.warn,
+    ) -> None:
+        self.placement = placement_of(config.training, self.group)
         self.config = config
         self.out = out
         self.metric = config.training.metric
         self.cascade = make_cascade(config, log.features)
+        check_models(self.cascade, config, log, on_notice)
+        self.spare = first_impressions(log) if self.group.world > 1 and sources_of(config) else None
         self.objective, self.temperatures = built
         self.turns = self.objective.turns
         self.modules = {"cascade": self.cascade, "objective": self.objective}
@@ -202,16 +230,21 @@ class CascadeLearner(Learner["Impressions"]):
             self.objective,
             classifies=config.objective.classifies,
             weights=item_weights(config, log),
-        ).to(self.group.device)
+            placement=self.placement,
+        ).to(self.placement.device)
         self.optimizer = Optimizers(config.optimizer, self.cascade, self.objective)
         self.clip = config.optimizer.clip
-        if self.group.device.type == "cuda" and "sparse" in self.optimizer.parts:
-            raise ValueError("stages: found sparse tables, but nccl reduces dense gradients only; leave out sparse")
+        kind = self.placement.device.type
+        if "sparse" in self.optimizer.parts and (kind == "mps" or (kind == "cuda" and self.group.world > 1)):
+            why = "MPS has no sparse tensors" if kind == "mps" else "nccl reduces dense gradients only"
+            raise ValueError(f"stages: found sparse tables, but {why}; leave out sparse, or train on the CPU")
 
-    def terms(self, batch: Impressions, position: Position) -> tuple[dict[str, Tensor], str]:
+    def terms(self, batch: Impressions, position: Position) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the terms of the objective for a batch."""
-        terms, bad = self.network(batch.to(self.group.device))
-        return terms, f"the scores of {bad[0]}" if bad else ""
+        # Components of users need not know empty shares. What they compute instead has the weight 0.
+        given = batch if len(batch) or self.spare is None else self.spare
+        terms, finite = self.network(moved(given, self.placement.device))
+        return terms, {f"the scores of {stage}": is_finite for stage, is_finite in finite.items()}
 
     def line(self, position: Position) -> Epoch:
         """Return the results of an epoch."""
@@ -240,7 +273,7 @@ class CascadeLearner(Learner["Impressions"]):
         models = {name: list(model.parameters()) for name, model in self.cascade.models.items()}
         uses = Counter(id(weight) for weights in models.values() for weight in weights)
         own = {name: [weight for weight in weights if uses[id(weight)] == 1] for name, weights in models.items()}
-        return {name: weights or models[name] for name, weights in own.items()}
+        return {name: weights or models[name] for name, weights in own.items() if models[name]}
 
     def depends_on(self, term: str, part: str) -> bool:
         """Return whether a term trains a stage: its own terms have its number, others train all stages."""
@@ -273,11 +306,17 @@ class LogLearner(CascadeLearner):
     """Learner of a cascade on the training days of a log, validated on its validation days."""
 
     def __init__(
-        self, config: CascadeConfig, out: Path, log: ImpressionLog, group: Group, built: BuiltObjective | None = None
+        self,
+        config: CascadeConfig,
+        out: Path,
+        log: ImpressionLog,
+        group: Group,
+        built: BuiltObjective | None = None,
+        on_notice: OnNotice = warnings.warn,
     ) -> None:
         self.group = group
-        super().__init__(config, out, log, built or build_objective(log, config))
-        self.loader = make_loader(log, config, "train", group)
+        super().__init__(config, out, log, built or build_objective(log, config), on_notice)
+        self.loader = make_loader(log, config, "train", group, pin_memory=self.placement.pins)
         check_kept(self.objective, self.loader)
         self.valid = make_loader(log, config, "valid")
         self.batches = config.training.epochs * len(self.loader)
@@ -305,7 +344,9 @@ def load_log(config: LogConfig) -> ImpressionLog:
         raise ConfigError(f"data.{error}") from None
 
 
-def make_loader(log: ImpressionLog, config: CascadeConfig, role: Role, group: Group = ALONE) -> ImpressionLoader:
+def make_loader(
+    log: ImpressionLog, config: CascadeConfig, role: Role, group: Group = ALONE, *, pin_memory: bool = False
+) -> ImpressionLoader:
     """Return the loader of the days for one use: shuffled for training, else in the order of time.
 
     Args:
@@ -313,12 +354,13 @@ def make_loader(log: ImpressionLog, config: CascadeConfig, role: Role, group: Gr
         config: Configuration of the cascade.
         role: ``"train"``, ``"valid"`` or ``"test"``.
         group: For training, each process loads its share of every batch.
+        pin_memory: For training, load batches into pinned memory.
     """
     days = config.data.days(role)
     if not days:
         raise ConfigError(f"data.{role}: found no day, expected some of {', '.join(log.days)}")
     if role == "train":
-        return training_loader(log, config, days, group)
+        return training_loader(log, config, days, group, pin_memory=pin_memory)
     loader = measuring_loader(log, config, days)
     check_quotas(config, loader)
     return loader
@@ -330,6 +372,8 @@ def training_loader(
     days: Sequence[str],
     group: Group = ALONE,
     first_days: ItemFirstSeen | None = None,
+    *,
+    pin_memory: bool = False,
 ) -> ImpressionLoader:
     """Return a loader that shuffles days by the seed of the configuration, with its negatives and labels."""
     settings, data = config.training, config.data
@@ -345,6 +389,7 @@ def training_loader(
         labels=data.labels,
         rank=group.rank,
         world=group.world,
+        pin_memory=pin_memory,
     )
 
 
@@ -399,7 +444,7 @@ def measure(
     """
     was_training = cascade.training
     cascade.eval()
-    score = scorer_for(cascade, loader, config, group)
+    score = scorer_for(cascade, loader, config)
 
     def scored(loaded: Impressions) -> ScoredBatch:
         found = score(loaded)
@@ -423,18 +468,19 @@ def measure(
         cascade.train(was_training)
 
 
-def scorer_of(cascade: Cascade, group: Group = ALONE) -> ScoreBatch:
-    """Return a function that scores the lists of a batch by all stages."""
+def scorer_of(cascade: Cascade) -> ScoreBatch:
+    """Return a function that scores the lists of a batch by all stages, on the device of the weights."""
+    device = device_of(cascade)
 
     @torch.no_grad()
     def score(batch: Impressions) -> ScoredBatch:
-        return ScoredBatch.of_lists(batch, [stage.cpu() for stage in cascade(batch.to(group.device))])
+        return ScoredBatch.of_lists(batch, [stage.cpu() for stage in cascade(moved(batch, device))])
 
     return score
 
 
 def scorer_for(
-    cascade: Cascade, loader: ImpressionLoader, config: CascadeConfig, group: Group = ALONE, *, reach: int | None = None
+    cascade: Cascade, loader: ImpressionLoader, config: CascadeConfig, *, reach: int | None = None
 ) -> ScoreBatch:
     """Return a function that scores the batches of a loader: their own lists, or all items with ``data.length: all``.
 
@@ -442,13 +488,12 @@ def scorer_for(
         cascade: The cascade, in evaluation mode.
         loader: The loader of the batches.
         config: Configuration with the quotas that are measured.
-        group: Gives the device of the weights.
         reach: With ``data.length: all``, the number of best items of the first stage in the lists; at least its quota.
     """
     if loader.length != "all":
-        return scorer_of(cascade, group)
+        return scorer_of(cascade)
     quota = config.stages[0].quota
-    return AllItemsScorer(cascade, loader, reach=max(quota, reach or quota), device=group.device)
+    return AllItemsScorer(cascade, loader, reach=max(quota, reach or quota), device=device_of(cascade))
 
 
 def means_of(values: Mapping[str, Tensor]) -> dict[str, float]:
@@ -456,13 +501,15 @@ def means_of(values: Mapping[str, Tensor]) -> dict[str, float]:
     return {name: float(value.nanmean()) for name, value in values.items()}
 
 
-def load_run(directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> tuple[CascadeConfig, Cascade]:
+def load_run(
+    directory: Path, *, checkpoint: Literal["best", "last"] = "best", trust: bool = False
+) -> tuple[CascadeConfig, Cascade]:
     """Load the configuration of a run and its cascade, in evaluation mode."""
-    config = read_config_as(CascadeConfig, directory)
+    config = read_config_as(CascadeConfig, directory, trust=trust)
     path = directory / CHECKPOINTS / f"{checkpoint}.safetensors"
     if not path.exists():
         raise ValueError(f"{directory} has no {checkpoint} weights yet, expected {path}; train it with --resume")
-    return config, Cascade.load(path).eval()
+    return config, Cascade.load(path, trust=trust).eval()
 
 
 def check_days(log: ImpressionLog, config: LogConfig) -> None:

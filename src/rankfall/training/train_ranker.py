@@ -15,22 +15,26 @@ import torch
 from torch import Tensor, nn
 
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
+from rankfall._trust import stored_code
 from rankfall._yaml_config import ConfigError
 from rankfall.data.lists.list_loader import ListLoader, Lists
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.data.moments import Moments
 from rankfall.metrics.named import parse
 from rankfall.models import FeatureScaling
+from rankfall.registry.stored_sources import check_weights_fit
 from rankfall.training.build_components import check_loss, classifies, make_loss, make_optimizer
 from rankfall.training.build_ranker import Ranker, make_ranker
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.ranker_config import RankerConfig
 from rankfall.training.config.sections import Role
+from rankfall.training.device import CPU, moved, placement_of
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.divergence_hints import divergence_hints, temperature_hints
 from rankfall.training.label_checks import check_lists
 from rankfall.training.learner import Learner
 from rankfall.training.loop import Loop, finished, train_in
+from rankfall.training.own_parts import component_files, sources_of, stored_sources
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, TrainingError, read_config_as
 from rankfall.training.scoring import measure, score
 from rankfall.training.seeding import seeded
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
 
     from rankfall.data.lists.list_loader import ListBatch
     from rankfall.training.config.ranker_config import DataConfig
+    from rankfall.training.device import Placement
     from rankfall.training.distributed.group import Group
     from rankfall.training.learner import Position
     from rankfall.training.loop import OnNotice, Progress
@@ -59,7 +64,7 @@ class Epoch:
     metric: float
     lists_per_second: float
     seconds: float  # working time since the start of the run
-    trained: dict[str, float]  # trained weights of the loss, such as alpha of ARF
+    trained: dict[str, float | list[float]]  # trained weights of the loss, such as alpha of ARF
 
 
 OnValidation = Callable[[Epoch, Ranker], None]
@@ -94,6 +99,7 @@ def train(
         group: Processes that train together.
     """
     with group.together():
+        placement = placement_of(config.training, group)
         data = load_data(config.data)
         lists = {role: load_lists(data, config.data, role) for role in get_args(Role) if config.data.splits(role)}
         _check_apart(data, config.data)
@@ -104,9 +110,9 @@ def train(
     result = finished(out, config, checksums, force=force, resume=resume, on_notice=on_notice, group=group)
     if result is not None:
         return result
-    with seeded(config.training.seed, config.training.threads):
+    with seeded(config.training.seed, config.training.threads, placement.device):
         with group.together():
-            grades = _grades(lists["train"]) if classifies(config.loss) else None
+            grades = _grades(lists["train"], config.loss.name) if classifies(config.loss) else None
             model = make_ranker(config.model, _fit_scaling(data, config.data), grades)
             loop = Loop(
                 RankerLearner(config, out, model, built, lists["train"], lists["valid"], group),
@@ -117,23 +123,36 @@ def train(
                 on_epoch=lambda epoch: on_validation(epoch, model),
                 stop=stop,
             )
-        files = {CONFIG: dump_absolute(config), DATA: json.dumps(checksums, indent=1) + "\n"}
+        files = {
+            CONFIG: dump_absolute(config),
+            DATA: json.dumps(checksums, indent=1) + "\n",
+            **component_files(config),
+        }
         return train_in(loop, files, resume=resume, on_notice=on_notice)
 
 
 class _Network(nn.Module):
     """A ranker and its loss in one module."""
 
-    def __init__(self, model: Ranker, loss: nn.Module) -> None:
+    def __init__(self, model: Ranker, loss: nn.Module, placement: Placement = CPU) -> None:
         super().__init__()
-        self.model, self.loss = model, loss
+        self.model, self.loss, self.placement = model, loss, placement
+        self._outputs = placement.compiled(self._compute_outputs, dynamic=True)
 
-    def forward(self, features: Tensor, batch: ListBatch) -> tuple[Tensor, bool]:
-        """Return the value of the loss, and whether scores are NaN or infinite."""
-        outputs = self.model(features)
-        if not outputs.isfinite().all():
-            return outputs.sum(), True
-        return self.loss(batch.pad(outputs), batch.labels, mask=batch.mask), False
+    def forward(self, features: Tensor, batch: ListBatch) -> tuple[Tensor, Tensor]:
+        """Return the value of the loss, and whether all scores are finite."""
+        outputs = self._outputs(features)
+        finite = outputs.isfinite().all()
+        if not self.placement.is_cpu:
+            outputs = outputs.masked_fill(~finite, 0.0)  # a loss may refuse others
+        elif not finite:
+            return outputs.sum(), finite
+        return self.loss(batch.pad(outputs), batch.labels, mask=batch.mask), finite
+
+    def _compute_outputs(self, features: Tensor) -> Tensor:
+        with self.placement.autocast():
+            outputs: Tensor = self.model(features)
+        return self.placement.widened(outputs)
 
 
 class RankerLearner(Learner["ListBatch"]):
@@ -150,6 +169,7 @@ class RankerLearner(Learner["ListBatch"]):
         group: Group,
     ) -> None:
         self.group = group
+        self.placement = placement_of(config.training, group)
         self.config = config
         self.out = out
         self.model = model
@@ -159,7 +179,7 @@ class RankerLearner(Learner["ListBatch"]):
         self.metric = self.measured.name
         self.loss, self.temperatures = built
         self.modules = {"model": model, "loss": self.loss}
-        self.network = _Network(model, self.loss)
+        self.network = _Network(model, self.loss, self.placement).to(self.placement.device)
         self.clip = config.optimizer.clip
         self.optimizer = make_optimizer(config.optimizer, model.parameters(), self.loss.parameters())
         settings = config.training
@@ -173,14 +193,20 @@ class RankerLearner(Learner["ListBatch"]):
         )
         self.batches = settings.epochs * len(self.loader)
 
-    def terms(self, batch: ListBatch, position: Position) -> tuple[dict[str, Tensor], str]:
+    def terms(self, batch: ListBatch, position: Position) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the loss of a batch."""
+        if not len(batch) and self.group.world > 1 and sources_of(self.config):
+            batch = self.lists.batch(np.arange(1))  # of the weight 0: losses of users need not know empty shares
+        features = self.lists.gather(batch.rows)
+        if self.placement.pins:
+            features, batch = features.pin_memory(), batch.pin_memory()
+        device = self.placement.device
         try:
-            loss, bad = self.network(self.lists.gather(batch.rows), batch)
+            loss, finite = self.network(moved(features, device), moved(batch, device))
         except ValueError as error:
             where = f"{self._where(position)} ({self._named(batch)})"
             raise TrainingError(f"{self.config.loss.name} refuses {where}: {error}") from None
-        return {"loss": loss}, "the scores" if bad else ""
+        return {"loss": loss}, {"the scores": finite}
 
     def validate(self) -> dict[str, float]:
         """Return the validation metric."""
@@ -200,7 +226,8 @@ class RankerLearner(Learner["ListBatch"]):
 
     def line(self, position: Position) -> Epoch:
         """Return the results of an epoch."""
-        trained = {name: parameter.item() for name, parameter in self.loss.named_parameters()}
+        values = {name: parameter.detach().flatten().tolist() for name, parameter in self.loss.named_parameters()}
+        trained = {name: value[0] if len(value) == 1 else value for name, value in values.items()}
         reached, loss = position.validation[self.metric], position.parts["loss"]
         return Epoch(position.epoch, loss, reached, position.per_second, position.seconds, trained)
 
@@ -309,19 +336,23 @@ def _log_moments(data: RankingData, config: DataConfig) -> Moments:
     return sum(parts[1:], start=parts[0])
 
 
-def _grades(lists: Lists) -> int:
+def _grades(lists: Lists, name: str) -> int:
     labels = lists.labels
     if labels.min() < 0 or (labels != np.floor(labels)).any():
-        raise ConfigError("loss.name: grade_softmax_loss needs labels 0, 1, 2, ...; the training lists have others")
+        raise ConfigError(f"loss.name: {name} needs labels 0, 1, 2, ...; the training lists have others")
     return max(2, int(labels.max()) + 1)
 
 
 # --- a finished run -----------------------------------------------------------------------------------------------
 
 
-def load_run(directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> tuple[RankerConfig, Ranker]:
+def load_run(
+    directory: Path, *, checkpoint: Literal["best", "last"] = "best", trust: bool = False
+) -> tuple[RankerConfig, Ranker]:
     """Load the configuration of a run and its model, in evaluation mode."""
-    config = read_config_as(RankerConfig, directory)
+    config = read_config_as(RankerConfig, directory, trust=trust)
+    with stored_code(directory, trust=trust):
+        check_weights_fit([one for one in stored_sources(directory) if one.kind == "model"], directory)
     tensors, metadata = read_checkpoint(directory / CHECKPOINTS / f"{checkpoint}.safetensors")
     scaling = FeatureScaling.identity(metadata["features"], log1p=config.data.log1p)
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn and then replaced

@@ -86,6 +86,8 @@ def test_rows_become_impressions() -> None:
         "values": {"user.user_id": 2, "item.color": 5},
         "missing": {"user.user_id": 0, "item.color": 0},
         "unseen": {"user.user_id": 0, "item.color": 1},
+        "numbers": {"item.size": 5},
+        "missing_numbers": {"item.size": 0},
     }
     assert days[0][1].schema == impression_schema(encoding_of().spec, request=pa.int64())
 

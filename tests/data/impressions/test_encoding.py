@@ -12,7 +12,8 @@ import pytest
 
 from rankfall.data.impressions.column_hashing import hash_values
 from rankfall.data.impressions.encoding import BadValueError, Encoding, to_times
-from rankfall.data.impressions.spec import Spec, validate_spec
+from rankfall.data.impressions.spec import MISSING, Spec, validate_spec
+from rankfall.encoding.rules import rule_from_json
 
 
 def spec_of(**item: dict[str, Any]) -> Spec:
@@ -82,6 +83,42 @@ def test_numbers() -> None:
     assert logs == pytest.approx([math.log(4), 0, -math.log(8)])
     fitted = {"item.x": (np.array(1.0), np.array(4.0))}
     assert encode(raw, {"kind": "dense", "missing": 1, "standardise": True}, scalings=fitted) == [0.5, 0, -2]
+
+
+def test_missing_numbers_with_an_indicator() -> None:
+    """A missing number is 0 before it is scaled; the last half of the numbers says which are missing."""
+    raw = pl.Series([3.0, None, -7.0, math.nan, math.inf, 0.0])
+    flags = [0, 1, 0, 1, 1, 0]
+    found = encode(raw, {"kind": "dense", "missing": "indicator"})
+    assert found == [[value, flag] for value, flag in zip([3, 0, -7, 0, 0, 0], flags, strict=True)]
+    fitted = {"item.x": (np.array(1.0), np.array(4.0))}
+    scaled = encode(raw, {"kind": "dense", "missing": "indicator", "standardise": True}, scalings=fitted)
+    assert scaled == [[v, flag] for v, flag in zip([0.5, -0.25, -2, -0.25, -0.25, -0.25], flags, strict=True)]
+    vectors = encode(pl.Series([[1.0, 2.0], [3.0, None], None]), {"kind": "dense", "size": 2, "missing": "indicator"})
+    assert vectors == [[1, 2, 0, 0], [3, 0, 0, 1], [0, 0, 1, 1]]
+    ids = encode(raw, {"kind": "dense", "bucketize": [0.0], "missing": "indicator"})
+    assert ids == [3, MISSING, 2, MISSING, MISSING, 3]
+
+
+@pytest.mark.parametrize(
+    ("feature", "expected"),
+    [
+        ({"kind": "dense", "missing": "indicator"}, 2),
+        ({"kind": "dense", "missing": "indicator", "size": 3}, 6),
+        ({"kind": "dense", "missing": 0.0, "size": 3}, 3),
+    ],
+)
+def test_indicators_are_numbers_of_the_feature(feature: dict[str, Any], expected: int) -> None:
+    (found,) = Encoding(spec_of(x=feature)).features.features
+    assert found.size == expected
+
+
+def test_rules_without_an_indicator_are_stored_as_before() -> None:
+    """Bundles of earlier releases have no such key."""
+    assert "indicator" not in Encoding(spec_of(x={"kind": "dense", "missing": 0})).rule("item", "x").to_json()
+    rule = Encoding(spec_of(x={"kind": "dense", "missing": "indicator"})).rule("item", "x")
+    again = rule_from_json(rule.to_json(), {})
+    assert again.to_json() == rule.to_json()
 
 
 def test_buckets_include_their_lower_edge() -> None:

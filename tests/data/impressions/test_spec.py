@@ -231,6 +231,11 @@ MISTAKES: list[tuple[str, object, str]] = [
     ("sequences.history.max_length", 0, "sequences.history.max_length: found 0, expected greater than or equal to 1"),
     ("sequences.history.features", [], "sequences.history.features: found [], expected"),
     ("features.user.age.missing", float("nan"), "features.user.age.missing: found nan, expected a finite number"),
+    (
+        "features.user.age.missing",
+        "indicators",
+        "age.missing: found 'indicators', did you mean 'indicator', expected a finite number, or indicator",
+    ),
     ("features.user.age.standardise", 1, "features.user.age.standardise: found 1, expected a valid boolean"),
     ("features.user.user_id.num_buckets", 0, "num_buckets: found 0, expected greater than or equal to 1"),
     ("features.user.user_id.num_buckets", True, "num_buckets: found True, expected a valid integer"),

@@ -32,7 +32,7 @@ from rankfall.data.impressions.encoding import Encoding
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.impressions.spec import Feature, Features, Sequence, validate_spec
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
-from rankfall.models import DIN, Scorer
+from rankfall.models import DIN
 from rankfall.serving import Bundle
 from rankfall.serving.export.encoding_rules import feature_rule, request_rules, request_vocabularies
 from rankfall.serving.export.export_run import export_run, recall_notes
@@ -53,7 +53,6 @@ from support.encoding_witness import compare_with_log
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from rankfall.cascade import Stage
     from rankfall.serving.export.encoding_rules import Rules
 
 # --- graphs -------------------------------------------------------------------------------------------------------
@@ -115,7 +114,7 @@ def test_a_graph_gives_what_its_model_gives(tmp_path: Path) -> None:
             assert module.running_var is not None
             torch.nn.init.uniform_(module.running_mean)
             torch.nn.init.uniform_(module.running_var, 0.5, 2)
-    graphs.write_graph(model, tmp_path / "model.onnx")
+    graphs.write_graph(Stage("ranking", model, 1), tmp_path / "model.onnx")
     written = (tmp_path / "model.onnx").read_bytes()
     assert b".py" not in written  # nor any other trace of this machine
     assert str(Path.cwd()).encode() not in written
@@ -136,7 +135,7 @@ def test_every_sequence_has_its_own_length(tmp_path: Path, name: str) -> None:
     clicks, buys = FEATURES.sequences
     features = Features(FEATURES.features, (replace(clicks, name=name), buys))
     model = DIN(features, hidden=[7], attention=5).eval()
-    graphs.write_graph(model, tmp_path / "model.onnx")
+    graphs.write_graph(Stage("ranking", model, 1), tmp_path / "model.onnx")
     graph = Graph(tmp_path / "model.onnx", 1)
     for length, longer in ((3, 6), (1, 5), (2, 1), (4, 4)):
         names = [one.replace(f"sequence.{name}.", "sequence.clicks.") for one in graph.inputs]
@@ -636,7 +635,7 @@ def test_a_bundle_that_answers_otherwise_is_refused(monkeypatch: pytest.MonkeyPa
 def use_written_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copy the graphs of the platform's bundle, which takes no time."""
 
-    def copy(model: Scorer, path: Path, *, of_users: bool = False) -> None:
+    def copy(stage: Stage, path: Path, *, of_users: bool = False) -> None:
         shutil.copy(platform_bundle() / "stages" / path.parent.name / path.name, path)
 
     monkeypatch.setattr(writing, "write_graph", copy)

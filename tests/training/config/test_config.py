@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 import yaml
 
-from rankfall import losses
+from rankfall import losses, registry
 from rankfall._yaml_config import ConfigError, dump
 from rankfall.models import ACTIVATIONS
 from rankfall.models.layers import INITS
 from rankfall.training.config.load_config import load_config
 from rankfall.training.config.overrides import apply_overrides, merge
-from rankfall.training.config.ranker_config import LinearConfig, LossName, MLPConfig, validate
+from rankfall.training.config.ranker_config import LinearConfig, MLPConfig, validate
 from rankfall.training.config.sections import Activation, Init
 from support.command_line import run
 
@@ -44,7 +44,7 @@ def test_what_is_written_out_is_read_back(tmp_path: Path) -> None:
 
 def test_every_loss_and_activation_can_be_named() -> None:
     functions = {name for name in losses.__all__ if name.endswith("_loss")}
-    assert set(get_args(LossName)) == functions | {"arf", "arf_v2"}
+    assert set(registry.names("loss")) == functions | {"arf", "arf_v2"}
     assert set(get_args(Activation)) == set(ACTIVATIONS)
     assert get_args(Init) == INITS
 
@@ -88,14 +88,17 @@ def test_a_preset_is_replaced_by_its_options() -> None:
         ("model.init=xavier", "model.init: found 'xavier'; allowed are default, he"),
         ("training.epochs=true", "training.epochs: found True, expected a valid integer"),
         ("training.epochs=2.5", "training.epochs: found 2.5, expected a valid integer"),
-        ("training.metric=ndgc@5", "training.metric: found 'ndgc@5', did you mean ndcg@k; allowed are ndcg, ndcg@k"),
+        ("training.metric=ndgc@5", "training.metric: found 'ndgc@5', did you mean ndcg@k; allowed are arp, hit_rate@k"),
         ("training.metric=recall@5", "found 'recall@5'; expected recall@m@k"),
         ("training.metric=ndcg@0", "expected ndcg or ndcg@k, where cutoffs are whole numbers above 0"),
         ("metrics=[mrr, mrr@5]", "metrics.1: found 'mrr@5'; expected mrr"),
         ("data.valid=S1", "data: split 'S1' is in train and in valid"),
         ("data={path: x, train: [S1]}", "data.valid is missing"),
         ("data.train=[]", "data.train: found []"),
-        ("loss.name=lamda_loss", "loss.name: found 'lamda_loss', did you mean 'lambda_loss'; allowed are mse_loss"),
+        (
+            "loss.name=lamda_loss",
+            "loss.name: found 'lamda_loss', did you mean 'lambda_loss'; allowed are approx_ndcg_loss",
+        ),
         ("loss={name: softmax_loss, k: 3}", "loss: softmax_loss has no option 'k'; its options are none"),
         ("loss={name: relax_loss, m: 3, k: 2, taw: 1}", "relax_loss has no option 'taw', did you mean 'tau'"),
         ("loss={name: relax_loss, m: 3}", "loss: relax_loss needs the option 'k'"),
@@ -293,5 +296,7 @@ def test_schema_names_sections_and_losses(capsys: pytest.CaptureFixture[str]) ->
     assert run("config", "schema", "--kind", "ranker") == 0
     schema = json.loads(capsys.readouterr().out)
     assert set(schema["properties"]) == {"data", "model", "loss", "optimizer", "training", "metrics"}
-    assert "lambda_loss" in schema["$defs"]["LossConfig"]["properties"]["name"]["enum"]
+    names, references = schema["$defs"]["LossConfig"]["properties"]["name"]["anyOf"]
+    assert "lambda_loss" in names["enum"]
+    assert references["type"] == "string"
     assert schema["$defs"]["OptimizerConfig"]["additionalProperties"] is False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from rankfall.data import ImpressionLog
 from rankfall.registry import names, options
 from rankfall.training.build_cascade import make_cascade, make_objective
 from rankfall.training.config.cascade_config import validate_cascade
-from rankfall.training.config.ranker_config import LossName, validate
+from rankfall.training.config.ranker_config import validate
 from rankfall.training.methods import method_of
 from support.cascades import content, liked_log
 from support.command_line import run
@@ -86,7 +86,7 @@ def test_a_model_with_its_defaults_written_out_is_the_same(kind: str, log: Path)
     assert all(tensor.equal(made[1][name]) for name, tensor in made[0].items())
 
 
-@pytest.mark.parametrize("name", get_args(LossName))
+@pytest.mark.parametrize("name", names("loss"))
 def test_a_loss_with_its_defaults_written_out_is_accepted(name: str, tmp_path: Path) -> None:
     config = validate(config_for(tmp_path, loss={"name": name, **LOSS_OPTIONS.get(name, {})}))
     shown = method_of(config).with_defaults()

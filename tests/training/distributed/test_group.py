@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,11 +22,11 @@ from rankfall.data.lists.ranking_data import RankingData
 from rankfall.registry import names
 from rankfall.training.checkpoint import Checkpoints
 from rankfall.training.config.overrides import set_option
-from rankfall.training.config.ranker_config import LossName
 from rankfall.training.distributed.group import ONE_BY_ONE, Group, LostError, Processes
 from rankfall.training.run_directory import check_same_on_all_processes
-from support import torchrun_program
+from support import own_parts, torchrun_program
 from support.command_line import run as command
+from support.components import required_options
 from support.interrupted import cascade_content, outcome, ranker_content, train
 from support.logs import random_log
 from support.paths import PYTHONPATH
@@ -61,8 +61,8 @@ def objectives() -> list[dict[str, Any]]:
         {"name": "bce", "min_depth": 0, NORMED: True},
         {"name": "lcron", "topk": "dftopk", NORMED: True},
         *(
-            {"name": "per_stage", "loss": {"name": name, **LOSSES.get(name, {})}}
-            for name in get_args(LossName)
+            {"name": "per_stage", "loss": {"name": name, **(LOSSES.get(name) or required_options("loss", name))}}
+            for name in names("loss")
             if name != "grade_softmax_loss"
         ),
     ]
@@ -86,6 +86,8 @@ def trainings(directory: Path, data: Path) -> dict[str, dict[str, Any]]:
                 for place, name in enumerate(names)
             ],
         },
+        "own": own_parts.cascade(directory / "log", own_parts.write_parts(directory / "code"))
+        | {"training": {"epochs": 2, "batch": 16, "checkpoint_every": 1e9}},
         "ranker": ranker_content(
             data,
             model={"kind": "mlp", "hidden": [8], "dropout": [0.0]},
@@ -129,7 +131,7 @@ def test_gradients_of_shares_are_those_of_the_batch(found: dict[str, Any]) -> No
     assert {name: worst for name, worst in differences.items() if not worst < 1e-9} == {}
 
 
-@pytest.mark.parametrize("name", ["bce", "lcron", "normed", "ranker"])
+@pytest.mark.parametrize("name", ["bce", "lcron", "normed", "own", "ranker"])
 def test_two_processes_train_what_one_does(name: str, found: dict[str, Any], place: Path, tmp_path: Path) -> None:
     train(json.loads((place / f"train-{name}.json").read_text()), tmp_path)
     one, two = lines(tmp_path), lines(place / "together" / name)
@@ -146,7 +148,7 @@ def test_two_processes_train_what_one_does(name: str, found: dict[str, Any], pla
     for key in weights:
         # Shifted scores change nothing for these losses, so the gradient of a last bias is 0 but for rounding, of which
         # Adam makes steps of full length.
-        if name in ("lcron", "ranker") and key.endswith("out.bias"):
+        if name in ("lcron", "own", "ranker") and key.endswith("out.bias"):
             continue
         torch.testing.assert_close(others[key], weights[key], rtol=1e-3, atol=1e-4)
     assert sorted(path.name for path in (place / "together" / name).rglob("*")) == sorted(
@@ -217,6 +219,9 @@ def test_processes_must_have_same_config_and_data() -> None:
         check_same_on_all_processes([one, one, ({"optimizer": {"lr": 0.2}, "data": {"path": "a"}}, {"day 1": "x"})])
     with pytest.raises(ValueError, match=r"data\.path: day 1 of process 1 differs from that of process 0"):
         check_same_on_all_processes([one, (one[0], {"day 1": "y"})])
+    code = [(one[0], {**one[1], "the code /home/ada/loss.py": digest}) for digest in "ab"]
+    with pytest.raises(ValueError, match=r"^the code /home/ada/loss\.py of process 1 differs from that of process 0"):
+        check_same_on_all_processes(code)
 
 
 # --- what is kept ---------------------------------------------------------------------------------------------------

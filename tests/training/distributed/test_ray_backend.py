@@ -17,11 +17,12 @@ from rankfall.training import train_cascade as cascade
 from rankfall.training.checkpoint import Checkpoints
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.load_config import validate_any
+from rankfall.training.config.overrides import merge
 from rankfall.training.distributed import ray_backend
 from rankfall.training.distributed.ray_backend import train_by_ray
 from rankfall.training.run_directory import EnvironmentFailure, Stopped, is_marked_for_replacement
 from rankfall.training.train import train
-from support import failing_work
+from support import failing_work, own_parts
 from support.cascades import content, liked_log
 from support.command_line import run
 from support.interrupted import outcome
@@ -78,7 +79,10 @@ def cascade_config(log: Path, **training: Any) -> CascadeConfig:
 def test_two_processes_train_as_one_though_one_is_killed_and_one_meets_an_error(
     engine: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = cascade_config(liked_log(tmp_path / "log"), epochs=4, checkpoint_every=1e9)
+    # with components of a user, which the processes import
+    own = own_parts.cascade(liked_log(tmp_path / "log"), own_parts.write_parts(tmp_path / "code"))
+    config = validate_any(merge(own, {"training": {"epochs": 4, "checkpoint_every": 1e9}}))
+    assert isinstance(config, CascadeConfig)
     alone, spread = tmp_path / "alone", tmp_path / "ray"
     cascade.train(config, alone)
     error = ValueError("data.path: found an id that nobody else has")

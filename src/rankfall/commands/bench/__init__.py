@@ -29,11 +29,13 @@ def bench() -> None:
     """Measure the cost of operators, losses, training, data preparation and serving."""
 
 
-app.command("ops")(functions.ops)
-app.command("losses")(functions.losses)
-app.command("loader")(loading.loader)
-app.command("step")(training_step.step)
-app.command("prepare")(sample_building.prepare)
-app.command("scaling")(process_scaling.scaling)
+app.command("ops", epilog=examples("rankfall bench ops --quick", "rankfall bench ops --json > bench.json"))(
+    functions.ops
+)
+app.command("losses", epilog=examples("rankfall bench losses --sizes 100,1000,10000"))(functions.losses)
+app.command("loader", epilog=examples("rankfall bench loader --quick"))(loading.loader)
+app.command("step", epilog=examples("rankfall bench step --sizes 40,200"))(training_step.step)
+app.command("prepare", epilog=examples("rankfall bench prepare --rows 10000000"))(sample_building.prepare)
+app.command("scaling", epilog=examples("rankfall bench scaling --quick"))(process_scaling.scaling)
 app.command("serve", epilog=service_load.SERVE_EXAMPLES)(service_load.serve)
 app.command("soak", epilog=service_load.SOAK_EXAMPLES)(service_load.soak)

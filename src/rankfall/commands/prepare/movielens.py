@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from rankfall._progress import steps
 from rankfall.commands.options import AsJson, Force, Out, SampleSeed
-from rankfall.commands.prepare.steps import steps
 from rankfall.commands.prepare.summary import report
 from rankfall.commands.terminal import examples
 

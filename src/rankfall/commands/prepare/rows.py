@@ -7,8 +7,16 @@ from typing import Annotated
 
 import typer
 
-from rankfall.commands.options import AsJson, EngineName, EngineOption, Force, Out, SampleSeed, opened_engine
-from rankfall.commands.prepare.steps import steps
+from rankfall._progress import steps
+from rankfall.commands.options import AsJson, EngineName, EngineOption, Force, SampleSeed, opened_engine
+from rankfall.commands.prepare.problems import (
+    Check,
+    OutUnlessChecked,
+    SkipBad,
+    report_check,
+    required_out,
+    showing_problems,
+)
 from rankfall.commands.prepare.summary import report
 from rankfall.commands.terminal import examples
 
@@ -16,25 +24,29 @@ EXAMPLES = examples(
     "rankfall prepare rows log/ --spec spec.yaml --out impressions",
     "rankfall prepare rows 2024-01-*.parquet --items videos.csv --users users.csv --spec spec.yaml --out impressions",
     "rankfall prepare rows log.csv.gz --requests requests.parquet --fit-days 20 --spec spec.yaml --out impressions",
+    "rankfall prepare rows log/ --spec spec.yaml --check",
+    "rankfall prepare rows log/ --spec spec.yaml --skip-bad 100 --out impressions",
+    "rankfall prepare rows --spec spec_with_a_source.yaml --out impressions",
     "rankfall prepare rows log/ --spec spec.yaml --engine ray --out impressions",
 )
 
 
 def rows(
     sources: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
             metavar="SRC...",
             exists=True,
             help="Files (.csv, .csv.gz, .parquet, .feather, .arrow, .ipc) or directories of them, with one row per "
             "request and item. The result does not depend on how the log is split into files.",
-            show_default=False,
+            show_default="the source of the spec",
         ),
-    ],
+    ] = None,
+    *,
     spec: Annotated[
         Path, typer.Option(help="Description of columns, stages and features, a YAML file.", show_default=False)
     ],
-    out: Out,
+    out: OutUnlessChecked = None,
     items: Annotated[
         Path | None, typer.Option(exists=True, help="A table with features of items.", show_default=False)
     ] = None,
@@ -56,6 +68,8 @@ def rows(
             show_default="all but the last",
         ),
     ] = None,
+    check: Check = False,
+    skip_bad: SkipBad = None,
     engine: EngineOption = EngineName.LOCAL,
     force: Force = False,
     as_json: AsJson = False,
@@ -63,22 +77,32 @@ def rows(
     """Prepare your own full-stage log: one row per request and item, in CSV, Parquet or Arrow files.
 
     The memory used does not grow with the number of rows, and the result does not depend on the files of the log or the
-    order of its rows. Errors in a log are reported with the file, row or request. --json prints the manifest.
+    order of its rows. The first error in a log is reported with the file, row or request; --check lists all of them.
+    --json prints the manifest, or the problems.
     """
     from rankfall.data.impressions.spec import load_spec
-    from rankfall.data.sources.rows.prepare_rows import prepare_rows
+    from rankfall.data.sources.rows.prepare_rows import check_rows, prepare_rows
 
-    with opened_engine(engine) as opened, steps() as on_progress:
+    description = load_spec(spec)
+    if not sources and description.source is None:
+        raise typer.BadParameter("Missing argument 'SRC...', and the spec names no source")
+    tables = {"items": items, "users": users, "requests": requests}
+    if check:
+        with opened_engine(engine) as opened, steps() as on_progress:
+            found = check_rows(sources or [], description, **tables, engine=opened, on_progress=on_progress)
+        report_check(found, as_json=as_json)
+        return
+    directory = required_out(out)
+    with showing_problems(), opened_engine(engine) as opened, steps() as on_progress:
         log = prepare_rows(
-            sources,
-            out,
-            load_spec(spec),
-            items=items,
-            users=users,
-            requests=requests,
+            sources or [],
+            directory,
+            description,
+            **tables,
             seed=seed,
             fit_days=fit_days,
             force=force,
+            skip_bad=skip_bad,
             engine=opened,
             on_progress=on_progress,
         )

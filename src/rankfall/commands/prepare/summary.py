@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rankfall.commands.prepare.problems import skipped_lines
 from rankfall.commands.terminal import print_json, print_message, print_result
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rich.table import Table
 
     from rankfall.data.impressions.log import ImpressionLog
-
-WORTH_A_WARNING = 0.01  # share of ids never seen
 
 
 def report(log: ImpressionLog, *, as_json: bool) -> None:
@@ -34,13 +31,20 @@ def _show_summary(log: ImpressionLog) -> None:
             print_result(f"left out: {count:,} {what}")
     if about["counts"]["values"]:
         print_result(_ids(about["counts"]))
+    if any(about["counts"].get("missing_numbers", {}).values()):
+        print_result(_numbers(about["counts"]))
 
 
 def _warn(log: ImpressionLog) -> None:
     """Print warnings to standard error, one line each."""
+    from rankfall.data.impressions.log_warnings import log_warnings
+
     about = log.manifest["about"]
-    for message in (*_count_warnings(about["counts"]), *_source_warnings(about)):
+    for message in log_warnings(about):
         print_message(f"warning: {message}")
+    if skipped := about.get("skipped"):
+        for message in skipped_lines(skipped):
+            print_message(message)
 
 
 def _stages(log: ImpressionLog) -> Table:
@@ -77,43 +81,27 @@ def _stages(log: ImpressionLog) -> Table:
 def _ids(counts: dict[str, Any]) -> Table:
     from rich.table import Table
 
+    from rankfall.data.impressions.log_warnings import share
+
     table = Table(title="ids of features", title_justify="left")
     table.add_column("feature")
     for heading in ("values", "missing", "never seen"):
         table.add_column(heading, justify="right")
     for name, values in counts["values"].items():
         missing, unseen = (counts[what].get(name, 0) for what in ("missing", "unseen"))
-        table.add_row(name, f"{values:,}", _share(missing, values), _share(unseen, values))
+        table.add_row(name, f"{values:,}", share(missing, values), share(unseen, values))
     return table
 
 
-def _share(count: int, of: int) -> str:
-    return f"{count:,} ({count / of:.2%})" if count else "0"
+def _numbers(counts: dict[str, Any]) -> Table:
+    from rich.table import Table
 
+    from rankfall.data.impressions.log_warnings import share
 
-def _count_warnings(counts: dict[str, Any]) -> Iterator[str]:
-    requests = counts["requests"]
-    for name, unseen in counts["unseen"].items():
-        if unseen >= WORTH_A_WARNING * (values := counts["values"][name]):
-            yield f"{name}: {_share(unseen, values)} ids were never seen on the days of the fit"
-    if without := counts["without_relevant"]:
-        yield f"{_share(without, requests)} impressions have no relevant item"
-    for stage, short in counts["short"].items():
-        if short:
-            yield f"stage {stage}: {_share(short, requests)} impressions have fewer items than the sample"
-    for stage, logged in counts["logged"].items():
-        if not logged:
-            yield f"stage {stage}: the log has no items of it"
-
-
-def _source_warnings(about: dict[str, Any]) -> Iterator[str]:
-    for source in about["sources"]:
-        if source["rows"] == 0:
-            yield f"{source['path']} has no rows"
-    if days := about.get("empty_days"):
-        yield f"the log has no rows on {', '.join(days[:5])}{' and other days' if len(days) > 5 else ''}"
-    for table, unknown in about.get("unknown", {}).items():
-        if unknown:
-            yield f"{unknown:,} {table} of the log are not in the table of {table}; its columns are missing for them"
-    if unused := about.get("unused_requests"):
-        yield f"{unused:,} requests of the table of requests are not in the log"
+    table = Table(title="numbers of features", title_justify="left")
+    table.add_column("feature")
+    for heading in ("values", "missing"):
+        table.add_column(heading, justify="right")
+    for name, values in counts["numbers"].items():
+        table.add_row(name, f"{values:,}", share(counts["missing_numbers"].get(name, 0), values))
+    return table

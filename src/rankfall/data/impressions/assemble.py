@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from rankfall.data.impressions.column_hashing import hash_values
 from rankfall.data.impressions.counts import Counts
-from rankfall.data.impressions.encoding import BadValueError
+from rankfall.data.impressions.encoding import BadValueError, count_missing
 from rankfall.data.impressions.items import from_arrow, item_numbers, to_arrow
 from rankfall.data.impressions.requests import DAY, HASH, TIME, group_rows
 from rankfall.data.impressions.sampler import (
@@ -26,7 +26,7 @@ from rankfall.data.impressions.sampler import (
     sample_keys,
 )
 from rankfall.data.impressions.schema import impression_schema
-from rankfall.data.impressions.spec import MISSING, UNSEEN, column_of, is_dense
+from rankfall.data.impressions.spec import MISSING, UNSEEN, Dense, column_of, is_dense
 from rankfall.data.impressions.stage_depth import row_name, stage_depths
 from rankfall.data.indexing import edges
 
@@ -360,8 +360,11 @@ class _Builder:
             values = self.encoding.encode(group, name, raw)
         except BadValueError as error:
             raise ValueError(f"{error} (request {keys[error.position]!r})") from None
-        if not is_dense(getattr(self.spec.features, group)[name]):
-            key = of or f"{group}.{name}"
+        feature, key = getattr(self.spec.features, group)[name], of or f"{group}.{name}"
+        if isinstance(feature, Dense):
+            self.counts.numbers[key] += len(values)
+            self.counts.missing_numbers[key] += count_missing(feature, raw)
+        if not is_dense(feature):
             self.counts.values[key] += len(values)
             self.counts.missing[key] += int((values == MISSING).sum())
             self.counts.unseen[key] += int((values == UNSEEN).sum())

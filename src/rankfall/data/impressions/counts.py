@@ -28,6 +28,8 @@ class Counts:
     values: Counter[str] = field(default_factory=Counter)  # ids per feature
     missing: Counter[str] = field(default_factory=Counter)  # ids of missing values per feature
     unseen: Counter[str] = field(default_factory=Counter)  # ids of values that were not fitted, per feature
+    numbers: Counter[str] = field(default_factory=Counter)  # numbers or vectors per feature
+    missing_numbers: Counter[str] = field(default_factory=Counter)  # those with a missing number
 
     def __add__(self, other: Counts) -> Counts:
         """The counts of both parts together."""
@@ -36,10 +38,7 @@ class Counts:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Counts:
         """Read the counts stored in a manifest."""
-        counts: dict[str, Any] = {}
-        for name in cls.__slots__:
-            counts[name] = Counter(content[name]) if isinstance(content[name], dict) else content[name]
-        return cls(**counts)
+        return cls(**{name: Counter(value) if isinstance(value, dict) else value for name, value in content.items()})
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that is stored in a manifest."""

@@ -145,7 +145,9 @@ class Encoding:
         edges = self.edges.get(key, feature.bucketize)
         if (feature.standardise and mean is None) or isinstance(edges, int):
             raise ValueError(f"{key}: found no fitted scaling or edges, which are needed to encode its values")
-        numbers = Numbers(feature.size, feature.log1p, feature.missing, mean, deviation)
+        numbers = Numbers(
+            feature.size, feature.log1p, feature.replacement, mean, deviation, indicator=feature.has_indicator
+        )
         return numbers if edges is None else Buckets(FIRST_KNOWN + len(edges) + 1, numbers, edges)
 
     def lookup(self, table: str) -> Lookup:
@@ -157,9 +159,15 @@ class Encoding:
 
 def dense_values(feature: Dense, raw: pl.Series) -> Floats:
     """Return the numbers of a feature, (n,) or (n, size), after `log1p` and `missing` but before anything fitted."""
-    rule = Numbers(feature.size, feature.log1p, feature.missing)
+    rule = Numbers(feature.size, feature.log1p, feature.replacement)
     with _naming_bad_numbers(raw):
         return rule.filled(_floats(raw, rule.size))
+
+
+def count_missing(feature: Dense, raw: pl.Series) -> int:
+    """Return how many of the numbers, or vectors with at least one such number, are null, NaN or infinite."""
+    missing = ~np.isfinite(_floats(raw, feature.size))
+    return int(missing.reshape(len(raw), -1).any(axis=1).sum())
 
 
 # --- columns as arrays --------------------------------------------------------------------------------------------
@@ -176,13 +184,35 @@ def to_times(raw: pl.Series, unit: Unit | None, zone: str) -> pl.Series:
     Raises:
         ValueError: A value is no time, or does not exist because the clocks were put forward.
     """
+    times = parse_times(raw, unit, zone)
+    if raw.dtype == pl.String and (bad := times.is_null() & raw.is_not_null()).any():
+        raise ValueError(f"column {raw.name!r}: found {raw.filter(bad)[0]!r}, expected {expected_times(zone)}")
+    return times
+
+
+def expected_times(zone: str) -> str:
+    """Return which text is a time, for messages."""
+    return f"times such as 2024-01-13T08:30:00 that exist in {zone}"
+
+
+def parse_times(raw: pl.Series, unit: Unit | None, zone: str) -> pl.Series:
+    """Return a column of times as datetimes in a time zone, with null for text that is no time.
+
+    Args:
+        raw: Dates, datetimes, ISO 8601 text or integers since 1970. Those without a zone are local times of `zone`.
+        unit: Unit of integers.
+        zone: Name of the time zone.
+
+    Raises:
+        ValueError: The column has another type.
+    """
     where = f"column {raw.name!r}"
     if raw.dtype.is_integer():
         if unit is None:
             raise ValueError(f"{where}: found whole numbers, for which `unit` must be s, ms or us")
         return pl.from_epoch(raw, unit).dt.cast_time_unit("ms").dt.replace_time_zone("UTC").dt.convert_time_zone(zone)
     if raw.dtype == pl.String:
-        return _parse_times(raw, zone)
+        return _parse_text(raw, zone)
     if raw.dtype == pl.Date:
         raw = raw.cast(pl.Datetime("ms"))
     kind = raw.dtype
@@ -198,7 +228,7 @@ _LOCAL_FORMATS = ("%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
 _ZONED_FORMATS = ("%Y-%m-%dT%H:%M:%S%.f%#z", "%Y-%m-%dT%H:%M%#z")
 
 
-def _parse_times(raw: pl.Series, zone: str) -> pl.Series:
+def _parse_text(raw: pl.Series, zone: str) -> pl.Series:
     """Parse ISO 8601 text, each value by itself: its result must not depend on the format of the others."""
     text = raw.str.strip_chars().str.replace(" ", "T", literal=True).str.replace("Z$", "+00:00")
     parsed = pl.Series(raw.name, [None] * len(raw), pl.Datetime("ms", zone))
@@ -209,12 +239,6 @@ def _parse_times(raw: pl.Series, zone: str) -> pl.Series:
     for form in _ZONED_FORMATS:
         zoned = text.str.to_datetime(form, time_unit="ms", strict=False, time_zone="UTC").dt.convert_time_zone(zone)
         parsed = parsed.zip_with(parsed.is_not_null(), zoned)
-    bad = parsed.is_null() & raw.is_not_null()
-    if bad.any():
-        found = raw.filter(bad)[0]
-        raise ValueError(
-            f"column {raw.name!r}: found {found!r}, expected times such as 2024-01-13T08:30:00 that exist in {zone}"
-        )
     return parsed
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rankfall.data.impressions.spec import Features, Spec
 
-_DAY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+DAY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 
 class LogWriter:
@@ -52,7 +52,7 @@ class LogWriter:
             self._close_day()
             if day in self._days:
                 raise ValueError(f"day: {day} is finished; the impressions of a day must be written together")
-            if not _DAY_NAME.fullmatch(day):
+            if not DAY_NAME.fullmatch(day):
                 raise ValueError(f"day: found {day!r}, expected a name of letters, digits, '_' and '-'")
             self._open = _DayWriter(self.directory / "days" / day, day, self.schema)
         self._open.write(impressions)

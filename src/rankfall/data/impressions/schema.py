@@ -95,7 +95,7 @@ def item_schema(spec: Spec, *, ids: pa.DataType | None = None) -> pa.Schema:
 def _type_of(feature: FeatureConfig) -> pa.DataType:
     if not is_dense(feature):
         return _IDS
-    size = _dense(feature).size
+    size = _dense(feature).width
     return _NUMBERS if size == 1 else pa.list_(pa.field("value", _NUMBERS, nullable=False), size)
 
 

@@ -34,6 +34,7 @@ for values never seen, the others are for known values.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -43,7 +44,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
 from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import KIND, ConfigError, Section, explain, read_yaml
+from rankfall._yaml_config import KIND, ConfigError, Section, explain, read_yaml, shown
 from rankfall.encoding import FIRST_KNOWN as FIRST_KNOWN
 from rankfall.encoding import MISSING as MISSING
 from rankfall.encoding import UNSEEN as UNSEEN
@@ -124,6 +125,17 @@ def _edges(buckets: int | list[float] | None) -> int | list[float] | None:
     return buckets
 
 
+def _missing(value: object) -> object:
+    if value is None or value == "indicator":
+        return value
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        hint = did_you_mean(value, ["indicator"])
+        raise ValueError(f"found {shown(value)}{hint}, expected a finite number, or indicator")
+    if not math.isfinite(value):
+        raise ValueError(f"found {value}, expected a finite number, or indicator")
+    return float(value)
+
+
 class Dense(Section):
     """A number, or a vector of `size` numbers; with `bucketize` it becomes the id of a bucket.
 
@@ -135,11 +147,30 @@ class Dense(Section):
     column: str | None = None
     size: Count = 1
     log1p: bool = False
-    missing: float | None = Field(default=None, description="Replaces null and NaN, which are errors otherwise.")
+    missing: Annotated[float | Literal["indicator"] | None, BeforeValidator(_missing)] = Field(
+        default=None,
+        description="Replaces null and NaN, which are errors otherwise. indicator: they become 0, and the model also "
+        "receives a number that is 1 where the value is missing; with bucketize they have their own id.",
+    )
     standardise: bool = False
     bucketize: Annotated[int | list[float] | None, AfterValidator(_edges)] = Field(
         default=None, description="The inner edges of the buckets, or the number of buckets of equal counts to fit."
     )
+
+    @property
+    def has_indicator(self) -> bool:
+        """Whether a model also learns which numbers are missing."""
+        return self.missing == "indicator"
+
+    @property
+    def replacement(self) -> float | None:
+        """The number that replaces missing ones, or None if these are errors."""
+        return 0.0 if self.missing == "indicator" else self.missing
+
+    @property
+    def width(self) -> int:
+        """The number of numbers that a model receives, if the feature has no ids."""
+        return 2 * self.size if self.has_indicator else self.size
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
@@ -292,9 +323,22 @@ def _column_name(value: object) -> object:
     return {"column": value} if isinstance(value, str) else value
 
 
+def _source(value: object) -> object:
+    if isinstance(value, str):
+        return {"name": value}
+    if isinstance(value, dict) and not isinstance(value.get("name"), str):
+        raise ValueError(f"name: found {shown(value.get('name'))}, expected a name or 'module:function'")
+    return value
+
+
 class Spec(Section):
     """The columns, stages and features of a full-stage log."""
 
+    source: Annotated[dict[str, Any] | None, BeforeValidator(_source)] = Field(
+        default=None,
+        description="A function that yields tables of rows, instead of files: its name or reference, such as "
+        "./my_source.py:read, and its options. It is called by 'rankfall prepare rows' only.",
+    )
     request: str = "request_id"
     item: str = "item_id"
     user: str | None = None
@@ -484,7 +528,7 @@ def features_of(spec: Spec, rows: Mapping[str, int]) -> Features:
     for group, name, config in spec.features:
         if is_dense(config):
             assert isinstance(config, Dense)
-            features.append(Feature(name, group, size=config.size))
+            features.append(Feature(name, group, size=config.width))
         else:
             table = table_of(group, name, config)
             features.append(Feature(name, group, table, rows[table]))

@@ -58,7 +58,11 @@ def _inspection(whole: LogCounter, days: list[Day], figures: list[DayFigures]) -
         relevant_stage=log.spec.relevant.stage,
         relevant_column=log.spec.relevant.column,
         ids=[one.figures(counts[one.column]) for one in counting if isinstance(one, IdCounter)],
-        numbers=[one.figures(counts[one.column]) for one in counting if isinstance(one, NumberCounter)],
+        numbers=[
+            replace(one.figures(counts[one.column]), replaced=_replaced(log, one.column))
+            for one in counting
+            if isinstance(one, NumberCounter)
+        ],
         sequences=[sequence.figures() for sequence in whole.sequences.values()],
         items=whole.items.figures(),
         labels={
@@ -66,7 +70,15 @@ def _inspection(whole: LogCounter, days: list[Day], figures: list[DayFigures]) -
             for column, histogram in whole.labels.items()
         },
         warnings=[],
+        skipped=log.manifest.get("about", {}).get("skipped"),
     )
+
+
+def _replaced(log: ImpressionLog, column: str) -> float | None:
+    """Return the share of a feature's numbers that were missing when the log was prepared, if the log states it."""
+    counts = log.manifest.get("about", {}).get("counts", {})
+    values = counts.get("numbers", {}).get(column)
+    return counts["missing_numbers"].get(column, 0) / values if values else None
 
 
 def _add(one: StageFigures, other: StageFigures) -> StageFigures:

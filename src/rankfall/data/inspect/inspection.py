@@ -103,6 +103,7 @@ class NumberFigures:
     max: float
     deviation: float
     counts: ValueCounts
+    replaced: float | None = None  # share of values that were missing when the log, with all its days, was prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,7 @@ class Inspection:
     items: ItemFigures
     labels: dict[str, list[Bin]]  # histograms of relevance and grade
     warnings: list[LogWarning]
+    skipped: dict[str, Any] | None = None  # the bad rows that were dropped while the log was prepared
 
     @property
     def impressions(self) -> int:

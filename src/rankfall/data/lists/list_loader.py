@@ -7,7 +7,7 @@ score one document at a time. Its labels and mask are padded to its longest list
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from rankfall.data.indexing import rank_share, spans
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -57,6 +57,17 @@ class ListBatch:
             mask=self.mask[lists],
             slots=self.slots[rows] - lists.start * width,
         )
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> ListBatch:
+        """Copy the tensors to another device; the numbers of lists and rows stay NumPy arrays."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> ListBatch:
+        """Copy the tensors to pinned memory, from which a GPU can copy asynchronously."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> ListBatch:
+        return replace(self, labels=change(self.labels), mask=change(self.mask), slots=change(self.slots))
 
     def pad(self, values: Tensor) -> Tensor:
         """Pad values per document ``(rows, ...)`` to lists ``(lists, n, ...)``, with 0 in the padding."""

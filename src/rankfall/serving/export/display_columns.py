@@ -105,7 +105,10 @@ def _decoded(values: pa.Array, rule: Rule, name: str) -> pa.Array:
     if isinstance(rule, Numbers):
         if rule.size > 1:
             raise ValueError(f"{name} is a vector of {rule.size} numbers, expected single numbers or text")
-        return pa.array(_raw_numbers(rule, np.asarray(values, np.float64)))
+        if not rule.indicator:
+            return pa.array(_raw_numbers(rule, np.asarray(values, np.float64)))
+        numbers, missing = np.asarray(values.flatten(), np.float64).reshape(-1, 2).T
+        return pa.array(_raw_numbers(rule, numbers), mask=missing > 0)
     if not isinstance(rule, NumberedIds | VocabularyIds):
         raise ValueError(
             f"{name} is hashed or in buckets, so that its values are not known; give a file with raw columns"

@@ -78,16 +78,25 @@ def _request(sample: RequestSample, place: int, rules: Rules, vocabularies: Mapp
 def raw_value(rule: Mapping[str, Any], value: Any, vocabularies: Mapping[str, pa.Array]) -> Any:
     """Return a value that is encoded as an id or number."""
     if rule["kind"] == "dense" and rule["edges"] is None:
-        return _raw_number(rule, np.asarray(value, np.float64))
+        numbers = np.asarray(value, np.float64)
+        return _raw_or_missing(rule, numbers) if rule.get("indicator") else _raw_number(rule, numbers)
     number = int(value)
     if number == MISSING:
-        return {"id": MISSING} if rule["kind"] == "dense" else None
+        return {"id": MISSING} if rule["kind"] == "dense" and not rule.get("indicator") else None
     if number >= FIRST_KNOWN and rule["kind"] == "categorical":
         if rule["ids"] == "numbers":
             return number - FIRST_KNOWN
         if rule["ids"] == "vocabulary":
             return vocabularies[rule["vocabulary"]][number - FIRST_KNOWN].as_py()
     return {"id": number}
+
+
+def _raw_or_missing(rule: Mapping[str, Any], value: NDArray[np.float64]) -> Any:
+    """Return numbers without their indicators, None for missing ones."""
+    numbers, missing = np.split(value, 2)
+    raw = _raw_number(rule, numbers)
+    values = [None if is_missing else number for number, is_missing in zip(raw, missing > 0, strict=True)]
+    return values[0] if rule["size"] == 1 else values
 
 
 def _raw_number(rule: Mapping[str, Any], value: NDArray[np.float64]) -> Any:

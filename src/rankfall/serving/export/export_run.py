@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall._files import checksum
 from rankfall._suggestions import did_you_mean
+from rankfall._trust import stored_code
 from rankfall.cascade import Cascade
 from rankfall.data.impressions.compatibility import check_compatible
 from rankfall.data.impressions.encoding import Encoding
@@ -16,10 +17,11 @@ from rankfall.serving.export.encoding_rules import request_rules, request_vocabu
 from rankfall.serving.export.item_table import load_items
 from rankfall.serving.export.logged_requests import check_features, sample_requests
 from rankfall.serving.export.measure_bundle import run_figure
-from rankfall.serving.export.onnx_graphs import has_index, inputs_of, scorer_of
-from rankfall.serving.export.write_bundle import QUERIES, BundleSource, write_bundle
+from rankfall.serving.export.onnx_graphs import described, has_index, inputs_of
+from rankfall.serving.export.write_bundle import QUERIES, BundleSource, portable_name, write_bundle
 from rankfall.training.cascade_metrics import JOINT
 from rankfall.training.config.cascade_config import CascadeConfig
+from rankfall.training.own_parts import own_code, sources_of
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, LOG, is_finished, read_config_as, read_json
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ def export_run(
     examples: int = 16,
     display: Sequence[str] | None = None,
     force: bool = False,
+    trust: bool = False,
     on_step: OnStep = lambda step, done, total: None,
 ) -> Exported:
     """Write the best weights of a run as a bundle.
@@ -96,28 +99,30 @@ def export_run(
         display: Attributes of items that are shown to people: columns of the file of items, or features of items; by
             default a few categorical features.
         force: Replace a bundle at `out`.
+        trust: Import the code that the configuration of the run names; see :mod:`rankfall._trust`.
         on_step: Receives the current step, the number of its finished units and their total.
 
     Raises:
         ValueError: The run, its log and the items do not fit together, the bundle answers differently than PyTorch, or
             the index does not reach the recall.
     """
-    config = _cascade_config(run)
-    log = ImpressionLog.load(data or config.data.path)
-    days = config.data.days("test") or config.data.days("valid")
-    trained = Trained(run, config, run / CHECKPOINTS / "best.safetensors", log, days, _metrics(run))
-    exported = export_trained(
-        trained,
-        out,
-        items=items,
-        stage=stage,
-        quotas=quotas,
-        recall=recall,
-        examples=examples,
-        display=display,
-        force=force,
-        on_step=on_step,
-    )
+    with stored_code(run, trust=trust):
+        config = _cascade_config(run)
+        log = ImpressionLog.load(data or config.data.path)
+        days = config.data.days("test") or config.data.days("valid")
+        trained = Trained(run, config, run / CHECKPOINTS / "best.safetensors", log, days, _metrics(run))
+        exported = export_trained(
+            trained,
+            out,
+            items=items,
+            stage=stage,
+            quotas=quotas,
+            recall=recall,
+            examples=examples,
+            display=display,
+            force=force,
+            on_step=on_step,
+        )
     if not is_finished(run):
         exported.notes.insert(0, f"the training run {run} did not finish; these are its best weights so far")
     return exported
@@ -145,12 +150,29 @@ def export_trained(
         raise ValueError(f"recall: found {recall:g}, expected more than 0 and at most 1")
     if examples < 0:
         raise ValueError(f"examples: found {examples}, expected 0 or more")
+    with own_code(trained.config):
+        return _export(trained, out, items, without, stage, quotas or {}, recall, examples, display, force, on_step)
+
+
+def _export(
+    trained: Trained,
+    out: Path,
+    items: Path | None,
+    without: NDArray[np.int32] | None,
+    stage: str | None,
+    quotas: Mapping[str, int],
+    recall: float,
+    examples: int,
+    display: Sequence[str] | None,
+    force: bool,
+    on_step: OnStep,
+) -> Exported:
     log = trained.log
     on_step("reading the checkpoint", 0, None)
-    stages = with_quotas(_stages(trained.checkpoint, stage), quotas or {})
-    inputs = list(dict.fromkeys(name for one in stages for name in inputs_of(scorer_of(one))))
+    stages = with_quotas(_stages(trained.checkpoint, stage), quotas)
+    inputs = list(dict.fromkeys(name for one in stages for name in inputs_of(one)))
     notes = _check_logs(trained.run, inputs, [log, *_log_of(items)])
-    features = scorer_of(stages[0]).features
+    features = described(stages[0]).features
     of_items = [name for name in inputs if name.startswith("item.")]
     of_requests = [name for name in inputs if not name.startswith("item.")]
     table = load_items(items, log, features, of_items, without=without, display=display)
@@ -175,7 +197,10 @@ def export_trained(
     vocabularies = request_vocabularies(encoding, rules)
     run = _run_figure(trained, stages, sample)
     about = _provenance(trained) | ({"run_quotas": _run_quotas(trained.config)} if quotas else {})
-    source = BundleSource(stages, table, rules, vocabularies, sample, about, run)
+    components = [
+        {"kind": one.kind, "name": portable_name(one.name), "sha256": one.sha256} for one in sources_of(trained.config)
+    ]
+    source = BundleSource(stages, table, rules, vocabularies, sample, about, run, components)
     notes += _slow_search_notes(stages, len(table))
     manifest = write_bundle(source, out, recall=recall, examples=examples, force=force, on_step=on_step)
     return Exported(manifest, notes + recall_notes(manifest["stages"][0]))
@@ -273,7 +298,7 @@ def _provenance(trained: Trained) -> dict[str, Any]:
         "run": trained.run.resolve().name,
         "checkpoint": checksum(trained.checkpoint),
         "log": trained.log.checksum,
-        "objective": trained.config.objective.name,
+        "objective": portable_name(trained.config.objective.name),
         "metrics": dict(trained.metrics),
     }
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,12 @@ from torch import Tensor, nn
 
 from rankfall.models import DIN, Scorer, TwoTower
 from rankfall.models.attention import AttentionPooling
+from rankfall.models.build import describe_model, has_vectors, is_own
+from rankfall.serving.export.export_errors import explain_export_error
 from rankfall.serving.request_encoder import MASK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
     from rankfall.cascade import Stage
     from rankfall.data.impressions.spec import Features
+    from rankfall.models.build import ModelDescription
     from rankfall.models.inputs import ImpressionFeatures
 
 _LARGEST_FILE = 2**30  # protocol buffers end at 2 GiB; weights beyond this go into a file of their own
@@ -33,56 +37,83 @@ _BATCH, _CANDIDATES = 3, 5  # of the example; none may be 1, which would be take
 _LENGTH = 6  # and that of the first sequence; all sizes differ, so that none is taken for another
 
 
-def scorer_of(stage: Stage) -> Scorer:
-    """Return the model of a stage; raise ValueError if it cannot be exported."""
-    if not isinstance(stage.model, Scorer):
-        raise ValueError(f"stages: the model of {stage.name} is not one of rankfall's, which alone can be exported")
-    return stage.model
+def described(stage: Stage) -> ModelDescription:
+    """Return the description of the model of a stage; raise ValueError if there is none, so it cannot be exported."""
+    found = describe_model(stage.model)
+    if found is None:
+        raise ValueError(
+            f"stages: the model of {stage.name} was not built from a configuration, so that its features are unknown; "
+            "models of rankfall and those that a configuration names can be exported"
+        )
+    return found
 
 
 def has_index(stage: Stage, place: int) -> bool:
     """Return whether a stage is served by an index of vectors: a two-tower model in the first place."""
-    return place == 0 and isinstance(stage.model, TwoTower)
+    return place == 0 and has_vectors(stage.model)
 
 
-def inputs_of(model: Scorer, *, of_users: bool = False) -> list[str]:
+def inputs_of(stage: Stage, *, of_users: bool = False) -> list[str]:
     """Return the inputs that a model uses, such as ``user.age``, ``sequence.history.mask`` and ``item.author``."""
     seen: list[str] = []
+    batch = as_batch(_example(described(stage).features), seen, mask=is_own(stage.model))
     with torch.no_grad():
-        _call(model, as_batch(_example(model.features), seen), of_users)
+        _call(stage.model, batch, of_users)
     return list(dict.fromkeys(seen))
 
 
-def write_graph(model: Scorer, path: Path, *, of_users: bool = False) -> None:
-    """Write the graph of a model, with the same bytes for the same weights.
+def write_graph(stage: Stage, path: Path, *, of_users: bool = False) -> None:
+    """Write the graph of the model of a stage, with the same bytes for the same weights.
 
     Args:
-        model: The model.
+        stage: The stage.
         path: The file to write.
         of_users: Whether the graph returns the vectors of requests, not scores.
+
+    Raises:
+        ValueError: If torch cannot export the model.
     """
-    names = inputs_of(model, of_users=of_users)
-    example = _example(model.features)
-    served = _Served(_with_served_attention(model), names, of_users).eval()
-    with _quiet():
-        program = torch.onnx.export(
-            served,
-            tuple(example[name] for name in names),
-            dynamo=True,
-            input_names=names,
-            output_names=["vectors" if of_users else "scores"],
-            dynamic_shapes=(_dimensions(names),),
-            verbose=False,
-        )
+    names = inputs_of(stage, of_users=of_users)
+    example = _example(described(stage).features)
+    served = _Served(_with_served_attention(stage.model), names, of_users).eval()
+    inputs = tuple(example[name] for name in names)
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                served,
+                inputs,
+                dynamo=True,
+                input_names=names,
+                output_names=["vectors" if of_users else "scores"],
+                dynamic_shapes=(_dimensions(names),),
+                verbose=False,
+            )
+    except Exception as error:
+        if not is_own(stage.model):
+            raise
+
+        def trace() -> Any:
+            with _quiet():
+                return torch.export.export(served, inputs, dynamic_shapes=(_dimensions(names),))
+
+        raise ValueError(f"{stage.name}: {explain_export_error(error, described(stage), trace)}") from error
     assert program is not None  # of the exporter that was asked for
     _save(_without_origin(program.model_proto), path)
 
 
-def widths_of(model: Scorer) -> tuple[int, int]:
+def widths_of(stage: Stage) -> tuple[int, int]:
     """Return the width of the largest layer per candidate, and per pair of a candidate and an event."""
-    of_pairs = [pool.hidden.out_features for pool in model.modules() if isinstance(pool, AttentionPooling)]
+    model = stage.model
     layers = [layer.out_features for layer in model.modules() if isinstance(layer, nn.Linear)]
-    return max([model.embedding.item_width, *layers]), max(of_pairs, default=0)
+    if isinstance(model, Scorer) and not is_own(model):
+        of_pairs = [pool.hidden.out_features for pool in model.modules() if isinstance(pool, AttentionPooling)]
+        return max([model.embedding.item_width, *layers]), max(of_pairs, default=0)
+    # what a model of a user computes is unknown: all its embeddings side by side, and pairs if it reads events
+    names = inputs_of(stage)
+    dims = [table.embedding_dim for table in model.modules() if isinstance(table, nn.Embedding)]
+    sizes = sum(one.size for one in described(stage).features.of("item") if one.embedding is None)
+    width = max([len(names) * max(dims, default=1) + sizes, *layers])
+    return width, width if any(name.startswith("sequence.") for name in names) else 0
 
 
 # --- the traced module --------------------------------------------------------------------------------------------
@@ -91,17 +122,18 @@ def widths_of(model: Scorer) -> tuple[int, int]:
 class _Served(nn.Module):
     """A model whose inputs are positional."""
 
-    def __init__(self, model: Scorer, names: Sequence[str], of_users: bool) -> None:
+    def __init__(self, model: nn.Module, names: Sequence[str], of_users: bool) -> None:
         super().__init__()
         self.model = model
         self._names = names
         self._of_users = of_users
 
     def forward(self, *values: Tensor) -> Tensor:
-        return _call(self.model, as_batch(dict(zip(self._names, values, strict=True))), self._of_users)
+        batch = as_batch(dict(zip(self._names, values, strict=True)), mask=is_own(self.model))
+        return _call(self.model, batch, self._of_users)
 
 
-def _call(model: Scorer, batch: ImpressionFeatures, of_users: bool) -> Tensor:
+def _call(model: nn.Module, batch: ImpressionFeatures, of_users: bool) -> Tensor:
     if of_users:
         assert isinstance(model, TwoTower)  # nothing else has vectors of requests
         return model.user_vectors(batch)
@@ -117,8 +149,12 @@ def user_vectors(model: TwoTower, arrays: Mapping[str, NDArray[Any]]) -> NDArray
     return found
 
 
-def as_batch(tensors: Mapping[str, Tensor], seen: list[str] | None = None) -> Any:
-    """Return tensors by input name as a batch of a model, which adds the names of used inputs to `seen`."""
+def as_batch(tensors: Mapping[str, Tensor], seen: list[str] | None = None, *, mask: bool = False) -> Any:
+    """Return tensors by input name as a batch of a model, which adds the names of used inputs to `seen`.
+
+    All candidates are real. Models of users may read the mask of the batch, so with `mask` it is there; the models of
+    rankfall need none.
+    """
     parts: dict[str, Any] = {part: _Named(f"{part}.", seen) for part in ("user", "context", "item")}
     sequences: dict[str, _Named] = {}
     masks = _Named("sequence.", seen, f".{MASK}")
@@ -137,8 +173,13 @@ def as_batch(tensors: Mapping[str, Tensor], seen: list[str] | None = None) -> An
         items=parts["item"],
         sequences=sequences,
         sequence_mask=masks,
-        mask=None,
+        mask=_all_real(parts["item"]) if mask else None,
     )
+
+
+def _all_real(items: Mapping[str, Tensor]) -> Tensor | None:
+    first = next(iter(dict.values(items)), None)  # type: ignore[arg-type]  # reads no input
+    return None if first is None else torch.ones(first.shape[:2], dtype=torch.bool)
 
 
 class _Named(dict[str, Tensor]):
@@ -149,9 +190,24 @@ class _Named(dict[str, Tensor]):
         self._before, self._seen, self._after = before, seen, after
 
     def __getitem__(self, name: str) -> Tensor:
-        if self._seen is not None:
-            self._seen.append(f"{self._before}{name}{self._after}")
+        self._note([name])
         return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self._note([name] if name in self else [])
+        return super().get(name, default)
+
+    def values(self) -> Any:
+        self._note(self)
+        return super().values()
+
+    def items(self) -> Any:
+        self._note(self)
+        return super().items()
+
+    def _note(self, names: Iterable[str]) -> None:
+        if self._seen is not None:
+            self._seen += [f"{self._before}{name}{self._after}" for name in names]
 
 
 def _example(features: Features) -> dict[str, Tensor]:
@@ -208,9 +264,9 @@ class _ServedAttention(nn.Module):
         return weights @ events
 
 
-def _with_served_attention(model: Scorer) -> Scorer:
+def _with_served_attention(model: nn.Module) -> nn.Module:
     pools = [pool for pool in model.modules() if isinstance(pool, AttentionPooling)]
-    if not isinstance(model, DIN) or not all(isinstance(pool.activation, nn.ReLU) for pool in pools):
+    if type(model) is not DIN or not all(isinstance(pool.activation, nn.ReLU) for pool in pools):
         return model
     served = copy.copy(model)  # which shares all weights
     served._modules = {**model._modules, "attention": nn.ModuleList(_ServedAttention(pool) for pool in pools)}
@@ -222,11 +278,11 @@ def _with_served_attention(model: Scorer) -> Scorer:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the exporter's messages about optional packages and axes with the same name."""
+    """Suppress the exporter's messages about optional packages and axes with the same name, and its prints."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -10,6 +10,7 @@ import torch
 
 from rankfall._lists import rank_order
 from rankfall.models import TwoTower
+from rankfall.models.build import is_own
 from rankfall.serving.bundle import TOLERANCE, Bundle
 from rankfall.serving.encoded_requests import NO_ITEM, padded
 from rankfall.serving.export.onnx_graphs import as_batch, user_vectors
@@ -108,7 +109,8 @@ class _Models:
     def score(self, stage: Stage, requests: EncodedRequests, rows: Rows) -> NDArray[np.float32]:
         """Return the scores of items, any number for -1."""
         arrays = requests.arrays | {name: values[np.maximum(rows, 0)] for name, values in self._features.items()}
-        scores = stage.model(as_batch({name: torch.from_numpy(array) for name, array in arrays.items()}))
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        scores = stage.model(as_batch(tensors, mask=is_own(stage.model)))
         found: NDArray[np.float32] = scores.numpy()
         return found
 

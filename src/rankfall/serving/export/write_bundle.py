@@ -37,9 +37,9 @@ from rankfall.serving.bundle_files import (
 from rankfall.serving.export.example_requests import known_reactions, raw_requests
 from rankfall.serving.export.measure_bundle import measure_bundle
 from rankfall.serving.export.onnx_graphs import (
+    described,
     has_index,
     inputs_of,
-    scorer_of,
     user_vectors,
     widths_of,
     write_graph,
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.cascade import Stage
+    from rankfall.models.build import ModelDescription
     from rankfall.serving.encoded_requests import EncodedRequests
     from rankfall.serving.export.encoding_rules import Rules
     from rankfall.serving.export.item_table import ItemTable
@@ -83,6 +84,7 @@ class BundleSource:
         sample: Requests of the log.
         about: The origin of all this, for the manifest.
         run: What the evaluation of the run reported, to store beside what is measured.
+        components: Kind, name and hash of each component of a user that the run was trained with.
     """
 
     stages: Sequence[Stage]
@@ -92,6 +94,7 @@ class BundleSource:
     sample: RequestSample
     about: Mapping[str, Any] = field(default_factory=dict)
     run: RunFigure | None = None
+    components: Sequence[Mapping[str, str]] = ()
 
 
 def write_bundle(
@@ -122,6 +125,20 @@ def write_bundle(
     return manifest
 
 
+def served_config(model: ModelDescription) -> dict[str, Any]:
+    """Return the kind and options of a model without directories of this machine."""
+    return {**model.config, "kind": portable_name(model.config["kind"])}
+
+
+def portable_name(name: str) -> str:
+    """Return the name of a component without the directory of its file.
+
+    >>> portable_name("/home/ada/losses.py:focal"), portable_name("softmax_loss")
+    ('losses.py:focal', 'softmax_loss')
+    """
+    return name.rpartition("/")[2]
+
+
 class _Writer:
     def __init__(self, source: BundleSource, directory: Path, on_step: OnStep) -> None:
         self._source = source
@@ -143,6 +160,7 @@ class _Writer:
             "version": VERSION,
             "made_by": {package.__name__: str(package.__version__) for package in _PACKAGES},
             "source": dict(source.about),
+            "components": list(source.components),
             "items": {"count": len(source.items), "ids": "text" if source.items.lookup.is_text else "numbers"},
             "display": list(source.items.display),
             "stages": stages,
@@ -185,17 +203,17 @@ class _Writer:
     # --- stages ---
 
     def _stage(self, stage: Stage, place: int, recall: float, options: Mapping[str, int]) -> dict[str, Any]:
-        model = scorer_of(stage)
+        model = stage.model
         directory = self._directory / "stages" / stage.name
         directory.mkdir(parents=True)
-        about = {"name": stage.name, "quota": stage.quota, "model": model.config()}
+        about = {"name": stage.name, "quota": stage.quota, "model": served_config(described(stage))}
         self._on_step(f"{stage.name}: graph", 0, None)
         if has_index(stage, place):
             assert isinstance(model, TwoTower)  # has_index
-            write_graph(model, directory / USER_GRAPH, of_users=True)
+            write_graph(stage, directory / USER_GRAPH, of_users=True)
             return about | {"kind": "index", "index": self._index(stage, model, directory, recall, options)}
-        write_graph(model, directory / SCORER_GRAPH)
-        width, event_width = widths_of(model)
+        write_graph(stage, directory / SCORER_GRAPH)
+        width, event_width = widths_of(stage)
         return about | {"kind": "scorer", "width": width, "event_width": event_width}
 
     def _index(
@@ -220,7 +238,9 @@ class _Writer:
     def _item_vectors(self, stage: Stage, model: TwoTower) -> Vectors:
         """Return the vectors of all items in a file that is mapped into memory."""
         features, count = self._source.items.features, len(self._source.items)
-        size = model.item_tower.out.out_features
+        one = {name.removeprefix("item."): torch.from_numpy(of[:1].copy()) for name, of in features.items()}
+        with torch.no_grad():
+            size = model.item_vectors(one).shape[-1]
         vectors = np.memmap(self._scratch, np.float32, "w+", shape=(count, size))
         for start in range(0, count, _BLOCK):
             block = slice(start, start + _BLOCK)
@@ -238,7 +258,7 @@ class _Writer:
         """Return the table of items: features of stages without an index, features of events, and what is shown."""
         items, rules = self._source.items, self._source.rules
         scorers = [stage for place, stage in enumerate(self._source.stages) if not has_index(stage, place)]
-        of_stages = [name for stage in scorers for name in inputs_of(scorer_of(stage)) if name.startswith("item.")]
+        of_stages = [name for stage in scorers for name in inputs_of(stage) if name.startswith("item.")]
         of_events = [f"item.{name}" for sequence in rules["sequences"].values() for name in sequence["features"]]
         kept = dict.fromkeys([*of_stages, *(name for name in of_events if name in items.features)])
         display = [f"{DISPLAY}{name}" for name in items.display]

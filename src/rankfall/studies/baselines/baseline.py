@@ -6,11 +6,11 @@ import json
 import shutil
 import warnings
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rankfall._files import write_file
-from rankfall._yaml_config import Section, dump
-from rankfall.training.config.ranker_config import DataConfig
+from rankfall._yaml_config import dump
+from rankfall.studies.baselines.configs import BaselineConfig
 from rankfall.training.methods import ListMethod
 from rankfall.training.run_directory import CONFIG, RESULT
 
@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from rankfall.training.loop import OnNotice
 
 
-class BaselineConfig(Section):
-    """Configuration of a baseline; its own options follow in subclasses."""
-
-    kind: str
-    data: DataConfig
-    metric: str
-    metrics: list[str]
-
-
 Config = TypeVar("Config", bound=BaselineConfig)
 
 
@@ -36,12 +27,8 @@ class Baseline(ListMethod[Config]):
     """A method on prepared lists that is fitted as a whole and cannot be continued.
 
     Attributes:
-        config_class: The class of its configuration.
-        tunes_itself: Whether it chooses its settings on the validation data by itself.
+        kind: Name of the baseline in comparisons.
     """
-
-    config_class: ClassVar[type[BaselineConfig]]
-    tunes_itself: ClassVar[bool] = False
 
     @property
     def title(self) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.metrics.named import parse
-from rankfall.studies.baselines.baseline import Baseline, BaselineConfig
-from rankfall.training.config.sections import Count
+from rankfall.studies.baselines.baseline import Baseline
+from rankfall.studies.baselines.configs import TreesConfig
 from rankfall.training.scoring import measure
 from rankfall.training.train_ranker import load_lists
 
@@ -27,27 +26,10 @@ MODEL_FILE = "model.txt"
 MAX_LABEL = 30  # limit of LightGBM
 
 
-class TreesConfig(BaselineConfig):
-    """LightGBM's LambdaMART (Burges 2010; Ke et al. 2017); names and defaults are LightGBM's."""
-
-    kind: Literal["lightgbm"] = "lightgbm"
-    seed: int
-    num_leaves: Annotated[int, Field(ge=2)] = 31
-    learning_rate: float = Field(default=0.1, gt=0)
-    n_estimators: Count = Field(default=500, description="Trees, at most.")
-    patience: Count | None = Field(default=50, description="Trees without a better validation before stopping.")
-    min_data_in_leaf: Annotated[int, Field(ge=0)] = 20
-    lambda_l2: float = Field(default=0.0, ge=0)
-    feature_fraction: float = Field(default=1.0, gt=0, le=1)
-    bagging_fraction: float = Field(default=1.0, gt=0, le=1)
-    lambdarank_truncation_level: Count = 30
-
-
 class LambdaMART(Baseline[TreesConfig]):
     """LambdaMART by LightGBM as a method of a comparison."""
 
     kind: ClassVar[str] = "lightgbm"
-    config_class: ClassVar[type[BaselineConfig]] = TreesConfig
     config: TreesConfig
 
     def fit(self, directory: Path) -> float:

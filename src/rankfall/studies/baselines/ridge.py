@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from rankfall._files import write_file
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.data.moments import Moments
 from rankfall.metrics.named import parse
-from rankfall.studies.baselines.baseline import Baseline, BaselineConfig
+from rankfall.studies.baselines.baseline import Baseline
+from rankfall.studies.baselines.configs import RidgeConfig
 from rankfall.training.scoring import measure
 from rankfall.training.train_ranker import load_lists
 
@@ -30,23 +30,10 @@ MODEL_FILE = "ridge.json"
 CHUNK_ROWS = 1 << 16  # documents in memory at the same time
 
 
-class RidgeConfig(BaselineConfig):
-    """Linear regression of the labels with a squared penalty, in closed form."""
-
-    kind: Literal["ridge"] = "ridge"
-    alphas: list[Annotated[float, Field(gt=0)]] = Field(
-        default=[0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0],
-        min_length=1,
-        description="Weights of the penalty, of which validation chooses one.",
-    )
-
-
 class Ridge(Baseline[RidgeConfig]):
     """Ridge regression of the labels as a method of a comparison."""
 
     kind: ClassVar[str] = "ridge"
-    config_class: ClassVar[type[BaselineConfig]] = RidgeConfig
-    tunes_itself: ClassVar[bool] = True
     config: RidgeConfig
 
     def fit(self, directory: Path) -> float:

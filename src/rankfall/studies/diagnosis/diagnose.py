@@ -45,6 +45,7 @@ def diagnose_run(
     *,
     data: str | None = None,
     overrides: Sequence[str] = (),
+    trust: bool = False,
     on_impressions: Callable[[int, int], None] = lambda count, of: None,
     on_notice: Callable[[str], None] = lambda text: None,
     on_step: OnStep = lambda name, number, of: None,
@@ -56,6 +57,7 @@ def diagnose_run(
         split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a day.
         data: Directory of the log, if it was moved.
         overrides: ``key=value`` strings that change what is measured, such as ``"data.length=all"``.
+        trust: Import the code that the configuration of the run names; see :mod:`rankfall._trust`.
         on_impressions: Called with the number of impressions scored since the last call, and of all.
         on_notice: Called with each note about the log.
         on_step: Called with the name of each step, its number from 0 and the number of steps.
@@ -63,7 +65,7 @@ def diagnose_run(
     Raises:
         ValueError: The run is not one of a cascade, or no request has a relevant item.
     """
-    own = with_evaluation_overrides(read_config_as(CascadeConfig, run_dir), overrides)
+    own = with_evaluation_overrides(read_config_as(CascadeConfig, run_dir, trust=trust), overrides)
     assert isinstance(own, CascadeConfig)
     reach = REACH * own.stages[0].quota
     config, scores = scores_of_run(
@@ -72,6 +74,7 @@ def diagnose_run(
         data=data,
         overrides=overrides,
         reach=reach,
+        trust=trust,
         on_impressions=on_impressions,
         on_notice=on_notice,
     )
@@ -191,7 +194,7 @@ def own_operator(config: CascadeConfig, log: ImpressionLog) -> dict[str, Any] | 
         options["gradient"] = operator.gradient
     if not operator.normalised:
         options["normalised"] = False
-    return {"name": operator.name, **options}
+    return {"name": operator.function or operator.name, **options}
 
 
 class _Steps:

@@ -8,9 +8,9 @@ requests.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from rankfall._results import Number, Result
+from rankfall._results import Number, Result, Tables
 from rankfall.training.stage_figures import Estimate  # noqa: TC001  # pydantic reads the annotations
 
 DIAGNOSIS = "diagnosis.json"  # in a run directory
@@ -248,8 +248,8 @@ class LostRequest(Result):
     """Items that the stage kept and that are not in the ground truth, the best ranked first."""
 
 
-@dataclass(frozen=True)
-class Diagnosis(Result):
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Tables, Result):
     """Where and why a cascade loses relevant items."""
 
     split: str
@@ -267,3 +267,41 @@ class Diagnosis(Result):
     worst_requests: list[LostRequest]
     notes: list[str] = field(default_factory=list)
     """What could not be measured, and why."""
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the rows of `findings`, `stages` and `segments`."""
+        return {
+            "findings": [
+                {"kind": one.kind, "stage": one.stage, "text": one.text, **_columns(one.at_stake, "at_stake")}
+                for one in self.findings
+            ],
+            "stages": [
+                {
+                    "stage": one.stage,
+                    "quota": one.quota,
+                    **one.arrived.columns("arrived"),
+                    **one.lost.columns("lost"),
+                    **one.recoverable.columns("recoverable"),
+                    **one.oracle.gain.columns("gain_if_perfect"),
+                }
+                for one in self.stages
+            ],
+            "segments": [
+                {
+                    "stage": stage.stage,
+                    "attribute": one.attribute,
+                    "value": one.value,
+                    "items": one.items,
+                    **one.kept.columns("kept"),
+                    "kept_elsewhere": one.kept_elsewhere,
+                    **one.at_stake.columns("at_stake"),
+                    "p_value": one.p_value,
+                }
+                for stage in self.stages
+                for one in (*stage.segments, *stage.best_segments)
+            ],
+        }
+
+
+def _columns(estimate: Estimate | None, name: str) -> dict[str, Any]:
+    return estimate.columns(name) if estimate else dict.fromkeys((name, f"{name}_low", f"{name}_high"))

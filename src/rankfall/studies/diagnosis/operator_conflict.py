@@ -212,7 +212,7 @@ def conflicts_of_run(lists: FunnelLists, stage: int, own: Mapping[str, Any] | No
     found = []
     for name, softness, options, given in compared:
         shares, key = of_inclusion(options, given, relevant, k, mask), (options["name"], softness)
-        if options["name"].endswith("_sort"):
+        if isinstance(options["name"], str) and options["name"].endswith("_sort"):
             if key not in rows:
                 rows[key] = of_rows(options, given, relevant, k, mask, most=MOST_ROWS)
             shares |= rows[key]
@@ -251,8 +251,9 @@ def operator_text(options: Mapping[str, Any]) -> str:
     >>> operator_text({"name": "dftopk", "tau": 1.0})
     'dftopk, tau = 1'
     """
-    given = (f"{key} = {value:g}" if isinstance(value, float) else f"{key} = {value}" for key, value in options.items())
-    return ", ".join([options["name"], *(text for text in given if not text.startswith("name"))])
+    given = [f"{key} = {value:g}" if isinstance(value, float) else f"{key} = {value}" for key, value in options.items()]
+    name = options["name"] if isinstance(options["name"], str) else options["name"].__name__
+    return ", ".join([name, *(text for text in given if not text.startswith("name"))])
 
 
 def _spread(scores: Tensor, mask: Tensor) -> Tensor:

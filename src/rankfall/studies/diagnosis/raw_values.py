@@ -47,14 +47,20 @@ class RawValues:
         feature = getattr(self._log.spec.features, group)[name]
         if is_dense(feature):
             numbers = self.numbers(group, name, encoded)
-            return [", ".join(map(number_text, row)) for row in numbers.reshape(len(numbers), -1)]
+            return [", ".join(map(_shown, row)) for row in numbers.reshape(len(numbers), -1)]
         shown = {int(one): self._id_text(group, name, feature, int(one)) for one in np.unique(encoded)}
         return [shown[one] for one in encoded.tolist()]
 
     def numbers(self, group: Group, name: str, encoded: Values) -> NDArray[np.float64]:
-        """Return the numbers of a dense feature before scaling, as far as the log states the scaling."""
+        """Return the numbers of a dense feature before scaling, as far as the log states the scaling.
+
+        Missing numbers are NaN if the feature has an indicator of them.
+        """
         feature = getattr(self._log.spec.features, group)[name]
         numbers = encoded.astype(np.float64)
+        if feature.has_indicator:
+            numbers, indicators = np.split(numbers, 2, axis=-1)
+            numbers = np.where(indicators > 0, np.nan, numbers)
         scaling = self._fitted.get("scalings", {}).get(f"{group}.{name}")
         if feature.standardise and scaling is not None:
             mean, deviation = np.array(scaling["mean"]), np.array(scaling["deviation"])
@@ -98,6 +104,10 @@ class RawValues:
         if table not in self._vocabularies:
             self._vocabularies[table] = self._log.vocabulary(table)
         return self._vocabularies[table]
+
+
+def _shown(value: float) -> str:
+    return "missing" if np.isnan(value) else number_text(value)
 
 
 def number_text(value: float) -> str:

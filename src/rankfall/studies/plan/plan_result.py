@@ -7,9 +7,9 @@ requests with a relevant item; costs are means over all requests.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from rankfall._results import Number, Result
+from rankfall._results import Number, Result, Tables
 from rankfall.training.stage_figures import Estimate, ListFigures  # noqa: TC001 (dataclass fields)
 
 PLAN = "plan.json"  # in the run directory
@@ -137,8 +137,8 @@ class ChosenQuotas(Result):
     """For ``rankfall export``: ``--quota retrieval=120`` and so on."""
 
 
-@dataclass(frozen=True)
-class PlanResult(Result):
+@dataclass(frozen=True, repr=False)
+class PlanResult(Tables, Result):
     """Exact values of all quotas of a grid, the Pareto front of value and cost, and the choice for a target."""
 
     run: str
@@ -177,3 +177,32 @@ class PlanResult(Result):
     warnings: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
     """Values of the run's configuration that were replaced for the plan, such as ``data.length=all``; no quotas."""
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the rows of `front`, of `points` (all quotas of the grid) and of `costs` (one per stage).
+
+        Quotas have one column per stage.
+        """
+        chosen, current = self.chosen.point.quotas, self.current.point.quotas
+        return {
+            "front": [
+                {
+                    **self._quotas(point.quotas),
+                    "cost": point.cost,
+                    **point.value.columns(self.metric),
+                    "chosen": point.quotas == chosen,
+                    "current": point.quotas == current,
+                }
+                for point in self.front
+            ],
+            "points": [
+                {**self._quotas(point.quotas), "cost": point.cost, self.metric: point.value} for point in self.points
+            ],
+            "costs": [
+                {"stage": one.stage, "fixed": one.fixed, "per_item": one.per_item, "per_kept": one.per_kept}
+                for one in self.costs
+            ],
+        }
+
+    def _quotas(self, quotas: list[int]) -> dict[str, int]:
+        return dict(zip(self.stages, quotas, strict=True))

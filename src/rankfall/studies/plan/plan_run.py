@@ -31,17 +31,18 @@ if TYPE_CHECKING:
     from rankfall.studies.stage_scores import StageScores
 
 
-def current_quotas(run_dir: Path, overrides: Sequence[str] = ()) -> dict[str, int]:
+def current_quotas(run_dir: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> dict[str, int]:
     """Return the quota of each stage of a run.
 
     Args:
         run_dir: Run directory of a cascade.
         overrides: ``key=value`` strings, see :func:`plan_run`.
+        trust: Import the code that the configuration of the run names; see :mod:`rankfall._trust`.
 
     Raises:
         ValueError: The run is not that of a cascade, or an override is wrong.
     """
-    config = with_evaluation_overrides(read_config_as(CascadeConfig, run_dir), overrides)
+    config = with_evaluation_overrides(read_config_as(CascadeConfig, run_dir, trust=trust), overrides)
     assert isinstance(config, CascadeConfig)
     return {stage.name: stage.quota for stage in config.stages}
 
@@ -61,11 +62,13 @@ def plan_run(
     grid: Mapping[str, Sequence[int]] | None = None,
     data: str | None = None,
     overrides: Sequence[str] = (),
+    out: Path | None = None,
+    trust: bool = False,
     on_impressions: Callable[[int, int], None] = lambda count, of: None,
     on_notice: Callable[[str], None] = lambda text: None,
     on_step: OnStep = lambda step, done, total: None,
 ) -> PlanResult:
-    """Plan the quotas of a run's best checkpoint, and write ``plan.json`` into its directory.
+    """Plan the quotas of a run's best checkpoint, and write ``plan.json``.
 
     Args:
         run_dir: Run directory of a cascade.
@@ -77,6 +80,8 @@ def plan_run(
         data: Directory of the log, if it was moved.
         overrides: ``key=value`` strings that change what is measured, such as ``"data.length=all"``. With
             ``stages.0.quota=50`` the current quota is 50.
+        out: Directory of ``plan.json``. Default: the run directory.
+        trust: Import the code that the configuration of the run names; see :mod:`rankfall._trust`.
         on_impressions: Called with the number of impressions scored since the last call, and of all.
         on_notice: Called with each note about the log.
         on_step: Receives the current step of planning, the number of its finished units and their total.
@@ -85,7 +90,7 @@ def plan_run(
         ValueError: The run, the grid and the target do not fit together; see
             :func:`~rankfall.studies.plan.plan_quotas.plan_quotas`.
     """
-    current = current_quotas(run_dir, overrides)
+    current = current_quotas(run_dir, overrides, trust=trust)
     # Lists over all items hold as many as the largest quota of the first stage, so that all quotas are exact.
     reach = max(next(iter(current.values())), largest_quotas(current, grid or {})[0])
     config, scores = scores_of_run(
@@ -94,6 +99,7 @@ def plan_run(
         data=data,
         overrides=overrides,
         reach=reach,
+        trust=trust,
         on_impressions=on_impressions,
         on_notice=on_notice,
     )
@@ -119,7 +125,9 @@ def plan_run(
         warnings=[*result.warnings, *([short] if short else [])],
         overrides=[word for word in overrides if not word.partition("=")[0].endswith(".quota")],
     )
-    result.save(run_dir / PLAN)
+    directory = out or run_dir
+    directory.mkdir(parents=True, exist_ok=True)
+    result.save(directory / PLAN)
     return result
 
 

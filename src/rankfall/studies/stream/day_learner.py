@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 import torch
 
 from rankfall._files import new_content
+from rankfall._trust import stored_code
 from rankfall._yaml_config import ConfigError
 from rankfall.data.impressions.compatibility import check_compatible, encoding_signature
 from rankfall.data.impressions.loader import ItemFirstSeen
@@ -35,9 +36,11 @@ from rankfall.training.config.component_checks import has_schedule
 from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.sections import Role
+from rankfall.training.device import placement_of
 from rankfall.training.item_weights import item_weights
 from rankfall.training.label_checks import check_training_labels
 from rankfall.training.loop import Loop, train_in
+from rankfall.training.own_parts import check_same_code, component_files, own_code
 from rankfall.training.per_list_table import values_table
 from rankfall.training.propensity_weights import PropensityWeights
 from rankfall.training.run_directory import (
@@ -120,7 +123,38 @@ def train_days(
         on_notice: receives messages, for instance about damaged checkpoints.
         stop: called after every batch; a true value ends the run, which raises :class:`Stopped`.
     """
-    config, first_days = with_depths(config, log.spec.stage_names), first_days or ItemFirstSeen()
+    with own_code(config, trains=True):
+        return _train_days(
+            config,
+            out,
+            log,
+            days,
+            resume=resume,
+            weights=weights,
+            first_days=first_days or ItemFirstSeen(),
+            progress=progress,
+            on_day=on_day,
+            on_notice=on_notice,
+            stop=stop,
+        )
+
+
+def _train_days(
+    config: CascadeConfig,
+    out: Path,
+    log: ImpressionLog,
+    days: Mapping[str, str],
+    *,
+    resume: bool,
+    weights: bool,
+    first_days: ItemFirstSeen,
+    progress: Progress,
+    on_day: OnDay,
+    on_notice: OnNotice,
+    stop: Callable[[], int],
+) -> TrainResult:
+    placement = placement_of(config.training)
+    config = with_depths(config, log.spec.stage_names)
     # negatives are drawn from days of the stream, whatever other days the log has
     log = replace(log, days={day: log.days[day] for day in days if day in log.days})
     _check_pool(config, log, days)
@@ -136,13 +170,17 @@ def train_days(
             on_notice(weights_of_items.describe(log, present))
         check_quotas(config, measuring_loader(log, config, present[1:] or present, first_days))
         check_kept(built[0], training_loader(log, config, present, first_days=first_days))
-    with seeded(config.training.seed, config.training.threads):
+    with seeded(config.training.seed, config.training.threads, placement.device):
         try:
-            learner = _DayLearner(config, out, log, days, first_days, built)
+            learner = _DayLearner(config, out, log, days, first_days, built, on_notice)
         except ValueError as error:
-            raise ConfigError(str(error)) from None
+            raise ConfigError(str(error)) from error
         loop = _DayLoop(learner, config, out, days=days, weights=weights, on_day=on_day, progress=progress, stop=stop)
-        files = {CONFIG: dump_absolute(config), LOG: json.dumps(encoding_signature(log), indent=1) + "\n"}
+        files = {
+            CONFIG: dump_absolute(config),
+            LOG: json.dumps(encoding_signature(log), indent=1) + "\n",
+            **component_files(config),
+        }
         return train_in(loop, files, resume=resume, on_notice=on_notice)
 
 
@@ -150,6 +188,7 @@ def check_begun(config: CascadeConfig, out: Path, log: ImpressionLog) -> None:
     """Raise if a run was started with a different configuration, or with a log that is encoded differently."""
     if (out / CONFIG).is_file():
         before = read_config(out)
+        check_same_code(out, config)
         check_same(out, _resumable_settings(before), _resumable_settings(with_depths(config, log.spec.stage_names)))
         _check_log(out, log)
 
@@ -191,10 +230,16 @@ class _OneDay:
     """Batches of one day at a time, shuffled as in a first epoch."""
 
     def __init__(
-        self, log: ImpressionLog, config: CascadeConfig, days: Mapping[str, str], first_days: ItemFirstSeen
+        self,
+        log: ImpressionLog,
+        config: CascadeConfig,
+        days: Mapping[str, str],
+        first_days: ItemFirstSeen,
+        *,
+        pin_memory: bool = False,
     ) -> None:
         self._log, self._config, self._days, self._checksums = log, config, list(days), days
-        self._first_days = first_days
+        self._first_days, self._pin_memory = first_days, pin_memory
         self._number = -1
         self._loader: ImpressionLoader | None = None
         self._state: Mapping[str, Any] = {}
@@ -226,7 +271,9 @@ class _OneDay:
             return
         self._number, self._loader = epoch, None
         self._check_day()
-        self._loader = training_loader(self._log, self._config, [self.day], first_days=self._first_days)
+        self._loader = training_loader(
+            self._log, self._config, [self.day], first_days=self._first_days, pin_memory=self._pin_memory
+        )
         if self._state.get("day") == self.day:
             self._loader.load_state_dict(self._state["loader"])
 
@@ -267,10 +314,11 @@ class _DayLearner(CascadeLearner):
         days: Mapping[str, str],
         first_days: ItemFirstSeen,
         built: BuiltObjective,
+        on_notice: OnNotice = warnings.warn,
     ) -> None:
-        super().__init__(config, out, log, built)
+        super().__init__(config, out, log, built, on_notice)
         self.log, self._first_days = log, first_days
-        self.loader = _OneDay(log, config, days, first_days)
+        self.loader = _OneDay(log, config, days, first_days, pin_memory=self.placement.pins)
         self.batches = _batches(log, config, days) if has_schedule(config.objective.options) else 0
         self.measured: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
 
@@ -386,7 +434,9 @@ class _DayLoop(Loop["Impressions"]):
 
     def _with_defaults(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         days = {"train": self._days, "valid": self._days}  # not part of the checkpoint, since days may be added
-        return _resumable_settings(validate_any({**stored, "data": {**stored["data"], **days}}, where=str(self.out)))
+        content = {**stored, "data": {**stored["data"], **days}}
+        with stored_code(self.out):
+            return _resumable_settings(validate_any(content, where=str(self.out)))
 
     def _check_data(self, state: State) -> None:
         """Raise if a checkpoint was trained on other days; additional days are allowed."""

@@ -24,17 +24,19 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, model_validator
 
 from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import ConfigError, Section, read_yaml
+from rankfall._yaml_config import ConfigError, Section, read_source
+from rankfall.registry.stored_sources import short_name
 from rankfall.studies.method_config import Methods, Seeds, check_keys, validated
 from rankfall.training.config.cascade_config import LogConfig, validate_cascade
 from rankfall.training.config.component_checks import has_schedule
 from rankfall.training.config.overrides import apply_overrides, merge, set_option
-from rankfall.training.methods import method_of
+from rankfall.training.config.sections import as_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from rankfall._yaml_config import ConfigLike
     from rankfall.training.config.cascade_config import CascadeConfig
 
 RUNS = "runs"
@@ -76,8 +78,8 @@ class StreamConfig(Section):
     @property
     def days(self) -> list[str]:
         """Names and ranges of days, by default all days of the log."""
-        days = self.data.get("days", ALL)
-        return [days] if isinstance(days, str) else days
+        days: list[str] = as_names(self.data.get("days", ALL))
+        return days
 
 
 @dataclass(frozen=True)
@@ -90,14 +92,28 @@ class StreamRun:
     directory: Path
 
 
-def load_stream(path: Path, overrides: Sequence[str] = ()) -> StreamConfig:
-    """Read a stream from a YAML file and apply ``key=value`` overrides."""
-    return validated(StreamConfig, apply_overrides(read_yaml(path), overrides), str(path))
+def load_stream(path: ConfigLike, overrides: Sequence[str] = ()) -> StreamConfig:
+    """Read a stream from a YAML file, or from its content, and apply ``key=value`` overrides.
+
+    Raises:
+        ConfigError: If a key or value is wrong, also one of a method. torch is not imported for built-in components.
+    """
+    content, where = read_source(path)
+    config = validated(StreamConfig, apply_overrides(content, overrides), where)
+    for method, changes in _methods(config).items():
+        _resolve(config, method, changes, config.seeds[0])
+    return config
+
+
+def _methods(config: StreamConfig) -> dict[str, dict[str, Any]]:
+    """Return the changes of each method. A stream without methods has one, named after its objective."""
+    methods = config.methods or {short_name(str(config.objective.get("name", "method"))): {}}
+    return {method: changes or {} for method, changes in methods.items()}
 
 
 def make_runs(config: StreamConfig, out: Path) -> list[StreamRun]:
     """Plan and check the runs of a stream: every method with every seed."""
-    methods = config.methods or {str(config.objective.get("name", "method")): {}}
+    methods = _methods(config)
     names = {method: file_name(method) for method in methods}
     runs = []
     for method, changes in methods.items():
@@ -107,10 +123,13 @@ def make_runs(config: StreamConfig, out: Path) -> list[StreamRun]:
                 f"methods: {' and '.join(map(repr, same))} would have the same directory, {names[method]}"
             )
         for seed in config.seeds:
-            resolved = _resolve(config, method, changes or {}, seed)
+            resolved = _resolve(config, method, changes, seed)
             runs.append(StreamRun(method, seed, resolved, out / RUNS / f"{names[method]}-{seed}"))
+    from rankfall.training.methods import method_of  # needs torch, without which configurations are validated
+
     first = runs[0]
     for run in runs:
+        method_of(run.config).check_components(f"methods.{run.method}" if config.methods else "config")
         for name, found, expected in (
             ("the metrics", run.config.metrics, first.config.metrics),
             ("training.metric", run.config.training.metric, first.config.training.metric),
@@ -143,7 +162,6 @@ def _resolve(config: StreamConfig, method: str, changes: dict[str, Any], seed: i
         raise ConfigError(f"{where}: training.epochs and training.patience: a stream trains on each day once")
     if resolved.training.validate_every != 1:
         raise ConfigError(f"{where}: training.validate_every: a stream measures every day before it trains on it")
-    method_of(resolved).check_components(where)
     return resolved
 
 

@@ -21,14 +21,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
-from rankfall import registry
 from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import ConfigError, OptionError, Section, explain, shown
+from rankfall._yaml_config import OptionError, Section, shown
+from rankfall.registry.metric_names import forms, split_cutoffs, unknown_metric
+from rankfall.registry.references import is_reference
 from rankfall.training.config.cascade_metric_names import (
     JOINT,
     JOINT_VALUE,
@@ -39,16 +39,28 @@ from rankfall.training.config.cascade_metric_names import (
     list_metric,
     measured_name,
     measures,
+    split_stage,
 )
-from rankfall.training.config.component_checks import check_model, check_objective
+from rankfall.training.config.component_checks import (
+    absolute_metric,
+    absolute_references,
+    check_metric,
+    check_model,
+    check_objective,
+    component_name,
+    validate_model,
+)
 from rankfall.training.config.network_presets import with_preset
 from rankfall.training.config.sections import (
+    Compile,
     Count,
+    DeviceName,
     Kept,
     MLflowConfig,
     Names,
     OptimizerConfig,
     Patience,
+    Precision,
     Role,
     Seconds,
     Seed,
@@ -61,8 +73,8 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     ObjectiveName = str
-else:  # the names of the registry; a type checker accepts only names that are written out
-    ObjectiveName = Literal[registry.names("objective")]
+else:  # a type checker accepts only types that are written out
+    ObjectiveName = component_name("objective")
 
 
 def _check_list_length(value: object) -> object:
@@ -130,7 +142,8 @@ class StageConfig(Section):
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     quota: Count
     model: dict[str, Any] = Field(
-        description="kind (two_tower, din or mlp) and the options of the model, or preset and the options that differ."
+        description="kind (two_tower, din, mlp, or the name or reference of your own model) and the options of the "
+        "model, or preset and the options that differ."
     )
     min_depth: int | str | None = Field(
         default=None,
@@ -149,7 +162,7 @@ class StageConfig(Section):
     @field_validator("model")
     @classmethod
     def _replace_preset(cls, model: dict[str, Any]) -> dict[str, Any]:
-        return with_preset(model, embedded=True)
+        return with_preset(absolute_references(model), embedded=True)
 
 
 class ObjectiveConfig(Section):
@@ -173,6 +186,11 @@ class ObjectiveConfig(Section):
         loss = self.options.get("loss") if self.name == "per_stage" else None
         return (loss.get("name") if isinstance(loss, dict) else loss) == "grade_softmax_loss"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _make_paths_absolute(cls, content: object) -> object:
+        return absolute_references(content)
+
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         check_objective(self.name, self.options)
@@ -185,24 +203,23 @@ def _is_cascade_metric(name: str) -> str:
             f"found {name!r}, expected joint_recall, STAGE/recall or STAGE/ndcg (the same as STAGE/alone/recall and "
             "STAGE/alone/ndcg), joint_value, or joint/FEEDBACK"
         )
-    return measured_name(name)
+    stage, metric = split_stage(measured_name(name))
+    return f"{stage}/{absolute_metric(metric)}" if stage else metric
 
 
 def _is_stage_metric(name: str) -> str:
-    from rankfall.metrics.named import forms, parse, unknown_metric
-
     if name == "ndcg":
         raise ValueError("found 'ndcg', which is always measured, with gain 1 or 0; expected ndcg_linear or ndcg@k")
     own = (PUBLISHED_NDCG, VALUE_NDCG)
     allowed = [*(form for form in forms() if form != "ndcg"), *own, *(f"{metric}@k" for metric in own)]
-    word = name.partition("@")[0]
-    if word not in {form.partition("@")[0] for form in allowed}:
+    word, _ = split_cutoffs(name)
+    if not is_reference(word) and word not in {form.partition("@")[0] for form in allowed}:
         raise unknown_metric(name, allowed)
     try:
-        parse(list_metric(name))
+        checked = check_metric(list_metric(name))
     except ValueError as error:  # names the metric of lists that is applied
         raise ValueError(str(error).replace(list_metric(word), word)) from None
-    return name
+    return checked if is_reference(word) else name
 
 
 StageMetric = Annotated[str, AfterValidator(_is_stage_metric)]
@@ -284,6 +301,9 @@ class CascadeTrainingConfig(Section):
     )
     seed: Seed = 0
     threads: Threads = 1
+    device: DeviceName = "auto"
+    precision: Precision = "float32"
+    compile: Compile = False
     window: Count = Field(default=1 << 15, description="Number of impressions that are shuffled together.")
     checkpoint_every: Seconds = 300.0
     keep: Kept = 2
@@ -343,7 +363,7 @@ class CascadeConfig(Section):
         metric = self.training.metric
         if metric in (JOINT, JOINT_VALUE, *self.metrics):
             return
-        if metric.rpartition("/")[0] not in (*names, "joint"):
+        if split_stage(metric)[0] not in (*names, "joint"):
             raise ValueError(f"training.metric: found {metric!r}, the stages are {', '.join(names)}")
         everywhere = measures(names, self.stage_metrics, self.feedback)
         if metric in everywhere:
@@ -374,7 +394,4 @@ def validate_cascade(content: Mapping[str, Any], *, where: str = "config") -> Ca
     Raises:
         ConfigError: If a key or value is wrong. The message names every wrong key.
     """
-    try:
-        return CascadeConfig.model_validate(dict(content))
-    except ValidationError as error:
-        raise ConfigError(explain(error, where)) from None
+    return validate_model(CascadeConfig, content, where)

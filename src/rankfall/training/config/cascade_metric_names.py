@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from rankfall.registry import metric_names
+
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
@@ -102,8 +104,23 @@ def list_metric(name: str) -> str:
 
 
 def higher_is_better(metric: str) -> bool:
-    """Return whether higher values of a metric are better: not for shares of items lost and for mean positions."""
-    return not metric.endswith(("/lost", "/arp"))
+    """Return whether higher values of a metric are better: not for shares of items lost and for mean positions.
+
+    >>> [higher_is_better(metric) for metric in ("joint_recall", "ranking/lost", "ranking/alone/arp", "arp")]
+    [True, False, False, False]
+    """
+    _, name = split_stage(measured_name(metric))
+    return name != "lost" and metric_names.higher_is_better(name)
+
+
+def split_stage(metric: str) -> tuple[str, str]:
+    """Return the stage and the metric of a name. Metrics that are references to files have slashes themselves.
+
+    >>> split_stage("ranking/lost"), split_stage("ndcg@10"), split_stage("ranking//home/ada/own.py:rbp@0.8")
+    (('ranking', 'lost'), ('', 'ndcg@10'), ('ranking', '/home/ada/own.py:rbp@0.8'))
+    """
+    stage, slash, name = metric.partition("/")
+    return (stage, name) if slash and stage.isidentifier() else ("", metric)
 
 
 # --- two names of one metric --------------------------------------------------------------------------------------
@@ -115,18 +132,25 @@ def measured_name(metric: str) -> str:
     >>> measured_name("ranking/alone/recall"), measured_name("ranking/recall")
     ('ranking/recall', 'ranking/recall')
     """
-    return metric.replace(f"/{ALONE}/", "/", 1)
+    stage, name = split_stage(metric)
+    return f"{stage}/{name.removeprefix(f'{ALONE}/')}" if stage else metric
 
 
 def shown_name(metric: str) -> str:
     """Return the name under which tables show a metric: figures of a stage by itself are named as such.
 
+    References to files are shown without their folders.
+
     >>> [shown_name(metric) for metric in ("ranking/recall", "ranking/lost", "joint_recall", "ndcg@10")]
     ['ranking/alone/recall', 'ranking/lost', 'joint_recall', 'ndcg@10']
+    >>> shown_name("ranking//home/ada/own.py:rbp@0.8"), shown_name("/home/ada/own.py:rbp@0.8")
+    ('ranking/alone/own.py:rbp@0.8', 'own.py:rbp@0.8')
     """
-    stage, slash, name = metric.rpartition("/")
-    is_alone = slash and not stage.endswith(f"/{ALONE}") and name.partition("@")[0] in _OF_ALONE
-    return f"{stage}/{ALONE}/{name}" if is_alone else metric
+    stage, name = split_stage(measured_name(metric))
+    place, colon, own = name.rpartition(":")
+    is_alone = stage and (colon or name.partition("@")[0] in _OF_ALONE)
+    short = f"{place.rpartition('/')[2]}{colon}{own}"
+    return f"{stage}/{ALONE}/{short}" if is_alone else f"{stage}/{short}" if stage else short
 
 
 def with_both_names(figures: Mapping[str, T]) -> dict[str, T]:

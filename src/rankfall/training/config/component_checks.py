@@ -1,27 +1,31 @@
-"""Checks of the options of losses, objectives and models before any of them is built.
+"""Checks of the options of losses, objectives, models and metrics before any of them is built.
 
-Names, required options and types come from the signatures in :mod:`rankfall.registry`; ranges are declared here, by
-the name of the option, which means the same everywhere in the library. What depends on several options, or on the
-data, is checked by the component itself when a training run builds it, before anything is written.
+Names, required options, types and ranges come from the signatures in :mod:`rankfall.registry`. Those of built-in
+components are checked without importing torch. What depends on several options, or on the data, is checked by the
+component itself when a training run builds it, before anything is written.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError, WithJsonSchema
 
 from rankfall import registry
 from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import OptionError, shown
-from rankfall.training.config.sections import Activation, Count, Init, Share
+from rankfall._yaml_config import ConfigError, OptionError, explain, shown
+from rankfall.registry.metric_names import parse_name, split_cutoffs
+from rankfall.registry.option_values import expected_type
+from rankfall.registry.references import UnresolvedError, absolute, find, is_reference
+from rankfall.registry.signatures import Option
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pydantic_core import ErrorDetails
 
@@ -32,54 +36,13 @@ TEMPERATURES = ("tau", "temperature", "steepness")
 
 ScheduleName = Literal["constant", "linear", "exponential"]
 
-# What the types in the annotation of an option stand for: a narrower type, or a wider one that YAML needs.
-_COUNT = {"int": Count}
-_POSITIVE = dict.fromkeys(("float", "Tensor"), Annotated[float, Field(gt=0)])
-_NOT_NEGATIVE = {"float": Annotated[float, Field(ge=0)]}
-_FRACTION = {"float": Annotated[float, Field(ge=0, le=1)]}
-_ACTIVATION = {"str": Activation}
-_OPTION_TYPES: dict[str, dict[str, Any]] = {
-    "activation": _ACTIVATION,
-    "alpha": _FRACTION,
-    "attention": _COUNT,
-    "attention_activation": _ACTIVATION,
-    "beta": _POSITIVE,
-    "branches": _COUNT,
-    "depth": _COUNT,
-    "dim": _COUNT,
-    "dropout": {"float": Share | list[Share]},
-    "e2e_weight": _NOT_NEGATIVE,
-    "grades": {"int": Annotated[int, Field(ge=2)]},
-    "gumbel_samples": {"int": Annotated[int, Field(ge=0)]},
-    "hidden": _COUNT,
-    "init": {"str": Init},
-    "k": _COUNT,
-    "kept": _COUNT,
-    "label_tau": _POSITIVE,
-    "m": _COUNT,
-    "min_depth": {"int": int | str},  # a number or the name of a logged stage
-    "mix": _FRACTION,
-    "network": {"str": Literal["odd_even", "bitonic"]},
-    "norm_momentum": {"float": Annotated[float, Field(gt=0, le=1)]},
-    "power": {"int": Literal[1, 2]},
-    "quotas": _COUNT,
-    "sigma": _POSITIVE,
-    "single_weight": _NOT_NEGATIVE,
-    "std": _NOT_NEGATIVE,
-    "steepness": _POSITIVE,
-    "swap": {"str": Literal["cauchy", "logistic", "reciprocal", "optimal"]},
-    "tau": _POSITIVE,
-    "tau_shares": _FRACTION,
-    "temperature": _POSITIVE,
+# Options of a soft top-k besides those of its operator.
+_TOPK_OPTIONS = {
+    "normalised": Option("normalised", bool, True),
+    "gradient": Option("gradient", Literal["rows", "exact", "one_minus"] | None, None),
 }
-_TYPES: dict[str, Any] = {
-    **{one.__name__: one for one in (int, float, bool, str)},
-    "Literal": Literal,
-    "Sequence": list,
-    "Iterable": list,
-    "Tensor": float,
-}
-_TOPK_ANNOTATIONS = {"normalised": "bool", "gradient": "Literal['rows', 'exact', 'one_minus'] | None"}
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class Schedule(NamedTuple):
@@ -116,8 +79,32 @@ def check_model(config: Mapping[str, Any]) -> None:
     """
     options = dict(config)
     kind = options.pop("kind", None)
-    _check_name(kind, registry.names("model"), ("kind",))
+    check_name("model", kind, "kind")
     _check("model", kind, options)
+
+
+def check_metric(name: str) -> str:
+    """Return the name of a metric, with the absolute path of its file if it has one.
+
+    Raises:
+        ValueError: If no metric has the name, or its cutoffs do not fit.
+    """
+    name = absolute_metric(name)
+    word, _ = split_cutoffs(name)
+    if not _imports_allowed("metric", word):
+        return name
+    parse_name(name)
+    return name
+
+
+def absolute_metric(name: str) -> str:
+    """Return the name of a metric with the absolute path of its file, if it has one.
+
+    >>> absolute_metric("ndcg@10")
+    'ndcg@10'
+    """
+    word, cutoffs = split_cutoffs(name)
+    return "@".join((absolute(word), *cutoffs))
 
 
 def read_schedule(name: str, value: Mapping[str, Any]) -> Schedule:
@@ -161,50 +148,180 @@ def has_schedule(options: Mapping[str, Any]) -> bool:
     return False
 
 
+# --- code of users ------------------------------------------------------------------------------------------------
+
+_SKIPPED: ContextVar[list[str] | None] = ContextVar("components that were not imported", default=None)
+
+
+@contextmanager
+def without_imports() -> Iterator[list[str]]:
+    """Check configurations without importing components of users, whose options are then not checked.
+
+    Yields:
+        The names of the components that were not imported. It is filled by the checks.
+    """
+    outer = _SKIPPED.get()
+    skipped: list[str] = []
+    token = _SKIPPED.set(skipped)
+    try:
+        yield skipped
+    finally:
+        _SKIPPED.reset(token)
+        if outer is not None:
+            outer.extend(skipped)
+
+
+def validate_model(model: type[Model], content: Mapping[str, Any], where: str) -> Model:
+    """Validate a mapping. Code of users is imported only if everything that does not need it is right.
+
+    Args:
+        model: Class of the configuration.
+        content: The mapping.
+        where: Prefix of error messages, such as the path of the file.
+
+    Raises:
+        ConfigError: If a key or value is wrong. The message names every wrong key.
+    """
+    already_without = _SKIPPED.get() is not None
+    try:
+        with without_imports() as skipped:
+            found = model.model_validate(dict(content))
+        if skipped and not already_without:
+            found = model.model_validate(dict(content))
+    except ValidationError as error:
+        raise ConfigError(explain(error, where)) from None
+    return found
+
+
+def _imports_allowed(kind: Kind, name: str) -> bool:
+    """Return whether the options of a component can be checked now, which needs an import unless it is built in."""
+    skipped = _SKIPPED.get()
+    if skipped is None or not is_own(kind, name):
+        return True
+    skipped.append(name)
+    return False
+
+
+def is_own(kind: Kind, name: str) -> bool:
+    """Return whether a name is that of a component of a user: registered, an entry point, or a reference."""
+    return not registry.is_builtin(kind, name) and (is_reference(name) or registry.is_known(kind, name))
+
+
+def absolute_references(value: Any) -> Any:
+    """Return the content of a section with absolute paths in references to files.
+
+    >>> absolute_references({"name": "softmax_loss", "k": 3})
+    {'name': 'softmax_loss', 'k': 3}
+    """
+    if isinstance(value, dict):
+        return {key: absolute_references(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [absolute_references(one) for one in value]
+    return absolute(value) if isinstance(value, str) else value
+
+
 # --- names and values ---------------------------------------------------------------------------------------------
 
 
+def component_name(kind: Kind) -> Any:
+    """Return the type of a key that names a component of one kind."""
+    schema = {
+        "anyOf": [
+            {"enum": list(registry.builtins(kind))},
+            {"type": "string", "description": "A registered name, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE."},
+        ]
+    }
+    return Annotated[str, BeforeValidator(partial(_checked_name, kind)), WithJsonSchema(schema)]
+
+
+def _checked_name(kind: Kind, name: object) -> str:
+    check_name(kind, name)
+    assert isinstance(name, str)
+    return absolute(name)
+
+
+def check_name(kind: Kind, name: object, *path: str, allowed: Sequence[str] | None = None) -> None:
+    """Check that a component of a name may exist, without importing it.
+
+    Args:
+        kind: Kind of the component.
+        name: Name or reference in the configuration.
+        path: Key of the name, for the error.
+        allowed: Built-in names that are allowed. Default: all.
+
+    Raises:
+        OptionError: If no component has the name, or the module or file of a reference does not exist.
+    """
+    if isinstance(name, str) and is_own(kind, name):
+        if is_reference(name):
+            try:
+                find(kind, name)
+            except UnresolvedError as error:
+                raise OptionError(str(error), *path) from None
+        return
+    builtin = registry.builtins(kind) if allowed is None else allowed
+    if name not in builtin:
+        names = [one for one in registry.names(kind) if one in builtin or is_own(kind, one)]
+        raise OptionError(f"found {shown(name)}{did_you_mean(name, names)}; allowed are {', '.join(names)}", *path)
+
+
 def _check(kind: Kind, name: str, options: Mapping[str, Any]) -> None:
+    if not _imports_allowed(kind, name):
+        return
     try:
         registry.check_options(kind, name, options)
+        known = registry.options(kind, name)
+    except UnresolvedError as error:
+        raise OptionError(str(error), "kind" if kind == "model" else "name") from None
     except ValueError as error:
         example = ", such as {name: ranknet_loss}" if name == "per_stage" and "loss" not in options else ""
         raise OptionError(f"{error}{example}") from None
     for option, value in options.items():
-        _check_value(option, value, _annotations(kind, name)[option])
+        if option in known:  # others go to **options of a user's component
+            _check_value(known[option], value)
 
 
-def _check_value(name: str, value: Any, annotation: str) -> None:
-    optional = annotation.endswith("| None")
-    if value is None and optional:
+def _check_value(option: Option, value: Any) -> None:
+    expected = expected_type(option)
+    if value is None and (type(None) in get_args(expected) or _may_be_none(option)):
         return
-    match annotation.removesuffix(" | None"):
-        case "SoftSort" | "TopK":
-            _check_operator(name, value)
-        case "nn.Module":
-            check_stage_loss(name, value)
-        case _ if name in TEMPERATURES and isinstance(value, dict):
-            read_schedule(name, value)
-        case _:
-            try:
-                _adapter(name, annotation).validate_python(value)
-            except ValidationError as error:
-                raise _wrong_value(name, error.errors()) from None
+    if option.part in ("sort", "topk"):
+        _check_operator(option, value)
+    elif option.part == "loss":
+        check_stage_loss(option.name, value)
+    elif option.name in TEMPERATURES and isinstance(value, dict):
+        read_schedule(option.name, value)
+    else:
+        try:
+            TypeAdapter(expected, config=_STRICT).validate_python(value)
+        except ValidationError as error:
+            raise _wrong_value(option.name, error.errors()) from None
 
 
-def _check_operator(name: str, value: Any) -> None:
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+def _may_be_none(option: Option) -> bool:
+    """Return whether an option that takes a component may be left empty."""
+    if isinstance(option.annotation, str):
+        return re.search(r"\bNone\b|\bOptional\b", option.annotation) is not None
+    return type(None) in get_args(option.annotation)
+
+
+def _check_operator(option: Option, value: Any) -> None:
     """Check an operator's name, or a mapping of its name and options."""
+    name = option.name
     given = {"name": value} if isinstance(value, str) else value
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
         raise OptionError(f"found {shown(value)}, expected an operator's name or {{name: ..., its options}}", name)
     operator = given["name"]
-    allowed = registry.SORTS if name == "sort" else registry.names("operator")
-    _check_name(operator, allowed, (name,) if isinstance(value, str) else (name, "name"))
-    options = {key: option for key, option in given.items() if key != "name"}
-    own = _TOPK_ANNOTATIONS if name == "topk" else {}
+    path = (name,) if isinstance(value, str) else (name, "name")
+    check_name("operator", operator, *path, allowed=registry.sorts() if option.part == "sort" else None)
+    options = {key: one for key, one in given.items() if key != "name"}
+    own = _TOPK_OPTIONS if option.part == "topk" else {}
     try:
         for key in own.keys() & options.keys():
-            _check_value(key, options.pop(key), own[key])
+            _check_value(own[key], options.pop(key))
         _check("operator", operator, options)
     except OptionError as error:
         raise error.inside(name) from None
@@ -216,37 +333,11 @@ def check_stage_loss(name: str, value: Any) -> None:
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
         raise OptionError(f"found {shown(value)}, expected a loss's name or {{name: ..., its options}}", name)
     loss = given["name"]
-    _check_name(loss, registry.names("loss"), (name,) if isinstance(value, str) else (name, "name"))
+    check_name("loss", loss, *((name,) if isinstance(value, str) else (name, "name")))
     try:
         check_loss(loss, {key: option for key, option in given.items() if key != "name"})
     except OptionError as error:
         raise error.inside(name) from None
-
-
-def _check_name(name: Any, allowed: Sequence[str], path: tuple[str, ...]) -> None:
-    if name not in allowed:
-        raise OptionError(f"found {name!r}{did_you_mean(name, allowed)}; allowed are {', '.join(allowed)}", *path)
-
-
-# --- types --------------------------------------------------------------------------------------------------------
-
-
-@cache
-def _annotations(kind: Kind, name: str) -> dict[str, str]:
-    parameters = inspect.signature(registry.get(kind, name)).parameters
-    annotations = {option: parameters[option].annotation for option in registry.options(kind, name)}
-    # modules with postponed annotations have strings
-    return {name: one if isinstance(one, str) else inspect.formatannotation(one) for name, one in annotations.items()}
-
-
-@cache
-def _adapter(name: str, annotation: str) -> TypeAdapter[Any]:
-    """Return the validator of an annotation, in which unknown types accept everything."""
-    try:
-        expected = eval(annotation, {"__builtins__": {}}, _TYPES | _OPTION_TYPES.get(name, {}))
-    except (NameError, AttributeError, SyntaxError, TypeError):
-        expected = Any
-    return TypeAdapter(expected, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
 def _wrong_value(name: str, errors: Sequence[ErrorDetails]) -> OptionError:

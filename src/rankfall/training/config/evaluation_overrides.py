@@ -26,8 +26,9 @@ _OF_CASCADES = (
     "stage_metrics",
     "feedback",
     "training.batch",
+    "training.device",
 )
-_OF_RANKERS = (*_OF_DATA, "metrics")
+_OF_RANKERS = (*_OF_DATA, "metrics", "training.device")
 
 
 def with_evaluation_overrides(config: TrainConfig, overrides: Sequence[str]) -> TrainConfig:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rankfall._yaml_config import ConfigError, read_yaml
+from rankfall._yaml_config import ConfigError, read_source
 from rankfall.training.config.cascade_config import CascadeConfig, validate_cascade
 from rankfall.training.config.overrides import apply_overrides
 from rankfall.training.config.ranker_config import RankerConfig, validate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from rankfall._yaml_config import ConfigLike
 
 TrainConfig: TypeAlias = RankerConfig | CascadeConfig
 """The configuration of a training run. :func:`rankfall.training.methods.method_of` gives what callers need of it."""
@@ -23,21 +24,24 @@ _OTHER_FILES = {
 }
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Load the configuration of a training run from a YAML file.
+def load_config(path: ConfigLike, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Load the configuration of a training run.
 
     Args:
-        path: YAML file. A file with ``stages`` configures a cascade, any other a ranker.
+        path: YAML file, or its content. With ``stages`` it configures a cascade, without a ranker.
         overrides: ``key=value`` strings that replace values of the file, such as ``"loss.tau=0.5"``.
 
     Raises:
         ConfigError: If the file cannot be read or a key or value is wrong. The message names every wrong key.
     """
-    content = apply_overrides(read_yaml(Path(path)), overrides)
+    found, where = read_source(path)
+    content = apply_overrides(found, overrides)
     for key, what in _OTHER_FILES.items():
         if key in content:
-            raise ConfigError(f"{path} is {what}: it has the key {key}. Expected the configuration of one training run")
-    return validate_any(content, where=str(path))
+            raise ConfigError(
+                f"{where} is {what}: it has the key {key}. Expected the configuration of one training run"
+            )
+    return validate_any(content, where=where)
 
 
 def validate_any(content: Mapping[str, Any], *, where: str = "config") -> TrainConfig:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankfall._yaml_config import ConfigError, Section, parse_yaml, shown, to_yaml
+from rankfall.registry.references import absolute as absolute_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -74,11 +75,26 @@ def dump_absolute(config: Section) -> str:
 
 
 def with_absolute_path(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a configuration's mapping with absolute paths of data and of the examination curve."""
+    """Return a copy of a configuration's mapping with absolute paths of data, examination curve and own components."""
     absolute = set_option(content, "data.path", str(Path(content["data"]["path"]).absolute()))
+    absolute = {key: _with_absolute_references(value, key) for key, value in absolute.items()}
     weight = content.get("weight")
     curve = weight.get("examination") if isinstance(weight, dict) else None
     return set_option(absolute, "weight.examination", str(Path(curve).absolute())) if curve else absolute
+
+
+_WITHOUT_COMPONENTS = ("data", "weight", "optimizer", "against", "folds", "feedback", "share")
+
+
+def _with_absolute_references(value: Any, key: str) -> Any:
+    """Return a value in which the files of users' components have absolute paths."""
+    if key in _WITHOUT_COMPONENTS:
+        return value
+    if isinstance(value, dict):
+        return {name: _with_absolute_references(one, name) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_with_absolute_references(one, "") for one in value]
+    return absolute_reference(value) if isinstance(value, str) else value
 
 
 def _merge(base: Mapping[str, Any], changes: Mapping[str, Any], section: str) -> dict[str, Any]:

@@ -14,23 +14,33 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
-    ValidationError,
     model_validator,
 )
 
-from rankfall import registry
-from rankfall._yaml_config import KIND, ConfigError, Section, explain
-from rankfall.training.config.component_checks import check_loss
+from rankfall._suggestions import did_you_mean
+from rankfall._yaml_config import KIND, OptionError, Section
+from rankfall.training.config.component_checks import (
+    absolute_references,
+    check_loss,
+    check_metric,
+    check_model,
+    component_name,
+    is_own,
+    validate_model,
+)
 from rankfall.training.config.network_presets import PRESETS, with_preset
 from rankfall.training.config.sections import (
     Activation,
+    Compile,
     Count,
+    DeviceName,
     Init,
     Kept,
     MLflowConfig,
     Names,
     OptimizerConfig,
     Patience,
+    Precision,
     Role,
     Seconds,
     Seed,
@@ -46,8 +56,8 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     LossName = str
-else:  # the names of the registry; a type checker accepts only names that are written out
-    LossName = Literal[registry.names("loss")]
+else:  # a type checker accepts only types that are written out
+    LossName = component_name("loss")
 
 
 class DataConfig(Section):
@@ -117,19 +127,54 @@ class MLPConfig(Section):
         return self
 
 
-def _replace_preset(value: object) -> object:
-    return with_preset(value, embedded=False) if isinstance(value, dict) else value
+class OwnModelConfig(Section):
+    """Model of a user by its registered name or reference, and its options as further keys."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: str = Field(description="A registered name, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE.")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the model, without its kind."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _make_paths_absolute(cls, content: object) -> object:
+        return absolute_references(content)
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        check_model({"kind": self.kind, **self.options})
+        return self
+
+
+_BUILT_IN = ("mlp", "linear")
+_OWN = "own"
+
+
+def _read_model(value: object) -> object:
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("kind", "mlp")
+    if kind not in _BUILT_IN and not (isinstance(kind, str) and is_own("model", kind)):
+        hint = did_you_mean(kind, _BUILT_IN)
+        raise OptionError(f"found {kind!r}{hint}; allowed are {', '.join(_BUILT_IN)}", "kind")
+    return with_preset(value, embedded=False)
 
 
 def _model_kind(value: object) -> str:
     kind = value.get("kind", "mlp") if isinstance(value, dict) else getattr(value, "kind", "mlp")
-    return f"{KIND}{kind}"
+    return f"{KIND}{kind if kind in _BUILT_IN else _OWN}"
 
 
 ModelConfig = Annotated[
-    Annotated[MLPConfig, Tag(KIND + "mlp")] | Annotated[LinearConfig, Tag(KIND + "linear")],
+    Annotated[MLPConfig, Tag(KIND + "mlp")]
+    | Annotated[LinearConfig, Tag(KIND + "linear")]
+    | Annotated[OwnModelConfig, Tag(KIND + _OWN)],
     Discriminator(_model_kind),
-    BeforeValidator(_replace_preset),
+    BeforeValidator(_read_model),
 ]
 
 
@@ -148,20 +193,18 @@ class LossConfig(Section):
         """The options of the loss, without its name."""
         return dict(self.model_extra or {})
 
+    @model_validator(mode="before")
+    @classmethod
+    def _make_paths_absolute(cls, content: object) -> object:
+        return absolute_references(content)
+
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         check_loss(self.name, self.options)
         return self
 
 
-def _is_metric(name: str) -> str:
-    from rankfall.metrics.named import parse
-
-    parse(name)
-    return name
-
-
-MetricName = Annotated[str, AfterValidator(_is_metric)]
+MetricName = Annotated[str, AfterValidator(check_metric)]
 
 
 class TrainingConfig(Section):
@@ -173,6 +216,9 @@ class TrainingConfig(Section):
     metric: MetricName = Field(default="ndcg@10", description="Metric of early stopping and of the best checkpoint.")
     seed: Seed = 0
     threads: Threads = 1
+    device: DeviceName = "auto"
+    precision: Precision = "float32"
+    compile: Compile = False
     max_list: Annotated[int, Field(ge=2)] | None = Field(
         default=None, description="Train on a new random sample of this size of each longer list in every epoch."
     )
@@ -206,7 +252,4 @@ def validate(content: Mapping[str, Any], *, where: str = "config") -> RankerConf
     Raises:
         ConfigError: If a key or value is wrong. The message names every wrong key.
     """
-    try:
-        return RankerConfig.model_validate(dict(content))
-    except ValidationError as error:
-        raise ConfigError(explain(error, where)) from None
+    return validate_model(RankerConfig, content, where)

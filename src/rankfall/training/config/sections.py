@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import Section
+from rankfall.option_types import Activation as Activation
+from rankfall.option_types import Count as Count
+from rankfall.option_types import Init as Init
+from rankfall.option_types import Share as Share
 
 Role = Literal["train", "valid", "test"]
 TrackerName = Literal["tensorboard", "mlflow"]
-Activation = Literal["relu", "prelu", "leaky_relu", "elu", "selu", "gelu", "silu", "tanh", "sigmoid"]
-Init = Literal["default", "he"]
-
-Share = Annotated[float, Field(ge=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[
     int, Field(ge=0, lt=2**63, description="Seed of the initial weights, the order of the data and all noise.")
 ]
@@ -28,12 +29,49 @@ Patience = Annotated[
 ]
 
 
+def _is_device(name: str) -> str:
+    if not re.fullmatch(DEVICES, name):
+        allowed = ["auto", "cpu", "cuda", "mps"]
+        raise ValueError(f"found {name!r}{did_you_mean(name, allowed)}, expected auto, cpu, cuda, cuda:N or mps")
+    return name
+
+
+DEVICES = r"auto|cpu|cuda(:(0|[1-9]\d*))?|mps"
+DeviceName = Annotated[
+    str,
+    AfterValidator(_is_device),
+    Field(
+        description="Device that computes: cpu, cuda, cuda:N or mps; auto: cuda if there is a GPU, else cpu. Another "
+        "device changes the last digits.",
+        json_schema_extra={"pattern": f"^({DEVICES})$"},
+    ),
+]
+Precision = Annotated[
+    Literal["float32", "bfloat16"],
+    Field(
+        description="Numbers that models compute with in training. Weights, objectives, losses, validation and "
+        "evaluation are always float32."
+    ),
+]
+Compile = Annotated[
+    bool, Field(description="Compile the models for training with torch.compile, which changes the last digits.")
+]
+
+
 def as_list(value: object) -> object:
     """Return a single name or number as a list of one, and everything else unchanged."""
     return [value] if isinstance(value, str | int | float) else value
 
 
-Names = Annotated[list[str], BeforeValidator(as_list)]
+def as_names(value: object) -> Any:
+    """Return names of days or splits as a list. A whole number, such as the day 20240113, is a name without quotes."""
+    names = as_list(value)
+    if not isinstance(names, list):
+        return names
+    return [str(name) if isinstance(name, int) and not isinstance(name, bool) else name for name in names]
+
+
+Names = Annotated[list[str], BeforeValidator(as_names)]
 TrackerNames = Annotated[
     list[TrackerName],
     BeforeValidator(as_list),

@@ -51,14 +51,16 @@ class Group:
     Attributes:
         rank: Number of this process, from 0.
         world: Number of processes.
-        device: Device of the weights.
+        local_rank: Number of this process on its machine, from 0.
+        device: Device that whoever started the processes gave to this one, or None: the configuration decides.
         restarted: Whether the processes were restarted after one of them had died.
         all_informed: Whether all processes know of the last error that one of them raised in :meth:`together`.
     """
 
     rank = 0
     world = 1
-    device = torch.device("cpu")
+    local_rank = 0
+    device: torch.device | None = None
     restarted = False
     all_informed = True
 
@@ -87,8 +89,18 @@ class Group:
         """Wrap a module so that its gradients are means over all processes."""
         return network
 
-    def seed_noise(self, seed: int, step: int) -> None:
-        """Give every process its own random numbers for a batch; the first process keeps its generator."""
+    def seed_noise(self, seed: int, step: int, *, always: bool = False) -> None:
+        """Give every process its own random numbers for a batch; the first process keeps its generator.
+
+        Args:
+            seed: Seed of the run.
+            step: Number of the batch.
+            always: Whether the first process is seeded like the others. Its generator on the CPU is part of
+                checkpoints, those of other devices are not.
+        """
+        # Seeded per batch rather than continued, so that a run can be resumed with any number of processes.
+        if self.rank or always:
+            torch.manual_seed(int(np.random.SeedSequence([seed, self.rank, step]).generate_state(1, np.uint64)[0]))
 
     @contextmanager
     def watching(self) -> Generator[None]:
@@ -119,13 +131,16 @@ def joined(timeout: float) -> Generator[Group]:
         alone.restarted = restarts() > 0
         yield alone
         return
-    device = _device()
+    local_rank = int(os.environ["LOCAL_RANK"])
+    if torch.cuda.is_available() and local_rank < torch.cuda.device_count():
+        torch.cuda.set_device(local_rank)  # nccl connects the current devices
     try:
-        _join("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl", timedelta(seconds=timeout))
+        _join("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timedelta(seconds=timeout))
     except RuntimeError as error:
         raise LostError(f"the other processes cannot be reached: {error}") from None
     try:
-        group = Processes(device, timeout)
+        group = Processes(None, timeout)
+        group.local_rank = local_rank
         group.restarted = any(group.gather(restarts()))  # processes that survived a restart do not count it
         yield group
     finally:
@@ -171,20 +186,10 @@ def _one_by_one(store: Store, rank: int, world: int, timeout: timedelta) -> dist
 dist.Backend.register_backend(ONE_BY_ONE, _one_by_one, devices=["cpu"])
 
 
-def _device() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    number, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-    if number >= count:
-        raise ValueError(f"torchrun: found process {number} of this machine, which has {count} GPUs; start {count}")
-    torch.cuda.set_device(number)
-    return torch.device("cuda", number)
-
-
 class Processes(Group):
     """A group of several processes."""
 
-    def __init__(self, device: torch.device, timeout: float) -> None:
+    def __init__(self, device: torch.device | None, timeout: float) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.device = device
         self.all_informed = False
@@ -232,12 +237,6 @@ class Processes(Group):
     @cached_property
     def _one_by_one(self) -> Any:
         return dist.new_group(backend=ONE_BY_ONE, timeout=timedelta(seconds=self._timeout))
-
-    def seed_noise(self, seed: int, step: int) -> None:
-        # Seeded per batch rather than continued, so that a run can be resumed with any number of processes. The
-        # generator of the first process is part of checkpoints; on a GPU it is seeded like the others.
-        if self.rank or self.device.type != "cpu":
-            torch.manual_seed(int(np.random.SeedSequence([seed, self.rank, step]).generate_state(1, np.uint64)[0]))
 
     @contextmanager
     def watching(self) -> Generator[None]:

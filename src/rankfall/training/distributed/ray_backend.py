@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rankfall._ray import ATTEMPTS, enter
+from rankfall._yaml_config import ConfigError
 from rankfall.training.distributed.group import Group, LostError, PeerError, Processes
 from rankfall.training.distributed.ray_channel import ProgressActor
-from rankfall.training.methods import method_of
 from rankfall.training.run_directory import (
     EnvironmentFailure,
     Step,
@@ -141,9 +141,23 @@ def _result(fit: _Fit, outcome: _Outcome) -> TrainResult:
 
 
 def _use_gpu(config: TrainConfig, workers: int, engine: Ray) -> bool:
-    """Return whether there is a GPU for each process and the method can use it, as under torchrun."""
+    """Return whether each process gets a GPU from Ray."""
+    name = config.training.device
+    if name == "cpu":
+        return False
     gpus: float = engine.ray.cluster_resources().get("GPU", 0)
-    return method_of(config).trains_on_gpu and workers > 1 and gpus >= workers
+    if name == "auto":
+        return gpus >= workers
+    if name != "cuda":
+        raise ConfigError(
+            f"training.device: found {name} with Ray, which gives a GPU to each process, expected auto, cpu or cuda"
+        )
+    if gpus < workers:
+        raise ConfigError(
+            f"training.device: found cuda with {workers} processes, but Ray has {gpus:g} GPUs; expected auto, cpu, or "
+            "fewer workers"
+        )
+    return True
 
 
 class _Fit(threading.Thread):
@@ -208,14 +222,16 @@ def _work(task: dict[str, Any]) -> None:
 
 def _group(task: dict[str, Any]) -> Group:
     """Return the group of processes that Ray has connected, on their devices."""
-    if int(os.environ["WORLD_SIZE"]) == 1:
-        return Group()
-    if not task["gpu"]:
-        return Processes(torch.device("cpu"), task["timeout"])
-    train_torch: Any = import_module("ray.train.torch")
-    device: torch.device = train_torch.get_device()
-    torch.cuda.set_device(device)
-    return Processes(device, task["timeout"])
+    device = torch.device("cpu")
+    if task["gpu"]:
+        train_torch: Any = import_module("ray.train.torch")
+        device = train_torch.get_device()
+        torch.cuda.set_device(device)
+    if int(os.environ["WORLD_SIZE"]) > 1:
+        return Processes(device, task["timeout"])
+    alone = Group()
+    alone.device = device
+    return alone
 
 
 def _train(task: dict[str, Any], group: Group) -> None:

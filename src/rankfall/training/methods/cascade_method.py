@@ -12,16 +12,20 @@ from rankfall._suggestions import did_you_mean
 from rankfall.data.impressions.compatibility import check_compatible
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.models import Scorer
+from rankfall.models.build import describe_model
 from rankfall.models.embedding import UnknownIdError, address
+from rankfall.registry.stored_sources import changed, short_name
 from rankfall.training import train_cascade
 from rankfall.training.build_cascade import check_objective, make_objective, try_depths, with_depths
 from rankfall.training.cascade_metrics import JOINT, higher_is_better
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.defaults import cascade_with_defaults
 from rankfall.training.config.sections import Role
+from rankfall.training.device import placement_of
 from rankfall.training.evaluation import Evaluation
 from rankfall.training.measured_lists import MeasuredLists, short_lists
 from rankfall.training.methods.method import Funnel, TrainingMethod
+from rankfall.training.own_parts import own_code, stored_sources
 from rankfall.training.run_directory import LOG, read_json
 
 if TYPE_CHECKING:
@@ -41,7 +45,6 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
 
     kind: ClassVar[str] = "cascade"
     unit: ClassVar[str] = "impressions"
-    trains_on_gpu: ClassVar[bool] = True
 
     def __init__(self, config: CascadeConfig) -> None:
         super().__init__(config)
@@ -50,7 +53,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
     @property
     def title(self) -> str:
         """The name of the objective."""
-        return self.config.objective.name
+        return short_name(self.config.objective.name)
 
     @property
     def metric(self) -> str:
@@ -124,7 +127,8 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
 
     def train(self, out: Path, **options: Unpack[TrainOptions]) -> TrainResult:
         """Train the cascade and write a run directory."""
-        return train_cascade.train(self.config, out, **options)
+        with own_code(self.config, trains=True):
+            return train_cascade.train(self.config, out, **options)
 
     def load(self, directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> Cascade:
         """Load the cascade of a run, in evaluation mode."""
@@ -142,7 +146,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         """Evaluate the best checkpoint of a run on days, in the order of time and without added negatives."""
         opened = self.open_split(directory, split, data=data, on_notice=on_notice)
         lists = MeasuredLists(opened.loader, opened.config)
-        with opened.refusing_new_ids():
+        with own_code(self.config), opened.refusing_new_ids():
             measured = train_cascade.measure(
                 opened.cascade,
                 opened.loader,
@@ -168,17 +172,26 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
             data: Directory of the log, if it was moved.
             on_notice: Called with each note about the log.
         """
-        config, model = self.config, self.load(directory)
+        config, model = self.config, self.load(directory).to(placement_of(self.config.training).device)
         log = ImpressionLog.load(data or config.data.path)
-        notes = _check_log(directory, model, log)
+        notes = [*changed(stored_sources(directory)), *_check_log(directory, model, log)]
         for note in notes:
             on_notice(note)
         roles = get_args(Role)
         if (meant := did_you_mean(split, roles)) and split not in (*roles, *log.days):
             raise ValueError(f"split: found {split!r}{meant}, expected one of {', '.join(roles)}, or a day of the log")
-        days = config.data.days(cast("Role", split)) if split in roles else [split]
+        days = config.data.days(cast("Role", split)) if split in roles else _chosen(log, split)
         config = config.model_copy(update={"data": config.data.model_copy(update={"test": days})})
         return OpenedSplit(split, config, model, log, train_cascade.make_loader(log, config, "test"), notes)
+
+
+def _chosen(log: ImpressionLog, split: str) -> list[str]:
+    """Return the days that a split names which is none of the configuration."""
+    try:
+        return [day.name for day in log.choose([split])]
+    except ValueError as error:
+        expected = f"expected {', '.join(get_args(Role))} of the configuration, or days of the log"
+        raise ValueError(f"split: found {split!r}, {expected}; {str(error).removeprefix('days: ')}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,4 +255,7 @@ def _features_of(model: Cascade) -> set[str]:
             used |= {address(feature) for feature in (*seen.request_features, *seen.item_features)}
             used |= {f"sequence.{sequence.name}" for sequence in seen.sequences}
             used |= {f"item.{name}" for sequence in seen.sequences for name in sequence.features}
+        elif (described := describe_model(stage)) is not None:  # it may use all of them
+            used |= {address(feature) for feature in described.features.features}
+            used |= {f"sequence.{sequence.name}" for sequence in described.features.sequences}
     return used

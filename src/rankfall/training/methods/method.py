@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar
 
 from rankfall._yaml_config import ConfigError, Section
 from rankfall.training.checkpoint import DamagedError
+from rankfall.training.own_parts import OwnCodeError, own_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -114,8 +115,9 @@ class Method(ABC, Generic[Config, Data]):
             ConfigError: If the loss or objective refuses its options.
         """
         try:
-            self._build_loss()
-        except ConfigError as error:
+            with own_code(self.config):
+                self._build_loss()
+        except (ConfigError, OwnCodeError) as error:
             raise ConfigError(f"{where}: {error}") from None
 
     def _build_loss(self) -> None:
@@ -176,13 +178,7 @@ class Method(ABC, Generic[Config, Data]):
 
 
 class TrainingMethod(Method[Config, Data]):
-    """A method trained by gradient descent: a ranker or a cascade.
-
-    Attributes:
-        trains_on_gpu: Whether several processes can train it on GPUs.
-    """
-
-    trains_on_gpu: ClassVar[bool]
+    """A method trained by gradient descent: a ranker or a cascade."""
 
     @abstractmethod
     def checksums(self, data: Data) -> dict[str, str]:

@@ -11,13 +11,16 @@ from rankfall._yaml_config import ConfigError
 from rankfall.data.lists.list_loader import Lists
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.metrics.named import parse
+from rankfall.registry.stored_sources import changed, short_name
 from rankfall.training import train_ranker
 from rankfall.training.build_components import check_loss, make_loss
 from rankfall.training.config.defaults import ranker_with_defaults
 from rankfall.training.config.ranker_config import RankerConfig
 from rankfall.training.config.sections import Role
+from rankfall.training.device import placement_of
 from rankfall.training.evaluation import evaluate
 from rankfall.training.methods.method import Config, Method, TrainingMethod
+from rankfall.training.own_parts import own_code, stored_sources
 from rankfall.training.scoring import score
 from rankfall.training.train_ranker import load_data, load_lists
 
@@ -77,7 +80,9 @@ class ListMethod(Method[Config, RankingData]):
         on_impressions: OnImpressions = lambda count, total: None,
         on_notice: OnNotice = lambda text: None,
     ) -> Evaluation:
-        """Evaluate the best checkpoint of a run on lists; there are no notes."""
+        """Evaluate the best checkpoint of a run on lists; notes say which components have changed since training."""
+        for note in changed(stored_sources(directory)):
+            on_notice(note)
         prepared = RankingData.load(data or self.config.data.path)
         is_role = split in get_args(Role)
         lists = load_lists(prepared, self.config.data, cast("Role", split)) if is_role else Lists([prepared[split]])
@@ -92,13 +97,12 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
     """A ranker and its loss."""
 
     kind: ClassVar[str] = "ranker"
-    trains_on_gpu: ClassVar[bool] = False
     config: RankerConfig
 
     @property
     def title(self) -> str:
         """The name of the loss."""
-        return self.config.loss.name
+        return short_name(self.config.loss.name)
 
     @property
     def metric(self) -> str:
@@ -127,7 +131,8 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
 
     def train(self, out: Path, **options: Unpack[TrainOptions]) -> TrainResult:
         """Train the ranker and write a run directory."""
-        return train_ranker.train(self.config, out, **options)
+        with own_code(self.config, trains=True):
+            return train_ranker.train(self.config, out, **options)
 
     def load(self, directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> Ranker:
         """Load the ranker of a run, in evaluation mode."""
@@ -135,10 +140,11 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
 
     def score(self, directory: Path, lists: Lists) -> Tensor:
         """Return the scores ``(rows,)`` of all documents by the ranker of a run."""
-        model = self.load(directory)
+        model = self.load(directory).to(placement_of(self.config.training).device)
         if lists.features != len(model.scaling.mean):
             raise ValueError(
                 f"data: the lists have {lists.features} features, the model of {directory} was trained on "
                 f"{len(model.scaling.mean)}"
             )
-        return score(model, lists)
+        with own_code(self.config):
+            return score(model, lists)

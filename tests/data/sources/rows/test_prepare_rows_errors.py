@@ -77,6 +77,19 @@ def assert_refused(folder: Path, capsys: pytest.CaptureFixture[str], expected: s
     assert not list(folder.glob(".out*"))
 
 
+def assert_check_finds(folder: Path, capsys: pytest.CaptureFixture[str], arguments: Arguments) -> None:
+    """`--check` finds an error wherever the preparation stops, and writes nothing."""
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(SystemExit, match="1"):
+        main(["prepare", "rows", *arguments, "--spec", "spec.yaml", "--check", "--json"])
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)["problems"]
+    assert found[0]["level"] == "error"
+    assert all(problem["count"] >= 1 for problem in found)
+    assert "Traceback" not in printed.err
+    assert sorted(folder.rglob("*")) == before
+
+
 # --- wrong rows -------------------------------------------------------------------------------------------------
 
 
@@ -137,6 +150,7 @@ def test_wrong_rows(folder: Path, capsys: pytest.CaptureFixture[str], what: str)
     with pytest.raises(SystemExit, match="1"):
         run(folder, ["log.csv"])
     assert_refused(folder, capsys, expected)
+    assert_check_finds(folder, capsys, ["log.csv"])
 
 
 # --- wrong files ------------------------------------------------------------------------------------------------
@@ -228,13 +242,19 @@ WRONG_FILES: list[tuple[Callable[[Path], Arguments], str]] = [
 ]
 
 
+WRONG_USE = (other_suffix, empty_directory, given_twice, too_many_fit_days)
+
+
 @pytest.mark.parametrize(("make", "expected"), WRONG_FILES)
 def test_wrong_files(
     folder: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], Arguments], expected: str
 ) -> None:
+    arguments = make(folder)
     with pytest.raises(SystemExit, match="1"):
-        run(folder, make(folder))
+        run(folder, arguments)
     assert_refused(folder, capsys, expected)
+    if make not in WRONG_USE:
+        assert_check_finds(folder, capsys, arguments)
 
 
 # --- wrong tables -----------------------------------------------------------------------------------------------
@@ -275,19 +295,25 @@ def test_wrong_tables(folder: Path, capsys: pytest.CaptureFixture[str], what: st
     with pytest.raises(SystemExit, match="1"):
         run(folder, ["log.csv", f"--{table}", f"{table}.csv"], SPEC | {"features": features} | changes)
     assert_refused(folder, capsys, expected)
+    if what != "no user":
+        assert_check_finds(folder, capsys, ["log.csv", f"--{table}", f"{table}.csv"])
 
 
-def test_one_name_for_two_things(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_name_for_two_things(folder: Path) -> None:
+    """Users and items have their own column of this name."""
     (folder / "items.csv").write_text("item,city\n10,a\n")
     (folder / "users.csv").write_text("user,city\n7,b\n")
     city = {"city": {"kind": "categorical", "vocabulary": True}}
-    with pytest.raises(SystemExit, match="1"):
+    with pytest.raises(SystemExit, match="0"):
         run(
             folder,
             ["log.csv", "--items", "items.csv", "--users", "users.csv"],
             SPEC | {"features": {"item": {**SPEC["features"]["item"], **city}, "user": city}},
         )
-    assert_refused(folder, capsys, "'city' is needed from .*users.csv and from .*items.csv")
+    log = ImpressionLog.load(folder / "out")
+    assert log.vocabulary("item.city").to_pylist() == ["a"]
+    assert log.vocabulary("user.city").to_pylist() == ["b"]
+    assert log.spec.features.user["city"].column is None  # the description is stored as it was given
 
 
 def test_lists_of_different_lengths(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -302,6 +328,7 @@ def test_lists_of_different_lengths(folder: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit, match="1"):
         run(folder, ["log.csv", "--requests", "requests.parquet"], spec)
     assert_refused(folder, capsys, "sequences.past.*request 2")
+    assert_check_finds(folder, capsys, ["log.csv", "--requests", "requests.parquet"])
 
 
 # --- wrong descriptions -----------------------------------------------------------------------------------------

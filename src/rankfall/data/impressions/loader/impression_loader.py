@@ -87,6 +87,8 @@ class ImpressionLoader:
         world: The number of processes.
         drop_last: Leave out the last batch of a day if it is smaller than `batch`.
         prefetch: The number of batches that a thread prepares ahead; 0 for no thread.
+        pin_memory: Load batches into pinned memory, from which a GPU copies while it computes
+            (``batch.to("cuda", non_blocking=True)``). The thread of `prefetch` pins them.
 
     Raises:
         ValueError: If an argument is out of range, or if the days have no impressions or no items.
@@ -110,6 +112,7 @@ class ImpressionLoader:
         world: int = 1,
         drop_last: bool = False,
         prefetch: int = 2,
+        pin_memory: bool = False,
     ) -> None:
         for name, value, least in (
             ("batch", batch, 1),
@@ -122,7 +125,7 @@ class ImpressionLoader:
             ("prefetch", prefetch, 0),
         ):
             _check_int(name, value, least)
-        for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
+        for name, flag in (("shuffle", shuffle), ("drop_last", drop_last), ("pin_memory", pin_memory)):
             if not isinstance(flag, bool):
                 raise ValueError(f"{name}: found {flag!r}, expected True or False")
         if rank >= world:
@@ -138,7 +141,7 @@ class ImpressionLoader:
         self.log = log if isinstance(log, ImpressionLog) else ImpressionLog.load(log)
         self.batch, self.shuffle, self.seed, self.drop_last = batch, shuffle, seed, drop_last
         self.negatives, self.negatives_from, self.length = negatives, negatives_from, length
-        self.rank, self.world, self.prefetch = rank, world, prefetch
+        self.rank, self.world, self.prefetch, self.pin_memory = rank, world, prefetch, pin_memory
         self.labels = labels
         self._ordered_from = first_ordered_depth(self.log.spec) if labels == "published" else None
         self.window = window
@@ -302,7 +305,7 @@ class ImpressionLoader:
 
     # --- a pass -------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Impressions]:
+    def __iter__(self) -> Generator[Impressions]:
         """Iterate over one pass, from the first batch or from the position loaded last."""
         start, self._next = self._next, Position()
         self._received = start
@@ -322,7 +325,7 @@ class ImpressionLoader:
                 first = start.batch if number == start.day else 0
                 for batch in self._day(self._days[number], epoch, first, window):
                     first += 1
-                    yield Position(number, first), batch
+                    yield Position(number, first), batch.pin_memory() if self.pin_memory else batch
         finally:
             self._spare = [window]
 

@@ -7,15 +7,16 @@ does not depend on how a log is split into files.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
-from rankfall.data.impressions.encoding import to_times
+from rankfall.data.impressions.encoding import BadValueError, expected_times, parse_times, to_times
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from rankfall.data.impressions.spec import Unit
     from rankfall.data.sources.rows.columns import Role
 
 _ORDER: list[pl.DataType] = [pl.Null(), pl.Boolean(), pl.Int64(), pl.Float64(), pl.String()]  # from narrow to wide
@@ -155,45 +156,84 @@ def used_type(kind: pl.DataType, roles: Collection[Role]) -> pl.DataType:
 # --- conversion --------------------------------------------------------------------------------------------------
 
 
-def to_type(values: pl.Series, kind: pl.DataType, zone: str) -> pl.Series:
+class Converted(NamedTuple):
+    """Values in the type of their column, with nulls in place of values that cannot be converted."""
+
+    values: pl.Series
+    expected: str  # what the others are, for messages
+
+
+def to_type(values: pl.Series, kind: pl.DataType, zone: str, unit: Unit | None = None) -> pl.Series:
     """Convert values to the type of their column.
 
+    Args:
+        values: The values.
+        kind: The type.
+        zone: The time zone of times without one.
+        unit: The unit of times that are whole numbers.
+
     Raises:
-        ValueError: If a value cannot be converted; the message shows it.
+        BadValueError: If a value cannot be converted; the message shows it.
+        ValueError: If no value of this type can be converted.
+    """
+    changed, expected = convert(values, kind, zone, unit)
+    if (bad := is_lost(values, changed)).any():
+        position = int(bad.arg_max() or 0)
+        message = f"column {values.name!r}: found {values[position]!r}, expected {expected}"
+        raise BadValueError(message, position)
+    return changed
+
+
+def is_lost(values: pl.Series, changed: pl.Series) -> pl.Series:
+    """Return which values have become null; NaN is none."""
+    if changed.null_count() == values.null_count():
+        return pl.zeros(len(values), pl.Boolean, eager=True)
+    missing = values.is_null() | values.is_nan() if values.dtype.is_float() else values.is_null()
+    return changed.is_null() & ~missing
+
+
+def convert(values: pl.Series, kind: pl.DataType, zone: str, unit: Unit | None = None) -> Converted:
+    """Convert values to the type of their column, as far as they can be converted.
+
+    Args:
+        values: The values.
+        kind: The type.
+        zone: The time zone of times without one.
+        unit: The unit of times that are whole numbers.
+
+    Raises:
+        ValueError: If no value of this type can be converted.
     """
     if values.dtype in (kind, pl.Null()):
-        return values.cast(kind)
+        return Converted(values.cast(kind), "")
     if kind == TIME:
-        return to_times(values, None, zone).dt.convert_time_zone("UTC")
+        return _to_times(values, zone, unit)
     if kind == pl.String() and isinstance(values.dtype, pl.Date | pl.Datetime):
-        return to_times(values, None, zone).dt.strftime("%Y-%m-%d")
+        return Converted(to_times(values, None, zone).dt.strftime("%Y-%m-%d"), "")
     if values.dtype == pl.String and kind != pl.String() and values.is_in(_TRUTH_VALUES).any():
         values = values.replace({"true": "1", "True": "1", "false": "0", "False": "0"})
     if kind == pl.Int64() and not values.dtype.is_integer():
-        return _to_whole(values)
-    changed = values.cast(kind, strict=False)
-    if changed.null_count() != values.null_count():
-        raise _bad_value(values, changed, _WORDS.get(kind, str(kind)))
-    return changed
+        return Converted(_to_whole(values), "a whole number")
+    return Converted(values.cast(kind, strict=False), _WORDS.get(kind, str(kind)))
 
 
 _WORDS: dict[pl.DataType, str] = {pl.Float64(): "a number", pl.Int64(): "a whole number below 2^63"}
 
 
+def _to_times(values: pl.Series, zone: str, unit: Unit | None) -> Converted:
+    times = parse_times(values, None, zone).dt.convert_time_zone("UTC")
+    if unit is None or values.dtype != pl.String:
+        return Converted(times, expected_times(zone))
+    # one value that is no time makes a column of numbers one of text
+    numbers = values.cast(pl.Int64, strict=False)
+    counted = parse_times(numbers, unit, zone).dt.convert_time_zone("UTC")
+    return Converted(times.zip_with(numbers.is_null(), counted), f"whole numbers of {unit} or {expected_times(zone)}")
+
+
 def _to_whole(values: pl.Series) -> pl.Series:
     """Convert to whole numbers; some may be written as floats."""
     if values.dtype == pl.String:
-        whole = values.str.strip_suffix(".0").cast(pl.Int64, strict=False)
-    else:
-        numbers = values.cast(pl.Float64)
-        values = numbers.fill_nan(None)
-        exact = (numbers == numbers.floor()) & (numbers.abs() < _EXACT)
-        whole = pl.select(pl.when(exact).then(numbers)).to_series().cast(pl.Int64)
-    if whole.null_count() != values.null_count():
-        raise _bad_value(values, whole, "a whole number")
-    return whole.alias(values.name)
-
-
-def _bad_value(values: pl.Series, changed: pl.Series, expected: str) -> ValueError:
-    bad = values.filter(changed.is_null() & values.is_not_null())[0]
-    return ValueError(f"column {values.name!r}: found {bad!r}, expected {expected}")
+        return values.str.strip_suffix(".0").cast(pl.Int64, strict=False)
+    numbers = values.cast(pl.Float64)
+    exact = (numbers == numbers.floor()) & (numbers.abs() < _EXACT)
+    return pl.select(pl.when(exact).then(numbers)).to_series().cast(pl.Int64).alias(values.name)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rankfall._suggestions import did_you_mean
 from rankfall.data.impressions.spec import Categorical, Time, column_of, table_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from rankfall.data.impressions.spec import FeatureConfig, Group, Spec
+    from rankfall.data.impressions.spec import FeatureConfig, Group, Spec, Unit
 
 Origin = Literal["log", "items", "users", "requests"]  # the rows of the log, or one of the tables joined to them
 Role = Literal["id", "whole", "number", "vector", "time", "day", "sequence"]
@@ -74,6 +74,15 @@ def _role(feature: FeatureConfig) -> Role:
     return "number" if feature.size == 1 else "vector"
 
 
+def time_units(spec: Spec) -> dict[str, Unit | None]:
+    """Return the columns of times, and the unit of those that are whole numbers."""
+    units = {} if spec.time is None else {spec.time.column: spec.time.unit}
+    for _, _, feature in spec.features:
+        if isinstance(feature, Time) and feature.column is not None:
+            units[feature.column] = feature.unit
+    return units
+
+
 def columns_sharing_ids(spec: Spec) -> list[set[str]]:
     """Return sets of columns whose values get their ids in one embedding table and must have one type."""
     tables: dict[str, set[str]] = {}
@@ -88,30 +97,133 @@ def columns_sharing_ids(spec: Spec) -> list[set[str]]:
     return list(tables.values())
 
 
-def find_origins(spec: Spec, found: Mapping[Origin, Sequence[str]], names: Mapping[Origin, str]) -> dict[str, Origin]:
-    """Find the origin of every column that a description needs.
+class Columns(NamedTuple):
+    """The columns of a log by the names that its description uses.
+
+    A column that is used in several ways has one name for each of them: ``price``, and ``price (as number)``.
+    """
+
+    spec: Spec  # with these names
+    origins: dict[str, Origin]  # the log or the table that each is read from
+    stored: dict[str, str]  # the name in the files, if it is another one
+
+
+def find_columns(
+    spec: Spec,
+    found: Mapping[Origin, Sequence[str]],
+    names: Mapping[Origin, str],
+    on_missing: Callable[[ColumnUse, str], None] | None = None,
+) -> Columns:
+    """Find every column that a description needs.
 
     Args:
         spec: The description of the log.
         found: The columns of the log and of each table.
         names: The names of the log and of each table in error messages.
+        on_missing: Receives what the description needs and no file has; these keys are then left out. By default this
+            is an error.
 
     Raises:
-        ValueError: If a column is missing or would be read from two origins.
+        ValueError: If a column is missing, or a key and another column of the same name would be read from two origins.
     """
+    ways: dict[str, tuple[_Way, Origin]] = {}
     origins: dict[str, Origin] = {}
-    for use in column_uses(spec):
-        if origins.get(use.column) in use.origins:
-            continue
-        origin = next((origin for origin in use.origins if use.column in found.get(origin, ())), None)
+    stored: dict[str, str] = {}
+    changes: dict[tuple[str, str], str | None] = {}
+    for use in sorted(column_uses(spec), key=_can_be_renamed):  # those that cannot keep the names of the files
+        _, known = ways.get(use.column, (None, None))
+        origin = known if known in use.origins else _first_origin(use, found)
         if origin is None:
-            raise ValueError(_missing(use, found, names))
-        if (other := origins.setdefault(use.column, origin)) != origin:
+            message = _missing(use, found, names)
+            if on_missing is None:
+                raise ValueError(message)
+            on_missing(use, message)
+            changes[use.key, use.column] = None
+            continue
+        way, first = ways.setdefault(use.column, (_WAYS[use.role], origin))
+        if first == origin and _share_a_type(way, _WAYS[use.role]):
+            origins[use.column] = origin
+            continue
+        if not _can_be_renamed(use):
+            if first == origin:
+                continue  # the type of the key decides
             raise ValueError(
-                f"the column {use.column!r} is needed from {names[other]} and from {names[origin]} ({use.key}); "
+                f"the column {use.column!r} is needed from {names[first]} and from {names[origin]} ({use.key}); "
                 "rename one of them"
             )
-    return origins
+        name = f"{use.column} (as {_WAYS[use.role]}{'' if first == origin else f', of {origin}'})"
+        changes[use.key, use.column] = name
+        origins[name], stored[name] = origin, use.column
+    return Columns(with_columns(spec, changes) if changes else spec, origins, stored)
+
+
+_Way = Literal["id", "whole number", "number", "vector", "time", "sequence"]
+_WAYS: dict[Role, _Way] = {
+    "id": "id",
+    "day": "id",
+    "whole": "whole number",
+    "number": "number",
+    "vector": "vector",
+    "time": "time",
+    "sequence": "sequence",
+}
+
+
+def _share_a_type(one: _Way, other: _Way) -> bool:
+    """Return whether a column that is used in both ways is read once; whole numbers are ids and numbers, too."""
+    return one == other or {one, other} in ({"whole number", "id"}, {"whole number", "number"})
+
+
+def _can_be_renamed(use: ColumnUse) -> bool:
+    """Return whether a column may have another name here: keys join tables, and feedback is written by its name."""
+    fixed = ("request", "item", "user", "stage", "feedback")
+    return use.key not in fixed and use.role != "sequence" and not use.key.startswith("stages.")
+
+
+def _first_origin(use: ColumnUse, found: Mapping[Origin, Sequence[str]]) -> Origin | None:
+    return next((origin for origin in use.origins if use.column in found.get(origin, ())), None)
+
+
+def with_columns(spec: Spec, changes: Mapping[tuple[str, str], str | None]) -> Spec:
+    """Return a description that uses other columns, which is not validated again.
+
+    Args:
+        spec: The description.
+        changes: The new column by the key and the column of a use; None removes the key.
+    """
+    new: dict[str, Any] = {}
+    for (key, column), name in changes.items():
+        if key in ("user", "day", "stage", "rank", "position", "truth"):
+            new[key] = name
+        elif key == "time":
+            new[key] = name and spec.time and spec.time.model_copy(update={"column": name})
+        elif key == "relevant":
+            new[key] = spec.relevant.model_copy(update={"column": name})
+        elif key == "feedback":
+            new[key] = [other for other in new.get(key, spec.feedback) if other != column]
+    flagless = {key for (key, _) in changes if key.startswith("stages.")}
+    if flagless:
+        new["stages"] = [
+            stage.model_copy(update={"flag": None}) if f"stages.{stage.name}" in flagless else stage
+            for stage in spec.stages
+        ]
+    groups: dict[Group, dict[str, FeatureConfig]] = {"user": {}, "context": {}, "item": {}}
+    for group, feature_name, feature in spec.features:
+        place = f"{group}.{feature_name}", column_of(spec, feature_name, feature)
+        follows_time = isinstance(feature, Time) and feature.column is None and changes.get(place)
+        if place not in changes or follows_time:
+            groups[group][feature_name] = feature
+        elif changes[place] is not None:
+            groups[group][feature_name] = feature.model_copy(update={"column": changes[place]})
+    new["features"] = spec.features.model_copy(update=dict(groups))
+    new["sequences"] = {
+        name: sequence
+        for name, sequence in spec.sequences.items()
+        if all((f"sequences.{name}.{one}", column) not in changes for one, column in (sequence.columns or {}).items())
+        and all(feature in groups["item"] for feature in sequence.features)
+        and (sequence.feedback is None or sequence.feedback in new.get("feedback", spec.feedback))
+    }
+    return spec.model_copy(update=new)
 
 
 def _missing(use: ColumnUse, found: Mapping[Origin, Sequence[str]], names: Mapping[Origin, str]) -> str:

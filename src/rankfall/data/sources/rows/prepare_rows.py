@@ -18,7 +18,8 @@ this process or in others. Adding statistics, the histories of users and writing
 from __future__ import annotations
 
 import shutil
-from contextlib import closing
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from types import MappingProxyType
@@ -35,26 +36,30 @@ from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.impressions.log_writer import LogWriter
 from rankfall.data.impressions.sampler import check_seed
 from rankfall.data.impressions.schema import impression_schema
+from rankfall.data.sources.problems import TooManyBadError
+from rankfall.data.sources.rows.check_log import check_log
 from rankfall.data.sources.rows.fit import fit_portions
 from rankfall.data.sources.rows.incremental_merge import IncrementalMerge, distinct
 from rankfall.data.sources.rows.log_sequences import SequenceHistories, event_columns, find_events
+from rankfall.data.sources.rows.own_source import rows_of_source, with_absolute_source
 from rankfall.data.sources.rows.portions import first_rows, spool_log
-from rankfall.data.sources.rows.provenance import provenance
+from rankfall.data.sources.rows.provenance import provenance, skipped_json
 from rankfall.data.sources.rows.raw_log import RawLog
 from rankfall.data.sources.rows.request_order import order_requests
+from rankfall.data.sources.rows.row_files import RowFile, find_row_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from rankfall._engine import Engine, Report
     from rankfall.data.impressions.encoding import Encoding
     from rankfall.data.impressions.spec import Spec
+    from rankfall.data.sources.problems import DataCheck, Findings
     from rankfall.data.sources.rows.columns import Origin
     from rankfall.data.sources.rows.log_sequences import PortionEvents
     from rankfall.data.sources.rows.portions import SpooledLog, UnknownKeys
     from rankfall.data.sources.rows.request_order import Portion
-    from rankfall.data.sources.rows.row_files import RowFile
 
     OnProgress = Callable[[str, int, int | None], None]
 
@@ -72,6 +77,7 @@ def prepare_rows(
     seed: int = 0,
     fit_days: int | None = None,
     force: bool = False,
+    skip_bad: int | None = None,
     about: Mapping[str, Any] = MappingProxyType({}),
     portion_rows: int = PORTION_ROWS,
     engine: Engine = LOCAL,
@@ -80,7 +86,7 @@ def prepare_rows(
     """Prepare an impression log from a log with one row per request and item.
 
     Args:
-        sources: Files (CSV, Parquet, Arrow) or directories of them.
+        sources: Files (CSV, Parquet, Arrow) or directories of them; none if the description has a `source`.
         out: The directory to write.
         spec: The description of columns, stages and features.
         items: A table with more columns of items.
@@ -90,38 +96,140 @@ def prepare_rows(
         fit_days: The number of first days that vocabularies, scalings and buckets are fitted to; by default all days
             except the last.
         force: Replace an existing impression log.
+        skip_bad: Check the log first and drop its bad rows, at most this many, tables included. A whole request is
+            dropped if its rows contradict each other. By default the first bad row is an error.
         about: Entries that are added to the provenance in the manifest.
         portion_rows: The approximate number of rows in memory, in each process of `engine`.
         engine: Runs the work on files and portions.
         on_progress: Receives the name of a step, the number of rows or files done, and their total if it is known.
 
     Raises:
+        TooManyBadError: If more rows are bad than `skip_bad` allows, or a problem is not one of rows.
         ValueError: If the rows, the tables or the description contradict each other; the message says where.
     """
     check_seed(seed)
     if portion_rows < 1:
         raise ValueError(f"portion_rows: found {portion_rows}, expected at least 1")
-    with fresh_directory(out, is_log, force=force) as directory:
-        tables: dict[Origin, Path | None] = {"items": items, "users": users, "requests": requests}
-        raw = RawLog.open(spec, sources, tables, _Step("reading types of text files", None, on_progress), engine)
-        order = order_requests(raw, portion_rows, _Step("ordering requests", None, on_progress), engine)
+    _check_sources(sources, spec)
+    spec = with_absolute_source(spec)
+    tables: dict[Origin, Path | RowFile | None] = {"items": items, "users": users, "requests": requests}
+    with (
+        fresh_directory(out, is_log, force=force) as directory,
+        rows_of_source(spec, _Step("reading the source", None, on_progress)) as own,
+    ):
+        files = find_row_files(sources) if own is None else own.files
+        if skip_bad is not None:
+            found = _bad_rows(files, spec, tables, skip_bad, engine, on_progress)
+            files = [replace(file, skipped=found.skipped(str(file))) for file in files]
+            tables = {origin: _without(found, path) for origin, path in tables.items()}
+            about = {**about, "skipped": skipped_json(found, skip_bad)}
+        with _pointing_to_check():
+            raw = RawLog.open(spec, files, tables, _Step("reading types of text files", None, on_progress), engine)
+            order = order_requests(raw, portion_rows, _Step("ordering requests", None, on_progress), engine)
         fitted = _fit_days(order.days, fit_days)
         spooled = directory / "spool"
         spooled.mkdir()
-        log = spool_log(raw, order, spooled, _Step("sorting rows", order.rows, on_progress), engine)
-        on_rows = _Step("fitting", order.rows, on_progress)
-        encoding, table = fit_portions(log, order.portions, fitted, on_rows, engine)
-        writer = LogWriter(directory, spec, encoding.features, _schema(raw))
-        on_rows = _Step("writing", order.rows, on_progress)
-        counts, unknown = _write(_Assembly(log, encoding, table, seed), order.portions, writer, on_rows, engine)
+        with _pointing_to_check():
+            log = spool_log(raw, order, spooled, _Step("sorting rows", order.rows, on_progress), engine)
+            on_rows = _Step("fitting", order.rows, on_progress)
+            encoding, table = fit_portions(log, order.portions, fitted, on_rows, engine)
+            writer = LogWriter(directory, spec, encoding.features, _schema(raw))
+            on_rows = _Step("writing", order.rows, on_progress)
+            counts, unknown = _write(_Assembly(log, encoding, table, seed), order.portions, writer, on_rows, engine)
         shutil.rmtree(spooled)
         vocabularies = {name: values.to_arrow() for name, values in encoding.vocabularies.items()}
         on_file = _Step("checksums of files", sum(map(len, raw.files.values())), on_progress)
         made = provenance(
             raw, order, encoding, counts, unknown, seed=seed, fit_days=fitted, on_file=on_file, engine=engine
         )
+        if own is not None:
+            made["sources"] = [own.about(order.rows)]
         writer.finish(table, vocabularies, {**made, **about})
     return ImpressionLog.load(out)
+
+
+def check_rows(
+    sources: Sequence[Path | RowFile],
+    spec: Spec,
+    *,
+    items: Path | None = None,
+    users: Path | None = None,
+    requests: Path | None = None,
+    engine: Engine = LOCAL,
+    on_progress: OnProgress = lambda step, rows, total: None,
+) -> DataCheck:
+    """Check a log with one row per request and item: read everything, and write nothing.
+
+    Args:
+        sources: Files (CSV, Parquet, Arrow) or directories of them; none if the description has a `source`.
+        spec: The description of columns, stages and features.
+        items: A table with more columns of items.
+        users: A table with more columns of users.
+        requests: A table with more columns of requests.
+        engine: Runs the work on files and portions.
+        on_progress: Receives the name of a step, the number of rows done, and their total if it is known.
+
+    Returns:
+        All problems of the log, with their number and first places.
+
+    Raises:
+        ValueError: If a file does not exist or has an unknown suffix.
+    """
+    _check_sources(sources, spec)
+    tables: dict[Origin, Path | RowFile | None] = {"items": items, "users": users, "requests": requests}
+    steps = partial(_Step, on_progress=on_progress)
+    with rows_of_source(with_absolute_source(spec), steps("reading the source", None)) as own:
+        files = sources if own is None else own.files
+        check, _ = check_log(files, spec, tables, limit=0, engine=engine, on_step=steps)
+    return check
+
+
+def _check_sources(sources: Sequence[Path | RowFile], spec: Spec) -> None:
+    if not sources and spec.source is None:
+        raise ValueError("sources: found no files, and the description has no `source`; expected one of them")
+    if sources and spec.source is not None:
+        raise ValueError("sources: found files, and a `source` in the description; expected one of them")
+
+
+def _bad_rows(
+    files: Sequence[RowFile],
+    spec: Spec,
+    tables: Mapping[Origin, Path | RowFile | None],
+    limit: int,
+    engine: Engine,
+    on_progress: OnProgress,
+) -> Findings:
+    """Check a log; return its bad rows, of which there are at most `limit`."""
+    if limit < 0:
+        raise ValueError(f"skip_bad: found {limit}, expected at least 0")
+    steps = partial(_Step, on_progress=on_progress)
+    check, found = check_log(files, spec, tables, limit=limit, engine=engine, on_step=steps)
+    lasting = [problem for problem in check.errors if problem.dropped is None]
+    if lasting:
+        first = lasting[0]
+        where = f"column {first.column!r}: " if first.column else ""
+        raise TooManyBadError(f"skip_bad: no dropped row solves every problem: {where}{first.problem}", check)
+    if found.bad_rows > limit:
+        raise TooManyBadError(f"skip_bad: found more than {limit:,} bad rows; nothing was written", check)
+    if check.rows and sum(len(found.skipped(str(file))) for file in files) >= check.rows:
+        raise TooManyBadError("skip_bad: every row of the log is bad", check)
+    return found
+
+
+def _without(found: Findings, table: Path | RowFile | None) -> RowFile | None:
+    if table is None:
+        return None
+    file = table if isinstance(table, RowFile) else find_row_files([table])[0]
+    return replace(file, skipped=found.skipped(str(file)))
+
+
+@contextmanager
+def _pointing_to_check() -> Iterator[None]:
+    """Add to errors of the rows how to find all of them."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{error}\nThe option --check lists every problem of the log at once") from None
 
 
 class _Step:

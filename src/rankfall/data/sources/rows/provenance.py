@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rankfall._engine import Engine, Report
     from rankfall.data.impressions.counts import Counts
     from rankfall.data.impressions.encoding import Encoding
+    from rankfall.data.sources.problems import Findings
     from rankfall.data.sources.rows.columns import Origin
     from rankfall.data.sources.rows.raw_log import RawLog
     from rankfall.data.sources.rows.request_order import RequestOrder
@@ -70,6 +71,21 @@ def provenance(
         "unknown": {**unknown, **({"requests": requests.unknown} if "requests" in raw.files else {})},
         "unused_requests": requests.unused,
         "empty_days": [] if raw.spec.day is not None else _gaps(requests.days),
+    }
+
+
+def skipped_json(found: Findings, limit: int) -> dict[str, Any]:
+    """Describe the bad rows that were dropped.
+
+    Args:
+        found: The bad rows and their problems.
+        limit: The number of rows that might have been dropped.
+    """
+    return {
+        "limit": limit,
+        "rows": found.bad_rows,
+        "requests": found.requests,
+        "problems": [problem.to_json() for problem in found.problems() if problem.dropped is not None],
     }
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
 from rankfall._suggestions import did_you_mean
+from rankfall.data.impressions.encoding import BadValueError
 from rankfall.data.sources.rows.column_types import (
     element_type,
     joint_text_type,
@@ -19,11 +20,19 @@ from rankfall.data.sources.rows.column_types import (
     to_type,
     used_type,
 )
-from rankfall.data.sources.rows.columns import Origin, column_uses, columns_sharing_ids, find_origins
-from rankfall.data.sources.rows.row_files import RowFile, find_row_files
+from rankfall.data.sources.rows.columns import (
+    Origin,
+    column_uses,
+    columns_sharing_ids,
+    find_columns,
+    time_units,
+    with_columns,
+)
+from rankfall.data.sources.rows.row_files import InvalidRow, RowFile, find_row_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from rankfall._engine import Engine, Report
@@ -31,6 +40,8 @@ if TYPE_CHECKING:
     from rankfall.data.sources.rows.columns import Role
 
     Types = dict[tuple[Origin, str], pl.DataType]
+    Headers = dict[RowFile, dict[str, pl.DataType]]
+    OnProblem = Callable[[str | None, str, Sequence[RowFile]], None]
 
 _PART_BYTES = 2**25  # of files that are processed together
 
@@ -47,26 +58,31 @@ class RowBatch(NamedTuple):
         values = self.rows[column]
         if values.has_nulls():
             row = self.start + int(values.is_null().arg_max() or 0)
-            raise ValueError(f"{self.file.path}: column {column!r}: found no value in row {row + 1}")
+            raise ValueError(f"{self.file}: column {column!r}: found no value in row {row + 1}")
 
 
 @dataclass(frozen=True)
 class RawLog:
-    """The files of a log, and the origin and type of each column that its description needs."""
+    """The files of a log, and the origin and type of each column that its description needs.
+
+    `spec` names columns as :func:`find_columns` does; `stored` has the names in the files that differ.
+    """
 
     spec: Spec
     files: dict[Origin, list[RowFile]]
     origins: dict[str, Origin]
     types: Types
+    stored: dict[str, str]
 
     @classmethod
     def open(
         cls,
         spec: Spec,
         sources: Sequence[Path | RowFile],
-        tables: Mapping[Origin, Path | None],
+        tables: Mapping[Origin, Path | RowFile | None],
         on_text: Report,
         engine: Engine,
+        on_problem: OnProblem | None = None,
     ) -> RawLog:
         """Find the files, and the origin and type of every column.
 
@@ -76,6 +92,8 @@ class RawLog:
             tables: The files of the tables that are joined.
             on_text: Receives the number of rows of text files that were read to find their types.
             engine: Runs the work on the files.
+            on_problem: Receives the column and the message of every problem, and the files that have it; files that
+                cannot be read and columns that cannot be used are then left out. By default a problem is an error.
 
         Raises:
             ValueError: If a file cannot be read, or a column is missing or has values of a wrong type.
@@ -84,16 +102,34 @@ class RawLog:
         for origin, path in tables.items():
             if path is not None:
                 files[origin] = find_row_files([path])
-        headers = {origin: [file.columns() for file in found] for origin, found in files.items()}
+        headers = {origin: _headers(found, on_problem) for origin, found in files.items()}
         columns = {
-            origin: list(dict.fromkeys(name for header in some for name in header)) for origin, some in headers.items()
+            origin: list(dict.fromkeys(name for header in some.values() for name in header))
+            for origin, some in headers.items()
         }
-        names = {origin: str(found[0].path) for origin, found in files.items()}
-        log = cls(spec, files, find_origins(spec, columns, names), {})
+        names = {origin: str(found[0]) for origin, found in files.items()}
+        on_missing = None if on_problem is None else lambda use, text: on_problem(use.column, text, [])
+        used = find_columns(spec, columns, names, on_missing)
+        log = cls(used.spec, files, used.origins, {}, used.stored)
         for origin in files:
-            log._check_columns(origin, headers[origin])
-        log._decide_types(headers, on_text, engine)
-        return log
+            log._check_columns(origin, headers[origin], on_problem)
+            files[origin] = [file for file in files[origin] if file in headers[origin]]
+        if any(log.key(origin) not in log.origins for origin in files):
+            return log  # an error, or reported; without a key no row can be read
+        unusable = log._decide_types(headers, on_text, engine, on_problem)
+        return log.without(unusable) if unusable else log
+
+    def without(self, columns: Collection[str]) -> RawLog:
+        """Return the log without the keys of its description that need these columns."""
+        changes = {(use.key, use.column): None for use in column_uses(self.spec) if use.column in columns}
+        spec = with_columns(self.spec, changes)
+        used = {use.column for use in column_uses(spec)}
+        return replace(
+            self,
+            spec=spec,
+            origins={name: origin for name, origin in self.origins.items() if name in used},
+            types={which: kind for which, kind in self.types.items() if which[1] in used},
+        )
 
     def key(self, origin: Origin) -> str:
         """Return the column by which the rows of a table are joined; for the log, the column of the request."""
@@ -130,12 +166,19 @@ class RawLog:
             columns: The columns to read.
             files: The files to read; by default all of them.
         """
+        read = self.stored_names(columns)
         for file in self.files[origin] if files is None else files:
             start = 0
-            for frame in file.batches(columns):
-                typed = frame.select(self._typed(origin, frame[name], file) for name in columns)
+            for frame in file.batches(read):
+                typed = frame.select(
+                    self._typed(origin, frame[self.stored.get(name, name)].alias(name), file, start) for name in columns
+                )
                 yield RowBatch(file, start, typed)
                 start += len(frame)
+
+    def stored_names(self, columns: Iterable[str]) -> list[str]:
+        """Return the names that columns have in the files, each once."""
+        return list(dict.fromkeys(self.stored.get(name, name) for name in columns))
 
     def table(self, origin: Origin, columns: Sequence[str]) -> pl.DataFrame:
         """Read columns of a table, the key among them.
@@ -150,77 +193,130 @@ class RawLog:
             rows.append(batch.rows)
         table = pl.concat(rows)
         if (repeated := table[key].is_duplicated()).any():
-            path = self.files[origin][0].path
+            path = self.files[origin][0]
             raise ValueError(f"{path}: {key} {table[key].filter(repeated).min()!r} occurs twice")
         return table
 
-    def _typed(self, origin: Origin, values: pl.Series, file: RowFile) -> pl.Series:
-        with _prefixing(str(file.path)):
-            return to_type(values, self.types[origin, values.name], self.spec.zone)
+    def _typed(self, origin: Origin, values: pl.Series, file: RowFile, start: int) -> pl.Series:
+        with _prefixing(str(file)):
+            try:
+                return to_type(
+                    values, self.types[origin, values.name], self.spec.zone, time_units(self.spec).get(values.name)
+                )
+            except BadValueError as error:
+                raise ValueError(f"{error} (row {start + error.position + 1})") from None
 
-    def _check_columns(self, origin: Origin, headers: Sequence[Mapping[str, pl.DataType]]) -> None:
-        for file, header in zip(self.files[origin], headers, strict=True):
-            for column in self.columns(origin):
-                if column not in header:
-                    raise ValueError(
-                        f"{file.path}: found no column {column!r}{did_you_mean(column, header)}; "
-                        f"the columns are {', '.join(header)}"
-                    )
+    def _check_columns(self, origin: Origin, headers: Headers, on_problem: OnProblem | None) -> None:
+        """Check that every file has all columns; with `on_problem` remove the headers of those that have not."""
+        for file, header in list(headers.items()):
+            for column in self.stored_names(self.columns(origin)):
+                if column in header:
+                    continue
+                message = f"found no column {column!r}{did_you_mean(column, header)}"
+                if on_problem is None:
+                    raise ValueError(f"{file}: {message}; the columns are {', '.join(header)}")
+                on_problem(column, f"{message}, which other files have", [file])
+                headers.pop(file, None)
 
     # --- types ---
 
     def _decide_types(
-        self, headers: Mapping[Origin, Sequence[Mapping[str, pl.DataType]]], on_text: Report, engine: Engine
-    ) -> None:
+        self, headers: Mapping[Origin, Headers], on_text: Report, engine: Engine, on_problem: OnProblem | None
+    ) -> set[str]:
+        """Decide the types of all columns; return those whose types are wrong, if `on_problem` allows any."""
+        unusable: set[str] = set()
+
+        @contextmanager
+        def about(column: str, *files: RowFile, of: str = "") -> Iterator[None]:
+            try:
+                yield
+            except ValueError as error:
+                where = f"{files[0]}: " if files else ""
+                if on_problem is None:
+                    raise ValueError(f"{where}{of or f'column {column!r}'}: {error}") from None
+                if column not in unusable:
+                    on_problem(column, str(error), files)
+                unusable.add(column)
+
         roles: dict[str, set[Role]] = {}
         for use in column_uses(self.spec):
             roles.setdefault(use.column, set()).add(use.role)
-        for origin, files in self.files.items():
+        for origin in self.files:
             columns = self.columns(origin)
-            kinds = self._text_types(origin, {column: roles[column] for column in columns}, on_text, engine)
-            for file, header in zip(files, headers[origin], strict=True):
+            of_origin = {column: roles.get(column, {"id"}) for column in columns}  # without a use: the key of a table
+            kinds = self._text_types(origin, of_origin, on_text, engine, lenient=on_problem is not None)
+            for file, header in headers[origin].items():
                 for column in columns if not file.is_text else []:
-                    with _prefixing(f"{file.path}: column {column!r}"):
-                        kinds[column] = joint_type([kinds[column], plain_type(header[column])])
+                    with about(column, file):
+                        plain = plain_type(header[self.stored.get(column, column)])
+                        kinds[column] = joint_type([kinds[column], plain])
             self.types.update({(origin, column): kind for column, kind in kinds.items()})
-        self._unify()
+        self._unify(about)
         for (origin, column), kind in self.types.items():
-            with _prefixing(f"column {column!r}"):
-                self.types[origin, column] = used_type(kind, roles[column])
+            with about(column):
+                self.types[origin, column] = used_type(kind, roles.get(column, {"id"}))
+        return unusable
 
     def _text_types(
-        self, origin: Origin, roles: Mapping[str, set[Role]], on_text: Report, engine: Engine
+        self, origin: Origin, roles: Mapping[str, set[Role]], on_text: Report, engine: Engine, *, lenient: bool
     ) -> dict[str, pl.DataType]:
         kinds: dict[str, pl.DataType] = dict.fromkeys(roles, pl.Null())
         texts = [text for part in self.parts(origin) if (text := [file for file in part if file.is_text])]
-        with closing(engine.map(partial(_types_of_text, roles), texts, on_text)) as found:
+        work = partial(_types_of_text, roles, self.stored, lenient)
+        with closing(engine.map(work, texts, on_text)) as found:
             for some in found:
                 kinds = {column: joint_text_type(kinds[column], some[column]) for column in kinds}
         return kinds
 
-    def _unify(self) -> None:
+    def _unify(self, about: Callable[..., AbstractContextManager[None]]) -> None:
         """Give keys one type in the log and in tables, and values one type that share an embedding table."""
         keys = {origin: self.key(origin) for origin in self.files}
         groups = [{(origin, key), (self.origins[key], key)} for origin, key in keys.items()]
         groups += [{(self.origins[column], column) for column in columns} for columns in columns_sharing_ids(self.spec)]
         for _ in groups:  # a column may be in several groups, so types propagate step by step
             for group in groups:
-                with _prefixing(f"column {' and '.join(sorted({column for _, column in group}))}"):
+                members = sorted({column for _, column in group})
+                with about(members[-1], of=f"column {' and '.join(members)}"):
                     joint = joint_type(element_type(self.types[which]) for which in sorted(group))
-                for which in group:
-                    is_list = isinstance(self.types[which], pl.List)
-                    self.types[which] = pl.List(joint) if is_list else joint
+                    for which in group:
+                        is_list = isinstance(self.types[which], pl.List)
+                        self.types[which] = pl.List(joint) if is_list else joint
 
 
-def _types_of_text(roles: Mapping[str, set[Role]], files: Sequence[RowFile], report: Report) -> dict[str, pl.DataType]:
-    """Return the narrowest type of each column in text files."""
-    kinds: dict[str, pl.DataType] = dict.fromkeys(roles, pl.Null())
+def _headers(files: Sequence[RowFile], on_problem: OnProblem | None) -> Headers:
+    """Return the columns of each file; with `on_problem` files that cannot be read are left out."""
+    headers: Headers = {}
     for file in files:
-        for frame in file.batches(list(roles)):
-            for column in roles:
-                kinds[column] = text_type(frame[column], kinds[column], roles[column])
-            report(len(frame))
+        try:
+            headers[file] = file.columns()
+        except ValueError as error:
+            if on_problem is None:
+                raise
+            on_problem(None, str(error).removeprefix(f"{file} ").removeprefix(f"{file}: "), [file])
+    return headers
+
+
+def _types_of_text(
+    roles: Mapping[str, set[Role]],
+    stored: Mapping[str, str],
+    lenient: bool,
+    files: Sequence[RowFile],
+    report: Report,
+) -> dict[str, pl.DataType]:
+    """Return the narrowest type of each column in text files; `lenient` ignores what cannot be read."""
+    kinds: dict[str, pl.DataType] = dict.fromkeys(roles, pl.Null())
+    names = {column: stored.get(column, column) for column in roles}
+    for file in files:
+        with suppress(*[ValueError] * lenient):
+            for frame in file.batches(list(dict.fromkeys(names.values())), _ignore if lenient else None):
+                for column, name in names.items():
+                    kinds[column] = text_type(frame[name], kinds[column], roles[column])
+                report(len(frame))
     return kinds
+
+
+def _ignore(row: InvalidRow) -> None:
+    pass
 
 
 @contextmanager

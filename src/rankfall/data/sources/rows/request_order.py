@@ -17,7 +17,6 @@ from rankfall.data.sources.rows.incremental_merge import IncrementalMerge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from rankfall._engine import Engine, Report
     from rankfall.data.impressions.spec import Spec
@@ -134,7 +133,7 @@ def _read_keys(raw: RawLog, on_rows: Report, engine: Engine) -> tuple[pl.DataFra
             if keys is not None:
                 found.add(keys)
     if not any(rows_by_file):
-        raise ValueError(f"{_listed(file.path for file in raw.files['log'])}: found no rows")
+        raise ValueError(f"{_listed(raw.files['log'])}: found no rows")
     requests = found.result()
     for name, column in ((TIME, raw.spec.time.column if raw.spec.time else ""), (DAY, raw.spec.day or "")):
         differing = requests.filter(pl.col(name) != pl.col(name + _LAST)) if name in requests.columns else requests[:0]
@@ -179,12 +178,12 @@ def _join_table(raw: RawLog, found: pl.DataFrame) -> tuple[pl.DataFrame, list[st
     for column in carried:
         if found[column].has_nulls() and column != user:
             missing = found.filter(pl.col(column).is_null())[request].min()
-            path = raw.files["requests"][0].path
+            path = raw.files["requests"][0]
             raise ValueError(f"{path}: column {column!r}: found no value for the request {missing!r}")
     keys = request_keys(found.select(request, *carried), raw.spec).drop(request)
     return found.with_columns(keys.get_columns()), carried, unknown, unused
 
 
-def _listed(paths: Iterable[Path]) -> str:
-    shown = [str(path) for path in paths]
+def _listed(files: Iterable[RowFile]) -> str:
+    shown = [str(file) for file in files]
     return ", ".join(shown) if len(shown) <= 3 else f"{shown[0]} and {len(shown) - 1} more files"

@@ -3,28 +3,52 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet", ".feather", ".arrow", ".ipc")
 BATCH_ROWS = 2**18
 _BLOCK_BYTES = 2**24  # of text, which is read in whole lines
+ROW = "\1row"  # a column that every file has: the index of each row, from 0
+
+
+class InvalidRow(NamedTuple):
+    """A row of a text file that has not as many values as the file has columns."""
+
+    row: int  # its index, from 0
+    expected: int
+    found: int
 
 
 @dataclass(frozen=True, slots=True)
 class RowFile:
-    """One file of rows. Columns of text files are strings; their types are decided over all files together."""
+    """One file of rows. Columns of text files are strings; their types are decided over all files together.
+
+    Args:
+        path: The file.
+        skipped: The indices of rows that are not read, in increasing order.
+        label: The name of the file in messages; by default its path.
+    """
 
     path: Path
+    skipped: tuple[int, ...] = field(default=(), kw_only=True, repr=False)
+    label: str | None = field(default=None, kw_only=True)
+
+    def __str__(self) -> str:
+        """The name of the file in messages."""
+        return self.label or str(self.path)
 
     @property
     def is_text(self) -> bool:
@@ -33,7 +57,7 @@ class RowFile:
 
     def columns(self) -> dict[str, pl.DataType]:
         """Return the names and types of the columns."""
-        with _naming_file(self.path):
+        with _naming_file(self):
             if self.is_text:
                 return dict.fromkeys(self._header(), pl.String())
             schema = pa_parquet.read_schema(self.path) if self._is_parquet else self._ipc([]).schema
@@ -41,21 +65,38 @@ class RowFile:
             assert isinstance(empty, pl.DataFrame)
             return dict(empty.schema)
 
-    def batches(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-        """Iterate over the rows of the file, restricted to these columns."""
-        with _naming_file(self.path):
-            for batch in self._arrow_batches(list(columns)):
+    def batches(
+        self, columns: Sequence[str], on_invalid: Callable[[InvalidRow], None] | None = None
+    ) -> Iterator[pl.DataFrame]:
+        """Iterate over the rows of the file, restricted to these columns.
+
+        Args:
+            columns: The columns to read, among them `ROW` for the indices of rows.
+            on_invalid: Receives the rows that have too many or too few values, which then are left out; by default they
+                are an error.
+        """
+        invalid: list[int] = []  # rows that the reader left out
+        with _naming_file(self):
+            start = 0
+            for batch in self._arrow_batches([name for name in columns if name != ROW], invalid, on_invalid):
                 frame = pl.from_arrow(batch)
                 assert isinstance(frame, pl.DataFrame)
+                if ROW in columns or self.skipped:
+                    numbers = _row_numbers(start, len(batch), invalid)
+                    frame = frame.with_columns(pl.Series(ROW, numbers))
+                    frame = frame.filter(pl.Series(~np.isin(numbers, self.skipped))) if self.skipped else frame
+                start += len(batch)
                 yield frame.select(columns)
 
     @property
     def _is_parquet(self) -> bool:
         return self.path.suffix == ".parquet"
 
-    def _arrow_batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    def _arrow_batches(
+        self, columns: list[str], invalid: list[int], on_invalid: Callable[[InvalidRow], None] | None
+    ) -> Iterator[pa.RecordBatch]:
         if self.is_text:
-            yield from self._csv(columns)
+            yield from self._csv(columns, self._invalid_rows(invalid, on_invalid))
         elif self._is_parquet:
             with pa_parquet.ParquetFile(self.path, page_checksum_verification=True) as file:
                 yield from file.iter_batches(BATCH_ROWS, columns=columns)
@@ -75,12 +116,18 @@ class RowFile:
         indices = [reader.schema.get_field_index(name) for name in columns]
         return pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=indices))
 
-    def _csv(self, columns: list[str] | None) -> Any:
+    def _csv(self, columns: list[str] | None, on_invalid: Callable[[Any], str] | None = None) -> Any:
         stream = pa.input_stream(str(self.path), compression="detect")
+        names = self._given_names() if columns is not None and any(map(_is_unnamed, columns)) else None
         return pa_csv.open_csv(
             stream,
-            read_options=pa_csv.ReadOptions(block_size=_BLOCK_BYTES),
-            parse_options=pa_csv.ParseOptions(newlines_in_values=True),
+            read_options=pa_csv.ReadOptions(
+                block_size=_BLOCK_BYTES,
+                column_names=names,
+                skip_rows=1 if names else 0,
+                use_threads=on_invalid is None,  # rows have numbers only if one thread reads them
+            ),
+            parse_options=pa_csv.ParseOptions(newlines_in_values=True, invalid_row_handler=on_invalid),
             convert_options=pa_csv.ConvertOptions(
                 include_columns=columns,
                 column_types=dict.fromkeys(columns or [], pa.string()),
@@ -89,12 +136,50 @@ class RowFile:
             ),
         )
 
+    def _invalid_rows(
+        self, invalid: list[int], on_invalid: Callable[[InvalidRow], None] | None
+    ) -> Callable[[Any], str] | None:
+        """Return the function that decides on a row with too many or too few values, or None if all are errors."""
+        if on_invalid is None and not self.skipped:
+            return None
+        skipped = set(self.skipped)
+
+        def decide(found: Any) -> str:
+            row = found.number - 2  # Arrow counts from 1 and counts the header
+            if on_invalid is None and row not in skipped:
+                return "error"
+            invalid.append(row)
+            if on_invalid is not None and row not in skipped:
+                on_invalid(InvalidRow(row, found.expected_columns, found.actual_columns))
+            return "skip"
+
+        return decide
+
     def _header(self) -> list[str]:
-        names: list[str] = self._csv(None).schema.names
+        names = self._given_names()
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"{self.path}: the column {name!r} occurs twice")
+                raise ValueError(f"{self}: the column {name!r} occurs twice")
         return names
+
+    def _given_names(self) -> list[str]:
+        """Return the names of columns; a column without one gets the name that pandas gives it."""
+        names = self._csv(None, lambda row: "skip").schema.names  # rows are not read here
+        return [name or f"{_UNNAMED}{place}" for place, name in enumerate(names)]
+
+
+_UNNAMED = "Unnamed: "
+
+
+def _is_unnamed(column: str) -> bool:
+    return column.startswith(_UNNAMED)
+
+
+def _row_numbers(start: int, count: int, invalid: list[int]) -> NDArray[np.int64]:
+    """Return the indices of rows in a file, from their indices among the valid rows."""
+    numbers = np.arange(start, start + count)
+    before = np.array(invalid, np.int64) - np.arange(len(invalid))  # valid rows before each invalid one
+    return numbers + np.searchsorted(before, numbers, side="right")
 
 
 def find_row_files(paths: Sequence[Path | RowFile]) -> list[RowFile]:
@@ -146,9 +231,9 @@ def _is_visible(file: Path, directory: Path) -> bool:
 
 
 @contextmanager
-def _naming_file(path: Path) -> Iterator[None]:
+def _naming_file(file: RowFile) -> Iterator[None]:
     """Add the file to errors of the libraries that read it."""
     try:
         yield
     except (pa.ArrowException, pl.exceptions.PolarsError, OSError) as error:
-        raise ValueError(f"{path} is damaged, truncated or not of the type of its suffix ({error})") from None
+        raise ValueError(f"{file} is damaged, truncated or not of the type of its suffix ({error})") from None

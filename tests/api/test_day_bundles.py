@@ -18,8 +18,8 @@ pytest.importorskip("faiss", reason="needs the extra serve")
 import numpy as np
 import torch
 
+from rankfall.api.day_bundles import DayBundles
 from rankfall.cascade import Cascade
-from rankfall.commands.stream_bundles import DayBundles
 from rankfall.data import ImpressionLoader, ImpressionLog
 from rankfall.serving import Bundle
 from rankfall.simulation.simulate import Simulation, append_days, simulate_log

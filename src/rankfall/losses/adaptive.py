@@ -1,184 +1,30 @@
-"""The losses as modules: options at construction, tensors at the call. Also ARF and ARF-v2, which train a weight."""
+"""ARF and ARF-v2: a loss of the recall and a loss of the order, balanced by a trained weight."""
 
 from __future__ import annotations
 
-import inspect
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
+from rankfall import register
 from rankfall._lists import Reduction, check_choice, check_lists, has_positive, is_published, item_weight, reduce_lists
-from rankfall.losses.approx import approx_ndcg_loss
-from rankfall.losses.listwise import listmle_loss, softmax_loss
-from rankfall.losses.pairwise import lambda_loss, lambda_recall_loss, lambdarank_loss, ranknet_loss
-from rankfall.losses.pointwise import bce_loss, grade_softmax_loss, mse_loss
-from rankfall.losses.relaxed import (
-    pirank_arp_loss,
-    pirank_ndcg_loss,
-    relax_loss,
-    sort_cross_entropy_loss,
-    topk_bce_loss,
-)
+from rankfall.losses.relaxed import RelaxLoss, SortCrossEntropyLoss, TopKBCELoss
 from rankfall.ops import neural_sort
 from rankfall.ops import topk as make_topk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jaxtyping import Bool, Float
 
+    from rankfall.losses._module import LossModule
     from rankfall.ops import SoftSort, TopK
-
-
-class _Loss(nn.Module):
-    """Base class of the modules that hold the options of a loss function.
-
-    The signature of a subclass consists of the options of its `function`, whose doc string describes them.
-    """
-
-    function: ClassVar[Callable[..., Tensor]]
-    __signature__: ClassVar[inspect.Signature]
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        passed_at_call = ("mask", "weight")
-        parameters = inspect.signature(cls.function).parameters.values()
-        cls.__signature__ = inspect.Signature(
-            [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in passed_at_call]
-        )
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        allowed = self.__signature__.parameters
-        for name in options:
-            if name not in allowed:
-                raise TypeError(f"{type(self).__name__} has no option {name!r}; its options are {', '.join(allowed)}")
-        for name, parameter in allowed.items():
-            if parameter.default is parameter.empty and name not in options:
-                raise TypeError(f"{type(self).__name__} needs the option {name!r}")
-        self.options = options
-
-    def forward(
-        self,
-        scores: Float[Tensor, "*batch n"],
-        labels: Float[Tensor, "*batch n"],
-        *,
-        mask: Bool[Tensor, "*batch n"] | None = None,
-        weight: Tensor | None = None,
-    ) -> Tensor:
-        """Call the loss function with the options of this module.
-
-        Args:
-            scores: Floating tensor ``(..., n)`` (logits ``(..., n, grades)`` for :class:`GradeSoftmaxLoss`).
-            labels: Tensor ``(..., n)`` of relevance labels.
-            mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
-            weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
-        """
-        return type(self).function(scores, labels, mask=mask, weight=weight, **self.options)
-
-    def extra_repr(self) -> str:
-        return _options_text(self.options)
-
-
-def _options_text(options: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={getattr(value, '__name__', repr(value))}" for name, value in options.items())
-
-
-class MSELoss(_Loss):
-    """Module of :func:`mse_loss`."""
-
-    function = staticmethod(mse_loss)
-
-
-class BCELoss(_Loss):
-    """Module of :func:`bce_loss`."""
-
-    function = staticmethod(bce_loss)
-
-
-class GradeSoftmaxLoss(_Loss):
-    """Module of :func:`grade_softmax_loss`."""
-
-    function = staticmethod(grade_softmax_loss)
-
-
-class SoftmaxLoss(_Loss):
-    """Module of :func:`softmax_loss`."""
-
-    function = staticmethod(softmax_loss)
-
-
-class ListMLELoss(_Loss):
-    """Module of :func:`listmle_loss`."""
-
-    function = staticmethod(listmle_loss)
-
-
-class RankNetLoss(_Loss):
-    """Module of :func:`ranknet_loss`."""
-
-    function = staticmethod(ranknet_loss)
-
-
-class LambdaRankLoss(_Loss):
-    """Module of :func:`lambdarank_loss`."""
-
-    function = staticmethod(lambdarank_loss)
-
-
-class LambdaLoss(_Loss):
-    """Module of :func:`lambda_loss`."""
-
-    function = staticmethod(lambda_loss)
-
-
-class LambdaRecallLoss(_Loss):
-    """Module of :func:`lambda_recall_loss`."""
-
-    function = staticmethod(lambda_recall_loss)
-
-
-class ApproxNDCGLoss(_Loss):
-    """Module of :func:`approx_ndcg_loss`."""
-
-    function = staticmethod(approx_ndcg_loss)
-
-
-class PiRankNDCGLoss(_Loss):
-    """Module of :func:`pirank_ndcg_loss`."""
-
-    function = staticmethod(pirank_ndcg_loss)
-
-
-class PiRankARPLoss(_Loss):
-    """Module of :func:`pirank_arp_loss`."""
-
-    function = staticmethod(pirank_arp_loss)
-
-
-class SortCrossEntropyLoss(_Loss):
-    """Module of :func:`sort_cross_entropy_loss`."""
-
-    function = staticmethod(sort_cross_entropy_loss)
-
-
-class RelaxLoss(_Loss):
-    """Module of :func:`relax_loss`."""
-
-    function = staticmethod(relax_loss)
-
-
-class TopKBCELoss(_Loss):
-    """Module of :func:`topk_bce_loss`."""
-
-    function = staticmethod(topk_bce_loss)
+    from rankfall.option_types import Count, Positive
 
 
 class _AdaptiveLoss(nn.Module):
     """A loss of the recall plus a loss of the whole order, balanced by a trained weight."""
 
-    def __init__(self, recall: _Loss, order: _Loss, reduction: Reduction) -> None:
+    def __init__(self, recall: LossModule, order: LossModule, reduction: Reduction) -> None:
         super().__init__()
         check_choice("reduction", reduction, ("mean", "sum", "none"))
         self.recall = recall
@@ -212,6 +58,7 @@ class _AdaptiveLoss(nn.Module):
         return reduce_lists(per_list, weight=weight, reduction=self.reduction)
 
 
+@register.loss("arf")
 class ARFLoss(_AdaptiveLoss):
     r"""ARF: :func:`relax_loss` and :func:`sort_cross_entropy_loss`, balanced by a trained weight (ARF, eq. 13).
 
@@ -251,11 +98,11 @@ class ARFLoss(_AdaptiveLoss):
     def __init__(
         self,
         *,
-        m: int,
-        k: int,
-        tau: float | Tensor | None = None,
+        m: Count,
+        k: Count,
+        tau: Positive | Tensor | None = None,
         sort: SoftSort = neural_sort,
-        label_tau: float | Tensor | None = None,
+        label_tau: Positive | Tensor | None = None,
         ties: Literal["average", "position"] = "average",
         positive_only: bool = True,
         variant: Literal["sound", "published"] = "sound",
@@ -287,6 +134,7 @@ def adaptive_scales(scale: str) -> tuple[Literal["mean", "sum"], Literal["mean",
     return "mean" if scale == "mean" else "sum", "sum" if scale == "sum" else "mean"
 
 
+@register.loss("arf_v2")
 class ARFv2Loss(_AdaptiveLoss):
     r"""ARF-v2: ARF with :func:`topk_bce_loss` instead of :func:`relax_loss` (LCR, baseline).
 
@@ -321,12 +169,12 @@ class ARFv2Loss(_AdaptiveLoss):
     def __init__(
         self,
         *,
-        k: int,
-        m: int | None = None,
+        k: Count,
+        m: Count | None = None,
         topk: TopK | None = None,
-        tau: float | Tensor | None = None,
+        tau: Positive | Tensor | None = None,
         sort: SoftSort = neural_sort,
-        label_tau: float | Tensor | None = None,
+        label_tau: Positive | Tensor | None = None,
         ties: Literal["average", "position"] = "average",
         positive_only: bool = True,
         scale: Literal["mean", "sum", "mixed"] = "mean",

@@ -1,0 +1,146 @@
+"""``rf.export``: a run as a bundle that answers requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankfall._results import Tables
+from rankfall.api.arguments import optional_path, run_directory
+from rankfall.api.display import Progress, issue, reported, stepper, warn
+from rankfall.api.extras import requires_extra
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rankfall.api.arguments import PathLike, RunLike
+    from rankfall.api.display import OnNotice, ProgressLike
+    from rankfall.serving import Bundle
+
+_REPORTED = ("items", "display", "stages", "checks", "measured", "files", "made_by", "source")
+
+
+@dataclass(frozen=True, repr=False)
+class ExportedBundle(Tables):
+    """A bundle that was written and checked.
+
+    Attributes:
+        manifest: Content of the bundle's ``manifest.json``: its items, stages, checks and measured recall.
+        notes: What the user who serves it has to know.
+    """
+
+    manifest: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+    _directory: Path | None = None
+
+    @property
+    def directory(self) -> Path:
+        """Directory of the bundle."""
+        assert self._directory is not None  # only the function of the API makes such a result
+        return self._directory
+
+    def load(self) -> Bundle:
+        """Load the bundle, to rank items with it."""
+        from rankfall.serving import Bundle
+
+        return Bundle.load(self.directory)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``rankfall export --json`` prints."""
+        content = {key: self.manifest[key] for key in _REPORTED}
+        return {"bundle": str(self.directory), "notes": self.notes, **content}
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the rows of `stages`, one per stage: what it keeps of the relevant items over all exported items."""
+        measured = {one["stage"]: one for one in (self.manifest["measured"] or {"stages": []})["stages"]}
+        return {"stages": [_row(stage, measured.get(stage["name"])) for stage in self.manifest["stages"]]}
+
+
+def _row(stage: Mapping[str, Any], measured: Mapping[str, Any] | None) -> dict[str, Any]:
+    index = stage.get("index", {})
+    figures = measured or {}
+    kept = figures.get("kept", {})
+    return {
+        "stage": stage["name"],
+        "quota": stage["quota"],
+        "model": stage["model"]["kind"],
+        "index_recall": index.get("recall"),
+        "entered": figures.get("entered"),
+        "kept": kept.get("value"),
+        "kept_low": kept.get("low"),
+        "kept_high": kept.get("high"),
+        "chance": figures.get("chance"),
+        "lost": figures.get("lost", {}).get("value"),
+        "survived": figures.get("survived", {}).get("value"),
+    }
+
+
+def export(
+    run: RunLike,
+    out: PathLike,
+    *,
+    items: PathLike | None = None,
+    data: PathLike | None = None,
+    stage: str | None = None,
+    quotas: Mapping[str, int] | None = None,
+    recall: float = 0.99,
+    examples: int = 16,
+    display: Sequence[str] | None = None,
+    force: bool = False,
+    trust: bool = False,
+    progress: ProgressLike = True,
+    on_notice: OnNotice = warn,
+) -> ExportedBundle:
+    """Export the best weights of a cascade as a bundle that can be served.
+
+    Args:
+        run: Run directory of a cascade, or what :func:`rankfall.train` returned.
+        out: Directory of the bundle.
+        items: A prepared log, or an Arrow or Parquet file of items. Default: the log of the run.
+        data: Directory of the log, if it was moved.
+        stage: Export only this stage.
+        quotas: Number of items that stages keep in the bundle, by stage. Default: the quotas of the run.
+        recall: Share of the best items that an index must find; 1 makes it exact.
+        examples: Number of logged requests that the bundle keeps as a self-test.
+        display: Attributes of items to show on the page of the service.
+        force: Replace a bundle in `out`.
+        trust: Import code that the stored configuration names.
+        progress: True shows progress on standard error, False shows none, a function receives
+            :class:`~rankfall.api.Progress`.
+        on_notice: Receives notices. Default: they and the notes of the bundle are issued as
+            :class:`~rankfall.RankfallWarning`.
+
+    Raises:
+        ValueError: If the run, its log and the items do not fit together, the bundle answers differently than PyTorch,
+            the index does not reach the recall, or packages are not installed.
+    """
+    if not 0 < recall <= 1:
+        raise ValueError(f"recall: found {recall:g}, expected more than 0 and at most 1")
+    check_installed("export")
+    from rankfall.serving.export.export_run import export_run
+
+    with reported(progress) as report:
+        report(Progress("reading"))
+        exported = export_run(
+            run_directory(run),
+            Path(out),
+            items=optional_path(items),
+            data=optional_path(data),
+            stage=stage,
+            quotas=quotas,
+            recall=recall,
+            examples=examples,
+            display=display or None,
+            force=force,
+            trust=trust,
+            on_step=stepper(report),
+        )
+    issue(exported.notes, on_notice)
+    return ExportedBundle(exported.manifest, exported.notes, Path(out))
+
+
+def check_installed(what: str) -> None:
+    """Raise an error that names the extra if the packages that exporting needs are not installed."""
+    with requires_extra(what, "serve"):
+        import rankfall.serving.export.export_run  # noqa: F401

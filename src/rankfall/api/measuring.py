@@ -1,0 +1,301 @@
+"""``rf.evaluate``, ``rf.diagnose`` and ``rf.plan``: figures of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rankfall._files import checksum
+from rankfall.api.arguments import optional_path, override_words, run_directory
+from rankfall.api.display import Progress, counter, issue, reported, stepper, warn
+from rankfall.api.extras import requires_extra
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from rankfall.api.arguments import Overrides, PathLike, RunLike
+    from rankfall.api.display import OnNotice, ProgressLike
+    from rankfall.studies.diagnosis.diagnosis_result import Diagnosis
+    from rankfall.studies.plan.plan_quotas import Costs, Metric
+    from rankfall.studies.plan.plan_result import PlanResult
+    from rankfall.studies.results import SplitEvaluation
+
+
+def evaluate(
+    run: RunLike,
+    split: str = "test",
+    *,
+    overrides: Overrides = (),
+    data: PathLike | None = None,
+    out: PathLike | None = None,
+    trust: bool = False,
+    progress: ProgressLike = True,
+    on_notice: OnNotice = warn,
+) -> SplitEvaluation:
+    """Evaluate the best weights of a run.
+
+    The result of a run's own configuration and data is written to its directory, with the page ``report.html``. A
+    result with `overrides` or other data is written to `out`, or not at all.
+
+    Args:
+        run: Run directory, or what :func:`rankfall.train` returned.
+        split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a split or day.
+        overrides: What is measured differently, such as ``{"data.length": "all"}``: a dictionary by dotted keys, or
+            ``"key=value"`` strings.
+        data: Directory of the prepared data, if they were moved.
+        out: Directory of the result. Default: the run directory, or none.
+        trust: Import code that the stored configuration names.
+        progress: True shows progress on standard error, False shows none, a function receives
+            :class:`~rankfall.api.Progress`.
+        on_notice: Receives notices. Default: they are issued as :class:`~rankfall.RankfallWarning`.
+
+    Raises:
+        ValueError: If there is no run, or the split, the data or an override do not fit it.
+    """
+    from rankfall.reporting.files import write_evaluation_report, write_report
+    from rankfall.reporting.notebook import shown_in
+    from rankfall.studies.evaluate import evaluate_run, result_directory
+    from rankfall.studies.results import SplitEvaluation
+    from rankfall.training.run_directory import CONFIG, RESULT
+
+    path, words = run_directory(run), override_words(overrides)
+    moved, target = None if data is None else str(data), optional_path(out)
+    if (path / CONFIG).exists() and not (path / RESULT).exists():
+        on_notice(f"the training run {path} did not finish; its best weights so far are evaluated")
+    with reported(progress) as report:
+        report(Progress("evaluating"))
+        evaluation = evaluate_run(
+            path,
+            split,
+            data=moved,
+            overrides=words,
+            out=target,
+            trust=trust,
+            on_impressions=counter(report, "evaluating"),
+            on_notice=on_notice,
+        )
+        directory = result_directory(path, data=moved, overrides=words, out=target)
+        if directory == path:
+            write_report(path, trust=trust)
+        elif directory is not None:
+            write_evaluation_report(path, directory, trust=trust)
+        summary = SplitEvaluation(**vars(evaluation.summary()), split=split, overrides=words or None)
+    issue(summary.warnings, on_notice)
+    return shown_in(summary, directory)
+
+
+def diagnose(
+    run: RunLike,
+    split: str = "test",
+    *,
+    overrides: Overrides = (),
+    data: PathLike | None = None,
+    out: PathLike | None = None,
+    trust: bool = False,
+    progress: ProgressLike = True,
+    on_notice: OnNotice = warn,
+) -> Diagnosis:
+    """Find out where and why a cascade loses relevant items.
+
+    The result is written as ``diagnosis.json`` to the directory that :func:`rankfall.evaluate` writes to.
+
+    Args:
+        run: Run directory of a cascade, or what :func:`rankfall.train` returned.
+        split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a day.
+        overrides: What is measured differently, as for :func:`rankfall.evaluate`.
+        data: Directory of the log, if it was moved.
+        out: Directory of the result. Default: the run directory, or none.
+        trust: Import code that the stored configuration names.
+        progress: True shows progress on standard error, False shows none, a function receives
+            :class:`~rankfall.api.Progress`.
+        on_notice: Receives notices. Default: they are issued as :class:`~rankfall.RankfallWarning`.
+
+    Raises:
+        ValueError: If it is not the run of a cascade, or no request has a relevant item.
+    """
+    from rankfall.reporting.notebook import shown_in
+    from rankfall.studies.diagnosis.diagnose import diagnose_run, diagnosis_file
+    from rankfall.studies.evaluate import result_directory
+    from rankfall.training.config.cascade_config import CascadeConfig
+    from rankfall.training.run_directory import read_config_as
+
+    path, words = run_directory(run), override_words(overrides)
+    moved = None if data is None else str(data)
+    read_config_as(CascadeConfig, path, trust=trust)  # refuses the run of a ranker before anything else
+    directory = result_directory(path, data=moved, overrides=words, out=optional_path(out))
+    with reported(progress) as report:
+        report(Progress("scoring"))
+        diagnosis = diagnose_run(
+            path,
+            split,
+            data=moved,
+            overrides=words,
+            trust=trust,
+            on_impressions=counter(report, "scoring"),
+            on_notice=on_notice,
+            on_step=lambda name, number, of: stepper(report)(f"diagnosing: {name}", number, of),
+        )
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        diagnosis.save(diagnosis_file(directory, split))
+    return shown_in(diagnosis, directory)
+
+
+def plan(
+    run: RunLike,
+    split: str = "test",
+    *,
+    costs: Mapping[str, str | float] | Sequence[str] | None = None,
+    bundle: PathLike | None = None,
+    budget: str | float | None = None,
+    recall: float | None = None,
+    metric: Metric = "joint_recall",
+    grid: Mapping[str, Sequence[int]] | Sequence[str] | None = None,
+    overrides: Overrides = (),
+    data: PathLike | None = None,
+    out: PathLike | None = None,
+    trust: bool = False,
+    progress: ProgressLike = True,
+    on_notice: OnNotice = warn,
+) -> PlanResult:
+    """Find the quotas of a cascade that keep most of the relevant items for their cost.
+
+    Args:
+        run: Run directory of a cascade, or what :func:`rankfall.train` returned.
+        split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a day.
+        costs: Cost of an item that enters a stage, by stage: a number, or a text such as ``"8us"`` or ``"0.2ms+8us"``
+            with a cost per request. Default: each scored item costs 1.
+        bundle: Bundle of the run on which the costs are measured as CPU time.
+        budget: Largest cost of a request, such as ``"5ms"``. Default: the cost of the current quotas.
+        recall: Smallest value of the metric; the cheapest quotas that reach it are chosen.
+        metric: ``"joint_recall"`` or ``"joint_value"``.
+        grid: Quotas to try, by stage. Default: from the last quota to four times the current one.
+        overrides: What is measured differently, as for :func:`rankfall.evaluate`.
+        data: Directory of the log, if it was moved.
+        out: Directory of ``plan.json`` and of a page. Default: the run directory.
+        trust: Import code that the stored configuration names.
+        progress: True shows progress on standard error, False shows none, a function receives
+            :class:`~rankfall.api.Progress`.
+        on_notice: Receives notices. Default: they are issued as :class:`~rankfall.RankfallWarning`.
+
+    Raises:
+        ValueError: If it is not the run of a cascade, or costs, budget, recall and grid do not fit it.
+    """
+    from rankfall.reporting.notebook import shown_in
+    from rankfall.studies.plan.costs import parse_budget
+    from rankfall.studies.plan.front import parse_grid
+    from rankfall.studies.plan.plan_quotas import Target
+    from rankfall.studies.plan.plan_run import current_quotas, plan_run
+
+    _check_targets(costs, bundle, budget, recall, metric)
+    path, words, directory = run_directory(run), override_words(overrides), optional_path(out)
+    current = current_quotas(path, words, trust=trust)
+    tried = parse_grid(_grid_words(grid), list(current))
+    with reported(progress) as report:
+        priced = _costs(path, costs, optional_path(bundle), current, tried, report, on_notice)
+        report(Progress("scoring"))
+        result = plan_run(
+            path,
+            split,
+            costs=priced,
+            target=Target(None if budget is None else parse_budget(str(budget), priced.unit), recall),
+            metric=metric,
+            grid=tried,
+            data=None if data is None else str(data),
+            overrides=words,
+            out=directory,
+            trust=trust,
+            on_impressions=counter(report, "scoring"),
+            on_notice=on_notice,
+            on_step=stepper(report),
+        )
+        _write_plan_page(path, directory, trust=trust)
+    issue(result.warnings, on_notice)
+    return shown_in(result, directory or path)
+
+
+def _write_plan_page(run: Path, out: Path | None, *, trust: bool) -> None:
+    """Write the page of a run with its plan; another directory has a page if it also has an evaluation."""
+    from rankfall.reporting.files import write_evaluation_report, write_report
+    from rankfall.studies.evaluate import evaluation_files
+
+    if out is None:
+        write_report(run, trust=trust)
+    elif evaluation_files(out)[0].is_file():
+        write_evaluation_report(run, out, trust=trust)
+
+
+def _check_targets(costs: object, bundle: object, budget: object, recall: float | None, metric: str) -> None:
+    from rankfall.studies.plan.plan_quotas import METRICS
+
+    if costs and bundle is not None:
+        raise ValueError("bundle: found with costs, expected one of them")
+    if budget is not None and recall is not None:
+        raise ValueError("recall: found with budget, expected one of them")
+    if recall is not None and not 0 < recall <= 1:
+        raise ValueError(f"recall: found {recall:g}, expected more than 0 and at most 1")
+    if metric not in METRICS:
+        raise ValueError(f"metric: found {metric!r}, expected one of {', '.join(METRICS)}")
+
+
+def _cost_words(costs: Mapping[str, str | float] | Sequence[str]) -> list[str]:
+    return [f"{stage}={cost}" for stage, cost in costs.items()] if isinstance(costs, Mapping) else list(costs)
+
+
+def _grid_words(grid: Mapping[str, Sequence[int]] | Sequence[str] | None) -> list[str]:
+    if isinstance(grid, Mapping):
+        return [f"{stage}={','.join(map(str, quotas))}" for stage, quotas in grid.items()]
+    return list(grid or ())
+
+
+def _costs(
+    run: Path,
+    given: Mapping[str, str | float] | Sequence[str] | None,
+    bundle: Path | None,
+    current: Mapping[str, int],
+    grid: Mapping[str, Sequence[int]],
+    report: Callable[[Progress], object],
+    on_notice: OnNotice,
+) -> Costs:
+    """Return the costs that were given, measured, or else 1 for every scored item."""
+    from rankfall.studies.plan.costs import parse_costs
+    from rankfall.studies.plan.plan_quotas import Costs
+
+    stages = list(current)
+    if given:
+        return Costs(*parse_costs(_cost_words(given), stages), "given")
+    if bundle is None:
+        return Costs.items_scored(stages)
+    return _measured_costs(run, bundle, current, grid, report, on_notice)
+
+
+def _measured_costs(
+    run: Path,
+    path: Path,
+    current: Mapping[str, int],
+    grid: Mapping[str, Sequence[int]],
+    report: Callable[[Progress], object],
+    on_notice: OnNotice,
+) -> Costs:
+    from rankfall.studies.plan.plan_quotas import Costs
+    from rankfall.studies.plan.plan_run import largest_quotas
+
+    with requires_extra("plan --bundle", "serve"):
+        from rankfall.benchmarks.serving.stage_costs import measure_costs
+        from rankfall.serving import Bundle
+    bundle, stages = Bundle.load(path), list(current)
+    if bundle.names != stages:
+        raise ValueError(
+            f"bundle: found the stages {', '.join(bundle.names)} in {path}, expected {', '.join(stages)} as in the run"
+        )
+    source = bundle.manifest["source"]
+    if source.get("checkpoint") != checksum(run / "checkpoints" / "best.safetensors"):
+        on_notice(f"{path} was exported from other weights (run {source.get('run')}); its costs are measured anyway")
+    first, *others = largest_quotas(current, grid)
+    measured = measure_costs(
+        bundle,
+        [first, first, *others[:-1]],
+        on_step=stepper(report),
+    )
+    return Costs(measured, "s", "measured")

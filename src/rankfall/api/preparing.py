@@ -1,0 +1,332 @@
+"""``rf.prepare``: raw data become data to train on."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+
+from rankfall._results import Tables
+from rankfall._suggestions import did_you_mean
+from rankfall.api.arguments import opened_engine
+from rankfall.api.display import Progress, counter, issue, reported, stepper, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rankfall._engine import Engine
+    from rankfall._yaml_config import ConfigLike
+    from rankfall.api.arguments import EngineName, PathLike
+    from rankfall.api.display import OnNotice, ProgressLike
+    from rankfall.data.impressions.log import ImpressionLog
+    from rankfall.data.impressions.spec import Spec
+    from rankfall.data.lists.ranking_data import RankingData
+    from rankfall.data.sources.problems import DataCheck
+
+Layout = Literal["rows", "letor", "recflow", "movielens", "mq2007"]
+Sources: TypeAlias = (
+    "str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, PathLike | Sequence[PathLike]]"
+)
+_PATH_OPTIONS = ("items", "users", "requests")
+_SUPPLIED = ("source", "sources", "out", "spec", "recipe", "force", "engine", "about", "portion_rows")
+
+
+@dataclass(frozen=True, repr=False)
+class PreparedData(Tables):
+    """Prepared data: an impression log, or lists.
+
+    Attributes:
+        manifest: Content of ``manifest.json``: sources, counts and options.
+    """
+
+    manifest: dict[str, Any]
+    _directory: Path | None = None
+
+    @property
+    def directory(self) -> Path:
+        """Directory of the data."""
+        assert self._directory is not None  # only the function of the API makes such a result
+        return self._directory
+
+    def open(self) -> ImpressionLog | RankingData:
+        """Open the data: an :class:`~rankfall.data.ImpressionLog`, or :class:`~rankfall.data.RankingData`."""
+        from rankfall.data import ImpressionLog, RankingData
+
+        return RankingData.load(self.directory) if "splits" in self.manifest else ImpressionLog.load(self.directory)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a user has to know about the data."""
+        from rankfall.data.impressions.log_warnings import log_warnings
+
+        if "splits" not in self.manifest:
+            return log_warnings(self.manifest["about"])
+        shared = self.manifest["shared_queries"]
+        return [
+            f"splits {pair} share {count:,} queries; a test on one uses training data of the other"
+            for pair, count in shared.items()
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``rankfall prepare --json`` prints."""
+        return self.manifest
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the rows of `stages`, one per stage of a log, or of `splits`, one per split of lists."""
+        from rankfall.data.impressions.counts import stage_counts
+        from rankfall.data.impressions.log import ImpressionLog
+
+        if "splits" not in self.manifest:
+            return {"stages": stage_counts(ImpressionLog.load(self.directory)).to_dicts()}
+        return {"splits": [_split_row(name, about) for name, about in self.manifest["splits"].items()]}
+
+
+def _split_row(name: str, about: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "split": name,
+        "lists": about["lists"],
+        "rows": about["rows"],
+        "shortest": about["list_length"]["min"],
+        "median": about["list_length"]["median"],
+        "longest": about["list_length"]["max"],
+        "lists_without_positive": about["lists_without_positive"],
+    }
+
+
+@overload
+def prepare(
+    source: Sources,
+    out: PathLike,
+    *,
+    layout: Layout = "rows",
+    spec: ConfigLike | None = None,
+    check: Literal[False] = False,
+    force: bool = False,
+    engine: EngineName = "local",
+    progress: ProgressLike = True,
+    on_notice: OnNotice = warn,
+    **options: Any,
+) -> PreparedData: ...
+
+
+@overload
+def prepare(
+    source: Sources,
+    out: PathLike | None = None,
+    *,
+    check: Literal[True],
+    layout: Layout = "rows",
+    spec: ConfigLike | None = None,
+    force: bool = False,
+    engine: EngineName = "local",
+    progress: ProgressLike = True,
+    on_notice: OnNotice = warn,
+    **options: Any,
+) -> DataCheck: ...
+
+
+def prepare(
+    source: Sources,
+    out: PathLike | None = None,
+    *,
+    layout: Layout = "rows",
+    spec: ConfigLike | None = None,
+    check: bool = False,
+    force: bool = False,
+    engine: EngineName = "local",
+    progress: ProgressLike = True,
+    on_notice: OnNotice = warn,
+    **options: Any,
+) -> PreparedData | DataCheck:
+    """Prepare raw data for training, or check them.
+
+    Args:
+        source: Files or directories. For ``layout="letor"`` a dictionary with the file or files of each split, for
+            RecFlow, MovieLens and MQ2007 their directory.
+        out: Directory to write. A check needs none.
+        layout: ``"rows"``, your own log with one row per request and item; ``"letor"``, ranking text; ``"recflow"``,
+            ``"movielens"`` or ``"mq2007"``, public data as they are published.
+        spec: For ``"rows"``: description of columns, stages and features, as a YAML file, a dictionary or a model.
+        check: For ``"rows"``: read everything, write nothing, and return all problems of the log.
+        force: Replace data in `out`.
+        engine: ``"local"`` or, for ``"rows"`` and ``"recflow"``, ``"ray"``.
+        progress: True shows progress on standard error, False shows none, a function receives
+            :class:`~rankfall.api.Progress`.
+        on_notice: Receives notices. Default: the warnings of the result are issued as
+            :class:`~rankfall.RankfallWarning`.
+        **options: Further options of the layout, named as on the command line with underscores: of ``"rows"`` for
+            example `items`, `users`, `requests`, `seed`, `fit_days` and `skip_bad`, of ``"letor"`` the fields of
+            :class:`~rankfall.data.Recipe`, `groups` and `threads`.
+
+    Returns:
+        The prepared data, or with `check` a :class:`~rankfall.data.sources.problems.DataCheck`.
+
+    Raises:
+        ConfigError: If the description is wrong.
+        ValueError: If the data or an option are wrong; the message says where.
+    """
+    _check_arguments(layout, out, spec, engine, check=check)
+    described = None if spec is None else _spec(spec)
+    with opened_engine(engine) as opened, reported(progress) as report:
+        report(Progress("reading"))
+        work = _Preparation(source, Path(out or ""), described, force, opened, report, options)
+        if check:
+            return _check_rows(work)
+        prepared = _LAYOUTS[layout](work)
+    result = PreparedData(prepared.manifest, Path(work.out))
+    issue(result.warnings, on_notice)
+    return result
+
+
+def _check_arguments(layout: str, out: PathLike | None, spec: ConfigLike | None, engine: str, *, check: bool) -> None:
+    if layout not in _LAYOUTS:
+        hint = did_you_mean(layout, _LAYOUTS)
+        raise ValueError(f"layout: found {layout!r}{hint}; allowed are {', '.join(_LAYOUTS)}")
+    if layout == "rows" and spec is None:
+        raise ValueError("spec: missing, expected a description of the log")
+    if out is None and not check:
+        raise ValueError("out: missing, expected a directory to write")
+    for name, found, layouts in (
+        ("spec", spec is not None, ("rows",)),
+        ("check", check, ("rows",)),
+        ("engine", engine != "local", ("rows", "recflow")),
+    ):
+        if found and layout not in layouts:
+            raise ValueError(f"{name}: found with the layout {layout}, expected the layout {' or '.join(layouts)}")
+
+
+def _spec(spec: ConfigLike) -> Spec:
+    from rankfall._yaml_config import read_source
+    from rankfall.data.impressions.spec import Spec, validate_spec
+
+    if isinstance(spec, Spec):
+        return spec
+    content, where = read_source(spec)
+    return validate_spec(content, where=where if isinstance(spec, str | os.PathLike) else "spec")
+
+
+@dataclass(frozen=True)
+class _Preparation:
+    """The arguments of :func:`prepare`."""
+
+    source: Sources
+    out: Path
+    spec: Spec | None
+    force: bool
+    engine: Engine
+    report: Callable[[Progress], object]
+    options: dict[str, Any]
+
+    def checked(self, work: Callable[..., Any]) -> dict[str, Any]:
+        """Return the options, after checking that the function of the layout has them."""
+        allowed = [name for name in inspect.signature(work).parameters if name not in _SUPPLIED and name[:3] != "on_"]
+        return self.among(allowed)
+
+    def among(self, allowed: Sequence[str]) -> dict[str, Any]:
+        """Return the options, after checking that their names are allowed."""
+        for name in self.options:
+            if name not in allowed:
+                hint = did_you_mean(name, allowed)
+                raise ValueError(f"options: found {name!r}{hint}; this layout has {', '.join(allowed)}")
+        return {
+            name: Path(value) if name in _PATH_OPTIONS and isinstance(value, str) else value
+            for name, value in self.options.items()
+        }
+
+    def directory(self) -> Path:
+        """Return the directory of published data."""
+        if not isinstance(self.source, str | os.PathLike) or not Path(self.source).is_dir():
+            raise ValueError(f"source: found {self.source!r}, expected a directory")
+        return Path(self.source)
+
+    def files(self) -> list[Path]:
+        """Return files and directories of rows."""
+        if isinstance(self.source, Mapping):
+            raise ValueError("source: found a dictionary, expected files or directories of rows")
+        given = [self.source] if isinstance(self.source, str | os.PathLike) else self.source
+        paths = [Path(one) for one in given]
+        for path in paths:
+            if not path.exists():
+                raise ValueError(f"source: {path} does not exist")
+        return paths
+
+    def splits(self) -> dict[str, list[Path]]:
+        """Return the files of each split of ranking text."""
+        if not isinstance(self.source, Mapping):
+            raise ValueError(f"source: found {self.source!r}, expected a dictionary with the files of each split")
+        return {
+            name: [Path(files)] if isinstance(files, str | os.PathLike) else [Path(one) for one in files]
+            for name, files in self.source.items()
+        }
+
+
+def _rows(work: _Preparation) -> Any:
+    from rankfall.data.sources.rows.prepare_rows import prepare_rows
+
+    assert work.spec is not None
+    options, shown = work.checked(prepare_rows), stepper(work.report)
+    return prepare_rows(
+        work.files(), work.out, work.spec, force=work.force, engine=work.engine, on_progress=shown, **options
+    )
+
+
+def _check_rows(work: _Preparation) -> DataCheck:
+    from rankfall.data.sources.rows.prepare_rows import check_rows
+
+    assert work.spec is not None
+    options, shown = work.checked(check_rows), stepper(work.report)
+    return check_rows(work.files(), work.spec, engine=work.engine, on_progress=shown, **options)
+
+
+def _letor(work: _Preparation) -> Any:
+    from rankfall.data import Recipe, prepare_letor
+
+    names = [one.name for one in fields(Recipe)]
+    options = work.among([*names, "groups", "threads"])
+    recipe = Recipe(**{name: options.pop(name) for name in names if name in options})
+    splits = work.splits()
+    total = sum(path.stat().st_size for paths in splits.values() for path in paths if path.is_file())
+    count = counter(work.report, "reading (bytes)")
+    return prepare_letor(splits, work.out, recipe, force=work.force, on_read=lambda read: count(read, total), **options)
+
+
+def _recflow(work: _Preparation) -> Any:
+    from rankfall.data.sources.recflow import prepare_recflow
+
+    options, shown = work.checked(prepare_recflow), stepper(work.report)
+    return prepare_recflow(
+        work.directory(), work.out, force=work.force, engine=work.engine, on_progress=shown, **options
+    )
+
+
+def _movielens(work: _Preparation) -> Any:
+    from rankfall.data.sources.movielens import prepare_movielens
+
+    return prepare_movielens(
+        work.directory(),
+        work.out,
+        force=work.force,
+        on_requests=lambda done, total: stepper(work.report)("requests", done, total),
+        **work.checked(prepare_movielens),
+    )
+
+
+def _mq2007(work: _Preparation) -> Any:
+    from rankfall.data.sources.mq2007 import prepare_mq2007, source_files
+
+    source, options = work.directory(), work.checked(prepare_mq2007)
+    total = sum(path.stat().st_size for path in source_files(source))
+    count = counter(work.report, "reading (bytes)")
+    return prepare_mq2007(source, work.out, force=work.force, on_read=lambda read: count(read, total), **options)
+
+
+_LAYOUTS: dict[str, Callable[[_Preparation], Any]] = {
+    "rows": _rows,
+    "letor": _letor,
+    "recflow": _recflow,
+    "movielens": _movielens,
+    "mq2007": _mq2007,
+}

@@ -1,0 +1,152 @@
+"""``rf.reproduce``: a published table or figure beside its published numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankfall._files import write_file
+from rankfall._results import Tables, json_text
+from rankfall.api.comparing import failure_texts
+from rankfall.api.display import Progress, issue, reported, stepper, warn
+from rankfall.api.extras import write_figures
+
+if TYPE_CHECKING:
+    from rankfall.api.arguments import PathLike
+    from rankfall.api.display import OnNotice, ProgressLike
+    from rankfall.reproductions.list_data import DataSource
+    from rankfall.reproductions.paper_schema import Reproduction
+    from rankfall.reproductions.task import Report
+    from rankfall.studies.results import RunFailure
+
+DEFAULT_OUT = Path("reproduced")
+
+
+@dataclass(frozen=True, repr=False)
+class ReproductionResult(Tables):
+    """A reproduced table or figure.
+
+    Attributes:
+        name: Name of the reproduction.
+        content: Content of ``results.json``.
+        report: Comparisons, tables of text beside the published numbers, and notes.
+    """
+
+    name: str
+    content: dict[str, Any]
+    report: Report
+    _directory: Path | None = None
+
+    @property
+    def directory(self) -> Path:
+        """Directory of the results."""
+        assert self._directory is not None  # only the function of the API makes such a result
+        return self._directory
+
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """The results of each comparison, if there are several."""
+        results = self.report.results
+        return list(results.get("parts", {"all": results}).values())
+
+    @property
+    def failed(self) -> list[RunFailure]:
+        """Runs that failed."""
+        from rankfall.studies.results import RunFailure
+
+        found = [failure for part in self.parts for failure in part.get("comparison", {}).get("failed", [])]
+        return [RunFailure.from_json(failure) for failure in found]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of ``results.json``."""
+        return self.content
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the tables that ``rankfall reproduce`` prints by their titles: comparisons, then tables of text."""
+        compared = {title: result.tables()["methods"] for title, result in self.report.comparisons}
+        sheets = {
+            sheet.title: [dict(zip(sheet.columns, row, strict=False)) for row in sheet.rows if row]
+            for sheet in self.report.sheets
+        }
+        return {**compared, **sheets}
+
+
+def reproduce(
+    name: str,
+    out: PathLike | None = None,
+    *,
+    data: str | None = None,
+    quick: bool = False,
+    improved: bool = False,
+    seed: int = 0,
+    jobs: int = 2,
+    progress: ProgressLike = True,
+    on_notice: OnNotice = warn,
+) -> ReproductionResult:
+    """Run a published table or figure.
+
+    Args:
+        name: Name of a reproduction, such as ``"arf-table2"``; ``rankfall reproduce --list`` shows all.
+        out: Directory of the results and runs; runs that exist are not repeated. Default: ``reproduced/NAME``.
+        data: Data to use: a directory, a file, or the name of a data set. Default: a sample, or simulated data.
+        quick: Run a reduced version in one or two minutes.
+        improved: Also run our better versions of the published methods.
+        seed: Random seed of the data and of the first training run.
+        jobs: Training runs at the same time.
+        progress: True shows progress on standard error, False shows none, a function receives
+            :class:`~rankfall.api.Progress`.
+        on_notice: Receives notices. Default: they and failed runs are issued as :class:`~rankfall.RankfallWarning`.
+
+    Raises:
+        ValueError: If there is no such reproduction, or the data do not fit it.
+    """
+    from rankfall.reproductions.catalogue import find_reproduction
+
+    reproduction = find_reproduction(name)
+    source = data_source(reproduction, data)
+    directory = Path(out) if out is not None else DEFAULT_OUT / reproduction.id
+    directory.mkdir(parents=True, exist_ok=True)
+    if improved and not reproduction.has_improved:
+        issue([f"improved=True changes nothing: {reproduction.id} has no improved versions of its methods"], on_notice)
+    settings: dict[str, Any] = {"quick": quick, "improved": improved, "seed": seed}
+    with reported(progress) as report:
+        report(Progress("preparing"))
+        found = run_reproduction(
+            reproduction,
+            source,
+            out=directory,
+            jobs=jobs,
+            progress=stepper(report),
+            on_notice=on_notice,
+            **settings,
+        )
+    content = {"experiment": reproduction.id, "paper": reproduction.paper, **settings, **found.results}
+    write_file(directory / "results.json", json_text(content) + "\n")
+    write_figures(found.plots, directory, on_notice)
+    result = ReproductionResult(reproduction.id, content, found, directory)
+    issue(failure_texts(result.failed), on_notice)
+    return result
+
+
+def data_source(reproduction: Reproduction, data: str | None) -> DataSource:
+    """Return the data of a reproduction.
+
+    Raises:
+        ValueError: If it uses no data, or cannot use these.
+    """
+    from rankfall.reproductions import list_data, log_data
+
+    if reproduction.data in ("operators", "none"):
+        if data is not None:
+            raise ValueError(f"data: {reproduction.id} uses no data")
+        return list_data.DataSource("no data", "none", {})
+    return log_data.find(data) if reproduction.data == "impressions" else list_data.find(data)
+
+
+def run_reproduction(reproduction: Reproduction, source: DataSource, *, quick: bool, **options: Any) -> Report:
+    """Run a reproduction with its driver."""
+    from rankfall.reproductions import task
+    from rankfall.reproductions.catalogue import run
+
+    return run(reproduction, task.Task(source=source, size=task.QUICK if quick else task.FULL, **options))

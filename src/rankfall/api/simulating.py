@@ -1,0 +1,188 @@
+"""``rf.simulate``: the log of a simulated platform."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rankfall._results import Tables
+from rankfall.api.display import Progress, counter, reported
+
+if TYPE_CHECKING:
+    from rankfall.api.arguments import PathLike
+    from rankfall.api.display import ProgressLike
+    from rankfall.data.impressions.log import ImpressionLog
+
+
+@dataclass(frozen=True, repr=False)
+class SimulatedLog(Tables):
+    """A log of a simulated platform.
+
+    Attributes:
+        preset: Name of the platform.
+        days: Number of days.
+        requests_per_day: Number of requests per day.
+        seed: Random seed.
+        layout: ``"rankfall"`` or ``"recflow"``.
+        rows: Number of logged rows.
+        stages: Number of rows that were logged, and kept in impressions, by stage.
+        seconds: Working time.
+    """
+
+    preset: str
+    days: int
+    requests_per_day: int
+    seed: int
+    layout: str
+    rows: int
+    stages: dict[str, dict[str, int]] = field(repr=False)
+    seconds: float
+    _directory: Path | None = None
+
+    @property
+    def directory(self) -> Path:
+        """Directory of the log."""
+        assert self._directory is not None  # only the function of the API makes such a result
+        return self._directory
+
+    @property
+    def impressions(self) -> int:
+        """Number of requests."""
+        return self.days * self.requests_per_day
+
+    @property
+    def megabytes(self) -> float:
+        """Size of the files."""
+        return round(sum(path.stat().st_size for path in self.directory.rglob("*") if path.is_file()) / 1e6, 1)
+
+    def open(self) -> ImpressionLog:
+        """Open the log, which must not have RecFlow's layout."""
+        from rankfall.data import ImpressionLog
+
+        return ImpressionLog.load(self.directory)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``rankfall simulate --json`` prints."""
+        settings = {name: getattr(self, name) for name in ("preset", "days", "requests_per_day", "seed", "layout")}
+        sizes = {"impressions": self.impressions, "rows": self.rows, "stages": self.stages}
+        return {
+            "out": str(self.directory),
+            **settings,
+            **sizes,
+            "megabytes": self.megabytes,
+            "seconds": round(self.seconds, 1),
+        }
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the rows of `stages`, one per stage: rows that were logged and kept, in all and per request."""
+        return {
+            "stages": [
+                {
+                    "stage": name,
+                    **{
+                        key: value
+                        for what, count in counts.items()
+                        for key, value in ((what, count), (f"{what}_per_request", count / self.impressions))
+                    },
+                }
+                for name, counts in self.stages.items()
+            ]
+        }
+
+
+def simulate(
+    out: PathLike,
+    preset: str = "tiny",
+    *,
+    days: int | None = None,
+    requests_per_day: int | None = None,
+    seed: int = 0,
+    layout: Literal["rankfall", "recflow"] = "rankfall",
+    truth: bool = False,
+    relevant: str | None = None,
+    force: bool = False,
+    append: bool = False,
+    progress: ProgressLike = True,
+) -> SimulatedLog:
+    """Simulate a platform, and write the full-stage log of its cascade.
+
+    Args:
+        out: Directory to write.
+        preset: Name of the platform, such as ``"tiny"`` or ``"recflow-like"``.
+        days: Number of days. Default: that of the preset.
+        requests_per_day: Number of requests per day. Default: that of the preset.
+        seed: Random seed; equal seeds give equal logs.
+        layout: ``"rankfall"`` for training, or ``"recflow"`` for RecFlow's files.
+        truth: Also write the true relevance of items.
+        relevant: Feedback that makes an item relevant. Default: reaching the last stage.
+        force: Replace a log in `out`.
+        append: Append days to a log in `out` until it has `days` in total.
+        progress: True shows progress on standard error, False shows none, a function receives
+            :class:`~rankfall.api.Progress`.
+
+    Raises:
+        ValueError: If there is no such preset, or arguments do not fit each other or the log.
+    """
+    from rankfall.simulation.presets import preset_of
+    from rankfall.simulation.simulate import Simulation
+
+    chosen = preset_of(preset)
+    _check_simulation(chosen.layout, preset, layout, append=append, force=force, truth=truth, relevant=relevant)
+    simulation = Simulation(
+        preset=preset,
+        days=chosen.days if days is None else days,
+        requests_per_day=chosen.requests_per_day if requests_per_day is None else requests_per_day,
+        seed=seed,
+    )
+    start, total = time.perf_counter(), simulation.days * simulation.requests_per_day
+    with reported(progress) as report:
+        report(Progress("serving requests", 0, total))
+        count = counter(report, "serving requests")
+        options: dict[str, Any] = {"on_requests": lambda served: count(served, total)}
+        if not append:
+            options |= {"truth": truth, "force": force}
+        if layout == "recflow":
+            rows, stages = _simulate_recflow(simulation, Path(out), **options)
+        else:
+            rows, stages = _simulate_log(simulation, Path(out), append=append, relevant=relevant, **options)
+    seconds = time.perf_counter() - start
+    return SimulatedLog(
+        **simulation.to_json(), layout=layout, rows=rows, stages=stages, seconds=seconds, _directory=Path(out)
+    )
+
+
+def _check_simulation(
+    kind: str, preset: str, layout: str, *, append: bool, force: bool, truth: bool, relevant: str | None
+) -> None:
+    if layout not in ("rankfall", "recflow"):
+        raise ValueError(f"layout: found {layout!r}, expected rankfall or recflow")
+    if layout == "recflow" and kind != "recflow":
+        raise ValueError(f"layout: found recflow, in which the preset {preset} cannot be written")
+    if append and (force or truth or relevant or layout == "recflow"):
+        raise ValueError("append: found with force, truth, relevant or layout='recflow', which cannot be combined")
+    if relevant and layout == "recflow":
+        raise ValueError("relevant: is a part of the description of a log, which RecFlow's layout has not")
+
+
+def _simulate_log(
+    simulation: Any, out: Path, *, append: bool, relevant: str | None, **options: Any
+) -> tuple[int, dict[str, dict[str, int]]]:
+    from rankfall.simulation.simulate import append_days, simulate_log
+
+    log = (
+        append_days(simulation, out, **options)
+        if append
+        else simulate_log(simulation, out, relevant=relevant, **options)
+    )
+    counts = log.manifest["about"]["counts"]
+    stages = {name: {"logged": counts["logged"][name], "kept": counts["kept"][name]} for name in log.spec.stage_names}
+    return counts["rows"], stages
+
+
+def _simulate_recflow(simulation: Any, out: Path, **options: Any) -> tuple[int, dict[str, dict[str, int]]]:
+    from rankfall.simulation.simulate import simulate_recflow
+
+    manifest = simulate_recflow(simulation, out, **options)
+    return manifest["rows"], {name: {"logged": count} for name, count in manifest["stages"].items()}

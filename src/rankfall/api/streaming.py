@@ -1,0 +1,217 @@
+"""``rf.stream``: training on one day after the other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankfall._interrupts import stop_at_ctrl_c
+from rankfall.api.arguments import override_words
+from rankfall.api.comparing import failure_texts
+from rankfall.api.day_bundles import DayBundles
+from rankfall.api.display import Progress, issue, reported, warn
+from rankfall.api.exporting import check_installed
+from rankfall.api.extras import write_figures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rankfall._yaml_config import ConfigLike
+    from rankfall.api.arguments import Overrides, PathLike
+    from rankfall.api.display import OnNotice, ProgressLike
+    from rankfall.studies.results import StreamResult
+    from rankfall.studies.stream.stream_config import StreamRun
+    from rankfall.training.run_directory import Step
+
+
+def stream(
+    config: ConfigLike,
+    out: PathLike,
+    *,
+    overrides: Overrides = (),
+    resume: bool = False,
+    force: bool = False,
+    follow: PathLike | None = None,
+    poll: float = 10.0,
+    bundles: int = 0,
+    jobs: int = 1,
+    progress: ProgressLike = True,
+    on_notice: OnNotice = warn,
+    stop: Callable[[], object] | None = None,
+) -> StreamResult:
+    """Train day by day, and measure every method on each day before training on it.
+
+    Args:
+        config: Path of a YAML file, a dictionary with its content, or a validated stream.
+        out: Directory of the stream.
+        overrides: Values that replace those of `config`: ``"key=value"`` strings, or a dictionary by dotted keys.
+        resume: Continue a stream in `out`, with the days that were added to the log since.
+        force: Replace a stream in `out`.
+        follow: Log to train on whose new days are waited for. The function then returns only if all methods fail.
+        poll: Seconds between checks for new days, with `follow`.
+        bundles: Number of servable bundles to keep per method, one per day, in ``bundles/METHOD/DAY``.
+        jobs: Training runs at the same time.
+        progress: True shows progress on standard error, False shows none, a function receives
+            :class:`~rankfall.api.Progress`.
+        on_notice: Receives notices. Default: they, the warnings of the result and failed runs are issued as
+            :class:`~rankfall.RankfallWarning`.
+        stop: Called after each batch and while waiting for days; a true value ends the stream. With it, Ctrl-C is left
+            to the caller.
+
+    Raises:
+        ConfigError: If a run cannot be trained as configured.
+        ValueError: If `out` holds something else, or force and resume are both given.
+        Stopped: If `stop` returned a true value. The result so far is in `out`, and the stream can be resumed.
+        KeyboardInterrupt: At Ctrl-C. The stream can be resumed.
+    """
+    from rankfall.studies.stream.stream_config import load_stream
+    from rankfall.training.run_directory import Stopped
+
+    if force and resume:
+        raise ValueError("force: found with resume; a stream is either replaced or continued")
+    if bundles:
+        check_installed("bundles")
+    followed = [] if follow is None else [f"data.path={json.dumps(str(follow))}"]
+    settings = load_stream(config, [*override_words(overrides), *followed])
+    from rankfall.reporting.notebook import shown_in  # needs torch
+
+    directory = Path(out)
+    # with several jobs, processes end at Ctrl-C and their runs are continued from their checkpoints
+    asked = stop if stop is not None or jobs == 1 else lambda: False
+    with reported(progress) as report, stop_at_ctrl_c(asked) as stopping:
+        work = _StreamWork(directory, len(settings.methods or [""]) * len(settings.seeds), report, on_notice)
+        exports = work.exports(bundles, jobs) if bundles else None
+        try:
+            result = _stream(
+                settings,
+                directory,
+                work,
+                exports,
+                follow=None if follow is None else poll,
+                jobs=jobs,
+                stop=stopping,
+                resume=resume,
+                force=force,
+            )
+        except Stopped as stopped:
+            if stop is not None:
+                raise
+            raise KeyboardInterrupt(str(stopped)) from None
+    draw_stream(result, directory, on_notice)
+    issue([*result.warnings, *failure_texts([*result.failed, *result.refused])], on_notice)
+    return shown_in(result, directory)
+
+
+def _stream(settings: Any, out: Path, work: _StreamWork, exports: DayBundles | None, **options: Any) -> StreamResult:
+    from rankfall.reporting.files import write_stream
+    from rankfall.studies.stream.run_stream import stream_methods
+
+    def on_result(result: StreamResult) -> None:
+        write_stream(result, out)
+        if options["follow"] is not None:
+            work.wait(result)
+
+    return stream_methods(
+        settings,
+        out,
+        on_days=work.plan,
+        on_step=work.learn,
+        on_day=exports,
+        on_run=work.end,
+        on_result=on_result,
+        on_notice=work.on_notice,
+        **options,
+    )
+
+
+class _StreamWork:
+    """Progress of a stream."""
+
+    def __init__(self, out: Path, runs: int, report: Callable[[Progress], object], on_notice: OnNotice) -> None:
+        self.on_notice = on_notice
+        self._report = report
+        self._out = out
+        self._runs = runs
+        self._known: list[str] = []  # days
+        self._learned: dict[Path, float] = {}  # days of each run, and the share of the last that is done
+        self._step = "opening the log"
+        self._show()
+
+    def exports(self, keep: int, jobs: int) -> DayBundles:
+        """Return what exports the bundles of days; with several jobs it is pickled, and reports nothing."""
+        from rankfall.studies.stream.run_stream import BUNDLES
+
+        exports = DayBundles(self._out / BUNDLES, keep)
+        return replace(exports, on_step=self.export, on_note=self.on_notice) if jobs == 1 else exports
+
+    def plan(self, days: Sequence[str]) -> None:
+        """Show the days of the stream."""
+        if self._known:
+            self.on_notice(f"{', '.join(days[len(self._known) :])} arrived")
+        self._known[:] = days
+        self._show()
+
+    def learn(self, run: StreamRun, step: Step) -> None:
+        """Show the progress of a run."""
+        self._learned[run.directory] = step.epoch - 1 + step.batch / step.batches
+        self._show(_doing(run, self._known[step.epoch - 1]), _status(step))
+
+    def export(self, run: StreamRun, day: str, doing: str) -> None:
+        """Show the progress of an export."""
+        self._show(_doing(run, day), f"its bundle, {doing}")
+
+    def end(self, run: StreamRun) -> None:
+        """Show that a run was trained on all days."""
+        self._learned[run.directory] = len(self._known)
+        self._show()
+
+    def wait(self, result: StreamResult) -> None:
+        """Show the last day, and that new days are waited for."""
+        self.on_notice(_last_day(result))
+        draw_stream(result, self._out, self.on_notice)
+        self._show("waiting for new days")
+
+    def _show(self, step: str = "", status: str = "") -> None:
+        self._step = step or self._step
+        total = self._runs * len(self._known) if self._known else None
+        self._report(Progress(self._step, sum(self._learned.values()), total, status))
+
+
+def _doing(run: StreamRun, day: str) -> str:
+    """Return the run and its day; a terminal of 80 columns has no room for more."""
+    return f"{run.method}, seed {run.seed}: {day}"
+
+
+def _status(step: Step) -> str:
+    """Return the progress of the day, and its metrics."""
+    from rankfall.training.config.cascade_metric_names import shown_name
+
+    if not step.batch:
+        return f"day {step.epoch} of {step.epochs}: measuring"
+    lines = [
+        f"day {step.epoch} of {step.epochs}: batch {step.batch} of {step.batches}, {step.per_second:,.0f} "
+        f"impressions/s, loss {sum(step.parts.values()):.4f}"
+    ]
+    recalls = [f"{shown_name(name)} {value:.4f}" for name, value in step.validation.items() if name.endswith("recall")]
+    return "\n".join([*lines, *([f"before it: {', '.join(recalls)}"] if recalls else [])])
+
+
+def _last_day(result: StreamResult) -> str:
+    """Return the metric of all methods on the last day."""
+    day, metric = result.learned[-1], result.metric
+    entry = next((one for one in result.days if one.day == day), None)
+    if entry is None or not entry.methods:
+        return f"trained on {day}"
+    values = ", ".join(f"{method.name} {method.metrics[metric].mean:.4f}" for method in entry.methods)
+    return f"trained on {day}; {metric} before: {values}"
+
+
+def draw_stream(result: StreamResult, out: Path, on_notice: OnNotice) -> list[Path]:
+    """Write the figure of the curves, if any day was measured, and return its files."""
+    from rankfall.reporting.stream_page import stream_figure
+
+    if not any(entry.methods for entry in result.days):
+        return []
+    return write_figures({"stream": stream_figure(result)}, out, on_notice)

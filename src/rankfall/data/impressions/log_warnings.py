@@ -1,0 +1,56 @@
+"""Warnings about a log that was prepared, from the counts in its manifest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+WORTH_A_WARNING = 0.01  # share of ids never seen
+
+
+def log_warnings(about: Mapping[str, Any]) -> list[str]:
+    """Return what a user has to know about a log.
+
+    Args:
+        about: The section `about` of the manifest.
+    """
+    return [*_count_warnings(about["counts"]), *_source_warnings(about)]
+
+
+def share(count: int, of: int) -> str:
+    """Return a count and its share as text.
+
+    >>> share(3, 12), share(0, 12)
+    ('3 (25.00%)', '0')
+    """
+    return f"{count:,} ({count / of:.2%})" if count else "0"
+
+
+def _count_warnings(counts: dict[str, Any]) -> Iterator[str]:
+    requests = counts["requests"]
+    for name, unseen in counts["unseen"].items():
+        if unseen >= WORTH_A_WARNING * (values := counts["values"][name]):
+            yield f"{name}: {share(unseen, values)} ids were never seen on the days of the fit"
+    if without := counts["without_relevant"]:
+        yield f"{share(without, requests)} impressions have no relevant item"
+    for stage, short in counts["short"].items():
+        if short:
+            yield f"stage {stage}: {share(short, requests)} impressions have fewer items than the sample"
+    for stage, logged in counts["logged"].items():
+        if not logged:
+            yield f"stage {stage}: the log has no items of it"
+
+
+def _source_warnings(about: dict[str, Any]) -> Iterator[str]:
+    for source in about["sources"]:
+        if source["rows"] == 0:
+            yield f"{source['path']} has no rows"
+    if days := about.get("empty_days"):
+        yield f"the log has no rows on {', '.join(days[:5])}{' and other days' if len(days) > 5 else ''}"
+    for table, unknown in about.get("unknown", {}).items():
+        if unknown:
+            yield f"{unknown:,} {table} of the log are not in the table of {table}; its columns are missing for them"
+    if unused := about.get("unused_requests"):
+        yield f"{unused:,} requests of the table of requests are not in the log"

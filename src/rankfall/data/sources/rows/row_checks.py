@@ -1,0 +1,173 @@
+"""What can be wrong in a row by itself: missing keys, unknown stages, and values that a feature does not accept.
+
+Each check receives rows whose columns have their types, with null in place of what could not be converted, and yields
+the rows that are wrong. The conditions are those under which the preparation stops, or reads a value as another one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import polars as pl
+
+from rankfall.data.impressions.log_writer import DAY_NAME
+from rankfall.data.impressions.requests import TIME
+from rankfall.data.impressions.spec import Categorical, Dense, column_of
+from rankfall.data.impressions.stage_depth import above_zero
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankfall.data.impressions.spec import Spec
+    from rankfall.data.sources.problems import Level
+
+_FIRST_YEAR, _LAST_YEAR = 631_152_000_000, 4_102_444_800_000  # 1990 and 2100; other years may be due to a wrong unit
+
+
+class BadRows(NamedTuple):
+    """The rows that have a problem.
+
+    Args:
+        column: The column that has it.
+        problem: What was found, and what was expected.
+        mask: True for the rows that have it.
+        values: The values to be shown.
+        level: Whether these rows prevent the preparation.
+    """
+
+    column: str
+    problem: str
+    mask: pl.Series
+    values: pl.Series | None = None
+    level: Level = "error"
+
+
+def check_rows(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
+    """Yield what is wrong in rows of a log, to which the columns of the tables are joined.
+
+    Args:
+        rows: The rows, with `TIME` if the log has times.
+        spec: The description; columns that it names and the rows have not are not checked.
+    """
+    yield from _keys(rows, spec)
+    yield from _stages(rows, spec)
+    yield from _places(rows, spec)
+    yield from _labels(rows, spec)
+    yield from _features(rows, spec)
+    yield from check_sequences(rows, spec)
+
+
+def _keys(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
+    for column in (spec.request, spec.item):
+        yield BadRows(column, "found no value, expected an id", rows[column].is_null())
+    if spec.day is not None and spec.day in rows.columns:
+        days = rows[spec.day].cast(pl.String)
+        yield BadRows(spec.day, "found no value, expected the name of a day", days.is_null())
+        named = days.str.contains(f"^(?:{DAY_NAME.pattern})$").fill_null(True)
+        yield BadRows(spec.day, "found another name, expected letters, digits, '_' and '-'", ~named, days)
+    if spec.time is not None and TIME in rows.columns:
+        yield BadRows(spec.time.column, "found no value, expected a time", rows[TIME].is_null())
+        far = (rows[TIME] < _FIRST_YEAR) | (rows[TIME] >= _LAST_YEAR)
+        problem = "found years before 1990 or after 2099; is the unit right"
+        yield BadRows(spec.time.column, problem, far.fill_null(False), _shown_times(rows[TIME]), "warning")
+    if spec.user is not None and spec.user in rows.columns:
+        yield BadRows(
+            spec.user, "found no user; such requests have no history", rows[spec.user].is_null(), None, "warning"
+        )
+
+
+def _shown_times(times: pl.Series) -> pl.Series:
+    return pl.from_epoch(times, "ms").dt.strftime("%Y-%m-%d %H:%M")
+
+
+def _stages(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
+    names = spec.stage_names
+    if spec.stage is not None and spec.stage in rows.columns:
+        raw = rows[spec.stage]
+        is_text = raw.dtype == pl.String
+        known = raw.is_in(names) if is_text else raw.is_between(0, len(names) - 1)
+        allowed = ", ".join(names) if is_text else f"0 to {len(names) - 1} ({', '.join(names)})"
+        yield BadRows(spec.stage, f"found an unknown stage, expected one of {allowed}", ~known.fill_null(False), raw)
+        return
+    flags = [stage.flag for stage in spec.stages if stage.flag is not None]
+    if flags and len(flags) == len(names):
+        reached = pl.Series([False]).new_from_index(0, len(rows))
+        for flag in flags:
+            reached = reached | above_zero(rows[flag])
+        yield BadRows(", ".join(flags), "found none above 0, expected the stage that the item reached", ~reached)
+
+
+def _places(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
+    for column in dict.fromkeys((spec.rank, spec.position)):
+        if column is not None and column in rows.columns:
+            places = rows[column].cast(pl.Int64).fill_null(-1)
+            problem = "found another number, expected at least 0, or -1 for none"
+            yield BadRows(column, problem, (places < -1) | (places >= 2**31), rows[column])
+
+
+def _labels(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
+    relevant = spec.relevant.column
+    for column in dict.fromkeys((relevant, *spec.feedback, spec.truth)):
+        if column is None or column not in rows.columns:
+            continue
+        numbers = rows[column].cast(pl.Float64)
+        infinite = numbers.cast(pl.Float32, strict=False).is_infinite().fill_null(False)
+        yield BadRows(column, "found an infinite number, expected finite numbers", infinite, rows[column])
+        missing = numbers.is_nan().fill_null(False)
+        yield BadRows(column, "found NaN, which is read as 0", missing, rows[column], "warning")
+    if relevant is not None and relevant in rows.columns:
+        values = rows[relevant]
+        yield BadRows(relevant, "found no value, which is read as 0", values.is_null(), None, "warning")
+        negative = (values < 0).fill_null(False)
+        yield BadRows(relevant, "found a negative relevance, which is read as 0", negative, values, "warning")
+
+
+def _features(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
+    for _, name, feature in spec.features:
+        column = column_of(spec, name, feature)
+        if column not in rows.columns:
+            continue
+        values = rows[column]
+        if isinstance(feature, Dense):
+            yield from _numbers(values, feature)
+        elif isinstance(feature, Categorical) and feature.num_buckets is not None:
+            yield _negative(values, feature.num_buckets)
+
+
+def _numbers(values: pl.Series, feature: Dense) -> Iterator[BadRows]:
+    if feature.size > 1:
+        wrong = (values.list.len() != feature.size).fill_null(False)
+        yield BadRows(values.name, f"found another number of values, expected lists of {feature.size}", wrong, values)
+        finite = values.list.eval(pl.element().is_finite().fill_null(False)).list.all()
+        missing = ~finite.fill_null(False) & ~wrong
+    else:
+        missing = ~values.cast(pl.Float64).is_finite().fill_null(False)
+    if feature.missing is None:
+        problem = "found no number, NaN or infinity, expected numbers (or give `missing`)"
+        yield BadRows(values.name, problem, missing, values)
+
+
+def _negative(values: pl.Series, buckets: int) -> BadRows:
+    problem = f"found a negative number, expected whole numbers from 0 to {buckets - 1}"
+    mask = (values.cast(pl.Int64) < 0).fill_null(False)
+    return BadRows(values.name, problem, mask, values)
+
+
+def check_sequences(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
+    """Yield the rows whose sequences are wrong, as far as the rows have their columns."""
+    for name, sequence in spec.sequences.items():
+        lengths: dict[str, pl.Series] = {}
+        for feature_name, column in (sequence.columns or {}).items():
+            if column not in rows.columns:
+                continue
+            lists = rows[column].list.tail(sequence.max_length)
+            lengths[column] = lists.list.len().fill_null(0)
+            feature = spec.features.item[feature_name]
+            if isinstance(feature, Categorical) and feature.num_buckets is not None:
+                negative = (lists.list.min() < 0).fill_null(False)
+                problem = f"found a negative number, expected whole numbers from 0 to {feature.num_buckets - 1}"
+                yield BadRows(column, problem, negative, rows[column])
+        first, *others = list(lengths.values()) or [pl.Series([], dtype=pl.UInt32)]
+        for column, length in list(zip(lengths, [first, *others], strict=False))[1:]:
+            problem = f"found another number of events than in {next(iter(lengths))!r} (sequences.{name})"
+            yield BadRows(column, problem, length != first, length)

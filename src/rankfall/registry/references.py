@@ -1,0 +1,289 @@
+"""References: components in configurations by the module or file that defines them.
+
+A reference is ``"module.path:attribute"`` or ``"folder/file.py:attribute"``. Files are relative to the current
+directory. Modules are found as by ``python -m``: in the current directory, then among the installed packages.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import sys
+import sysconfig
+import traceback
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankfall import register
+from rankfall._suggestions import did_you_mean
+from rankfall._trust import check_import
+from rankfall.registry import user_files
+from rankfall.registry.builtin_components import place as builtin_place
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+    from rankfall.register import Kind
+
+ENTRY_POINTS = "rankfall"
+"""Group of the entry points that name components: ``"loss.focal" = "my_package.losses:focal"``."""
+
+
+class UnresolvedError(ValueError):
+    """A reference that leads nowhere, or code that cannot be imported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The code of a component that is not built in.
+
+    Attributes:
+        kind: Kind of the component.
+        name: Name or reference in the configuration.
+        file: Absolute path of the Python file that defines it. Empty for code without a file.
+        sha256: Hash of the file's content. Empty for code without a file.
+    """
+
+    kind: Kind
+    name: str
+    file: str
+    sha256: str
+
+
+def is_reference(name: object) -> bool:
+    """Return whether a name in a configuration is a reference: it has a colon.
+
+    >>> is_reference("./my_loss.py:focal"), is_reference("my_package.losses:focal"), is_reference("softmax_loss")
+    (True, True, False)
+    """
+    return isinstance(name, str) and ":" in name
+
+
+def is_file_reference(name: object) -> bool:
+    """Return whether a name is the reference of a file.
+
+    >>> is_file_reference("./my_loss.py:focal"), is_file_reference("my_package.losses:focal")
+    (True, False)
+    """
+    return isinstance(name, str) and name.rpartition(":")[0].endswith(".py")
+
+
+def absolute(name: str) -> str:
+    """Return the reference of a file with its absolute path, and every other name unchanged.
+
+    >>> absolute("softmax_loss")
+    'softmax_loss'
+    """
+    if not is_file_reference(name):
+        return name
+    place, _, attribute = name.rpartition(":")
+    return f"{Path(place).expanduser().absolute().resolve()}:{attribute}"
+
+
+def resolve(kind: str, reference: str) -> object:
+    """Import what a reference names.
+
+    Args:
+        kind: Kind of component that is expected, for messages.
+        reference: ``"module.path:attribute"`` or ``"file.py:attribute"``.
+
+    Raises:
+        UnresolvedError: If the module, the file or the attribute does not exist, or the import fails.
+    """
+    place, attribute = _split(kind, reference)
+    module = _load_file(kind, reference) if is_file_reference(reference) else _load_module(kind, reference, place)
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            has = _public(found)
+            shown = f"{', '.join(has[:20])}{', ...' if len(has) > 20 else ''}" or "nothing public"
+            raise UnresolvedError(
+                f"found {reference!r}, but {place} has no {part!r}{did_you_mean(part, has)}; it has {shown}"
+            )
+        found = getattr(found, part)
+    return found
+
+
+def find(kind: str, reference: str) -> Path | None:
+    """Return the file of a reference without importing anything, or None for a module that is not a Python file.
+
+    Raises:
+        UnresolvedError: If the reference is malformed, or the module or file does not exist.
+    """
+    place, _ = _split(kind, reference)
+    if not is_file_reference(reference):
+        return _find_module(reference, place)
+    file = Path(absolute(reference).rpartition(":")[0])
+    if not file.is_file():
+        near = [one.name for one in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        hint = did_you_mean(file.name, near)
+        raise UnresolvedError(f"found {reference!r}, but {file} does not exist{hint}")
+    return file
+
+
+def source_of(kind: Kind, name: str) -> Source | None:
+    """Return the code behind a name of a configuration without importing it.
+
+    Args:
+        kind: Kind of the component.
+        name: A reference, the name of an entry point, or a name that an imported module has registered.
+
+    Returns:
+        The source. None if the component is built in.
+
+    Raises:
+        UnresolvedError: If the name leads nowhere.
+    """
+    name = name.partition("@")[0] if kind == "metric" else name
+    if is_reference(name):
+        return _source(kind, name, find(kind, name))
+    if builtin_place(kind, name):
+        return None
+    if found := register.registered(kind).get(name):
+        return _source(kind, name, Path(found.file) if found.file and Path(found.file).is_file() else None)
+    points = entry_points(kind)
+    if name not in points:
+        raise UnresolvedError(f"{kind}: found {name!r}, which is neither built in nor registered")
+    return _source(kind, name, find(kind, points[name]))
+
+
+@cache
+def _all_entry_points() -> tuple[tuple[str, str], ...]:
+    return tuple((one.name, one.value) for one in importlib.metadata.entry_points(group=ENTRY_POINTS))
+
+
+def entry_points(kind: Kind) -> dict[str, str]:
+    """Return the references of the installed entry points of one kind by name, without importing them."""
+    named = [(name.partition("."), value) for name, value in _all_entry_points()]
+    return {name: value for (of, _, name), value in named if of == kind and name}
+
+
+# --- modules ------------------------------------------------------------------------------------------------------
+
+
+def _split(kind: str, reference: str) -> tuple[str, str]:
+    place, _, attribute = reference.rpartition(":")
+    names = attribute.split(".")
+    if not place or not all(name.isidentifier() for name in names):
+        raise UnresolvedError(f"found {reference!r}, expected 'module:{kind}' or './file.py:{kind}'")
+    if not is_file_reference(reference) and not all(name.isidentifier() for name in place.split(".")):
+        raise UnresolvedError(
+            f"found {reference!r}, expected a module such as my_package.parts, or a file whose name ends with .py, "
+            "before the colon"
+        )
+    return place, attribute
+
+
+def _load_file(kind: str, reference: str) -> ModuleType:
+    file = find(kind, reference)
+    assert file is not None
+    if not user_files.is_loaded(file):
+        check_import(reference, file)
+    try:
+        return user_files.load(file)
+    except Exception as error:
+        raise UnresolvedError(f"found {reference!r}, but importing {file} fails: {_explain(error)}") from error
+
+
+def _load_module(kind: str, reference: str, name: str) -> ModuleType:
+    file = _find_module(reference, name)
+    if str(file) not in _LOADED and reference not in dict(_all_entry_points()).values():
+        check_import(reference, file)
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # stays there: the module may import others later, also in processes started from here
+        importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:
+        raise UnresolvedError(f"found {reference!r}, but importing {name} fails: {_explain(error)}") from error
+    if file is not None:
+        _LOADED.setdefault(str(file), user_files.sha256(file))
+    return module
+
+
+_LOADED: dict[str, str] = {}  # hashes of the files of modules when they were imported: what runs, whatever is edited
+
+
+def _find_module(reference: str, name: str) -> Path | None:
+    """Return the file of a module without importing the packages that it is in."""
+    parts = name.split(".")
+    spec = _find_top(parts[0])
+    for depth in range(1, len(parts) + 1):
+        if depth > 1:
+            folders = list(spec.submodule_search_locations or []) if spec else []
+            spec = importlib.machinery.PathFinder.find_spec(".".join(parts[:depth]), folders)
+        if spec is None:
+            loaded = sys.modules.get(name)  # such as __main__, or a module that a program made
+            if loaded is None:
+                raise UnresolvedError(_missing_module(reference, parts, depth, [] if depth == 1 else folders))
+            file = getattr(loaded, "__file__", None)
+            return Path(file).resolve() if file else None
+    return Path(spec.origin).resolve() if spec and spec.origin and spec.has_location else None
+
+
+def _find_top(name: str) -> ModuleSpec | None:
+    """Find a module without a dot, first in the current directory."""
+    here = importlib.machinery.PathFinder.find_spec(name, [str(Path.cwd())])
+    if here is not None and here.has_location:  # a folder without __init__.py hides no installed package
+        return here
+    try:
+        return importlib.util.find_spec(name) or here
+    except ValueError:  # __main__ has no specification
+        return None
+
+
+def _missing_module(reference: str, parts: list[str], depth: int, searched: list[str]) -> str:
+    missing = parts[depth - 1]
+    if depth > 1:
+        has = _modules_in(searched)
+        where = f"{'.'.join(parts[: depth - 1])} has no module {missing!r}"
+        return f"found {reference!r}, but {where}{did_you_mean(missing, has)}; it has {', '.join(has) or 'none'}"
+    here = Path.cwd()
+    near = _modules_in([str(here)])
+    return (
+        f"found {reference!r}, but there is no module {missing!r}{did_you_mean(missing, near)}; it was searched in "
+        f"{here} and among the installed packages; a file is named by its path, such as './{missing}.py:...'"
+    )
+
+
+def _modules_in(folders: list[str]) -> list[str]:
+    found = [one for folder in folders for one in Path(folder).glob("*") if Path(folder).is_dir()]
+    modules = [one.stem for one in found if one.suffix == ".py" or (one / "__init__.py").is_file()]
+    return sorted({name for name in modules if name.isidentifier() and not name.startswith("_")})
+
+
+def _public(owner: object) -> list[str]:
+    """Return the public functions and classes of a module or class: those it lists, or those it defines itself."""
+    if listed := getattr(owner, "__all__", None):
+        return [str(name) for name in listed]
+    own = getattr(owner, "__name__", None)
+    found = {name: one for name, one in vars(owner).items() if not name.startswith("_") and callable(one)}
+    return [name for name, one in found.items() if getattr(one, "__module__", own) == own] or list(found)
+
+
+def _explain(error: BaseException) -> str:
+    """Return the type and message of an error, with the last line of the user's code that it went through."""
+    message = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if not one.filename.startswith((_HERE, "<frozen"))]
+    users = [one for one in own if not one.filename.startswith(_INSTALLED)]
+    at = (users or own)[-1:]
+    return f"{message} ({at[0].filename}, line {at[0].lineno})" if at else message
+
+
+_HERE = str(Path(__file__).parent)
+_INSTALLED = tuple({path for name in ("stdlib", "purelib", "platlib") if (path := sysconfig.get_path(name))})
+
+
+def _source(kind: Kind, name: str, file: Path | None) -> Source:
+    if file is None:
+        return Source(kind, name, "", "")
+    return Source(kind, name, str(file), _LOADED.get(str(file)) or user_files.sha256(file))

@@ -1,0 +1,61 @@
+"""Configurations of the baselines. They are validated without importing torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from rankfall._yaml_config import Section
+from rankfall.training.config.ranker_config import DataConfig
+from rankfall.training.config.sections import Count
+
+
+class BaselineConfig(Section):
+    """Configuration of a baseline; its own options follow in subclasses.
+
+    Attributes:
+        tunes_itself: Whether the baseline chooses its settings on the validation data by itself.
+    """
+
+    tunes_itself: ClassVar[bool] = False
+
+    kind: str
+    data: DataConfig
+    metric: str
+    metrics: list[str]
+
+
+class TreesConfig(BaselineConfig):
+    """LightGBM's LambdaMART (Burges 2010; Ke et al. 2017); names and defaults are LightGBM's."""
+
+    kind: Literal["lightgbm"] = "lightgbm"
+    seed: int
+    num_leaves: Annotated[int, Field(ge=2)] = 31
+    learning_rate: float = Field(default=0.1, gt=0)
+    n_estimators: Count = Field(default=500, description="Trees, at most.")
+    patience: Count | None = Field(default=50, description="Trees without a better validation before stopping.")
+    min_data_in_leaf: Annotated[int, Field(ge=0)] = 20
+    lambda_l2: float = Field(default=0.0, ge=0)
+    feature_fraction: float = Field(default=1.0, gt=0, le=1)
+    bagging_fraction: float = Field(default=1.0, gt=0, le=1)
+    lambdarank_truncation_level: Count = 30
+
+
+class RidgeConfig(BaselineConfig):
+    """Linear regression of the labels with a squared penalty, in closed form."""
+
+    tunes_itself: ClassVar[bool] = True
+
+    kind: Literal["ridge"] = "ridge"
+    alphas: list[Annotated[float, Field(gt=0)]] = Field(
+        default=[0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0],
+        min_length=1,
+        description="Weights of the penalty, of which validation chooses one.",
+    )
+
+
+BASELINES: dict[str, type[BaselineConfig]] = {
+    config.model_fields["kind"].default: config for config in (TreesConfig, RidgeConfig)
+}
+"""Configurations of the baselines by kind."""
