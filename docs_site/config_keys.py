@@ -127,6 +127,8 @@ def _description(value: dict[str, Any], file: File) -> str:
     """Return the description of a key, or the first paragraph of that of its section."""
     if "description" in value:
         return to_markdown(value["description"])
+    if "const" in value:
+        return "Selects this section."
     name = value.get("$ref", "").rpartition("/")[2]
     return to_markdown(file.sections[name].get("description", "").partition("\n\n")[0]) if name else ""
 

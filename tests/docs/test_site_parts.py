@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from docs_site import blocks, doc_strings, formulas, method_links, methods, navigation, notebooks, tables
+from docs_site import blocks, config_keys, doc_strings, formulas, method_links, methods, navigation, notebooks, tables
 
 from support.paths import ROOT
 
@@ -113,3 +113,9 @@ def test_a_notebook_becomes_a_page(tmp_path: Path) -> None:
     text = notebooks.notebook_page(path)
     assert text.startswith("# Title\nText.\n\n```python\n1 + 1\n```\n\n```text\n2\n```\n")
     assert "[notebook](sum.ipynb)" in text
+
+
+def test_every_key_of_configurations_is_described() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", config_keys.keys_page(), re.MULTILINE)
+    assert len(rows) > 120
+    assert [key for key, meaning in rows if not meaning.strip()] == []
