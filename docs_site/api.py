@@ -42,29 +42,36 @@ def _file(module: str) -> Path:
 
 
 def _page(module: str, title: str) -> str:
-    elsewhere = {one.identifier.rpartition(".")[2]: one for one in methods.all_methods() if _owns(module, one)}
-    members = [name for name in _public_names(module) if name not in elsewhere]
-    shown = "".join(f"        - {name}\n" for name in members)
+    elsewhere = {one.python: one for one in methods.all_methods() if _owns(module, one)}
+    shown = [name for name in public_names(module) if name not in elsewhere]
     return page(
         f"# {title}",
-        f"::: {module}\n    options:\n      show_root_heading: false\n      show_root_toc_entry: false\n"
-        f"      members:\n{shown}" + ("" if members else "        []\n"),
-        *_list(module, elsewhere),
+        f"::: {module}\n    options: {{show_root_heading: false, show_root_toc_entry: false, members: false}}",
+        *(f"::: {_path(module, name)}" for name in sorted(shown, key=lambda name: (name[0].isupper(), name))),
+        *_list(elsewhere),
     )
+
+
+def _path(module: str, name: str) -> str:
+    """Return the path of a public name: that of its definition if a submodule has the same name."""
+    directory = _file(module).parent
+    is_package = _file(module).name == "__init__.py"
+    same = is_package and ((directory / f"{name}.py").exists() or (directory / name).is_dir())
+    return f"{module}.{name}.{name}" if same else f"{module}.{name}"
 
 
 def _owns(module: str, method: methods.Method) -> bool:
     return method.identifier.rpartition(".")[0] == module
 
 
-def _list(module: str, elsewhere: dict[str, methods.Method]) -> list[str]:
+def _list(elsewhere: dict[str, methods.Method]) -> list[str]:
     if not elsewhere:
         return []
     lines = [f"- [`{name}`](../../{method.path})" for name, method in elsewhere.items()]
     return ["## Methods with pages of their own", "\n".join(lines)]
 
 
-def _public_names(module: str) -> list[str]:
+def public_names(module: str) -> list[str]:
     """Return the names of ``__all__``, or the public functions and classes of the file."""
     tree = ast.parse(_file(module).read_text(encoding="utf-8"))
     for node in tree.body:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote, urldefrag, urljoin
 
 import pytest
-from docs_site import commands, config_keys, methods
+from docs_site import api, commands, config_keys, methods
 
 from support import chromium
 from support.paths import ROOT
@@ -111,6 +111,14 @@ def test_every_method_has_a_page(site: Path, method: methods.Method) -> None:
     for option in methods.option_names(method):
         assert f"<code>{option}</code>" in page
     assert "doc-signature" in page
+
+
+@pytest.mark.parametrize("module", list(api.MODULES))
+def test_every_public_name_is_documented(site: Path, module: str) -> None:
+    pages = [site / "reference/api" / module.rpartition(".")[2] / "index.html", *(site / "methods").rglob("*.html")]
+    anchors = {anchor for page in pages for anchor in Elements(page.read_text(encoding="utf-8")).anchors}
+    names = {anchor.rpartition(".")[2] for anchor in anchors if anchor.startswith("rankfall.")}
+    assert set(api.public_names(module)) <= names
 
 
 def test_no_markup_is_left(site: Path) -> None:
