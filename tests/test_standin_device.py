@@ -138,8 +138,19 @@ def test_numpy_is_refused(device: StandinDevice) -> None:
         scores().numpy()
 
 
+def test_operations_without_a_kernel_for_the_device_are_refused() -> None:
+    """Apple's GPUs have no inverse of the normal distribution, and no GPU has the layers of MKL-DNN."""
+    with standin_device() as device:
+        assert device.backend == "CUDA"
+        torch.special.ndtri(scores())
+        with pytest.raises(NotImplementedError, match=r"mkldnn_linear\.default: has no kernel for CUDA"):
+            torch.ops.aten.mkldnn_linear(scores(), scores())
+    with standin_device(like="mps"), pytest.raises(NotImplementedError, match="has no kernel for MPS"):
+        torch.special.ndtri(scores())
+
+
 def test_types_that_the_device_does_not_have() -> None:
-    with standin_device(refused_dtypes=(torch.float64,)):
+    with standin_device(like="mps"):
         x = scores()
         for make in (x.double, partial(torch.zeros, 2, dtype=torch.float64, device=DEVICE)):
             with pytest.raises(TypeError, match=r"no torch\.float64"):

@@ -5,6 +5,7 @@
 - :mod:`rankfall.metrics`: exact ranking metrics and significance tests.
 - :mod:`rankfall.data`: full-stage logs. :mod:`rankfall.models`: models that score them.
 - :class:`Cascade`: models in order. :mod:`rankfall.objectives`: losses of a whole cascade.
+- :class:`Ranker`: one ranker in the style of scikit-learn.
 - :mod:`rankfall.serving`: answers to requests from a trained cascade.
 - :mod:`rankfall.api`: :func:`train`, :func:`evaluate`, :func:`compare` and the other functions behind the commands.
 
@@ -45,11 +46,13 @@ if TYPE_CHECKING:
         tune,
     )
     from rankfall.cascade import Cascade, Stage
+    from rankfall.ranker import Ranker
     from rankfall.training.run_directory import Stopped, TrainingError
 
 __all__ = [
     "Cascade",
     "ConfigError",
+    "Ranker",
     "RankfallWarning",
     "ResultError",
     "Stage",
@@ -81,6 +84,7 @@ __version__ = "0.1.0"
 
 _PLACES = {  # modules of the names that are not modules themselves
     "rankfall.cascade": ("Cascade", "Stage"),
+    "rankfall.ranker": ("Ranker",),
     "rankfall.api": (
         *("RankfallWarning", "compare", "diagnose", "evaluate", "export", "plan", "prepare", "report", "reproduce"),
         *("simulate", "stream", "train", "tune"),

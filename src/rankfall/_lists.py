@@ -31,6 +31,9 @@ Reduction = Literal["mean", "sum", "none"]
 
 LOG_2 = math.log(2)
 
+WITHOUT_FLOAT64 = ("mps",)
+"""Types of devices on which float32 is the widest type."""
+
 
 # --- checks of arguments ----------------------------------------------------------------------------------------
 
@@ -44,7 +47,7 @@ def check_scores(
     """
     _check_float("scores", scores)
     _check_mask(mask, scores)
-    scores = _at_least_float32(scores)
+    scores = at_least_float32(scores)
     if mask is not None:
         scores = scores.masked_fill(~mask, 0.0)
     if _can_read_values(scores):
@@ -52,14 +55,12 @@ def check_scores(
             return scores, mask
         _raise_if_any(scores.isnan(), "scores", "NaN")
     else:
-        _assert_on_device(scores.isnan(), "scores", "NaN")
+        _assert_on_device(scores < torch.inf, "scores", "NaN or +inf")
     real = scores != -torch.inf
     mask = real if mask is None else mask & real
     scores = scores.masked_fill(~real, 0.0)
     if _can_read_values(scores):
         _raise_if_any(scores == torch.inf, "scores", "+inf")
-    else:
-        _assert_on_device(scores == torch.inf, "scores", "+inf")
     return scores, mask
 
 
@@ -98,7 +99,7 @@ def _check_pair(
     if labels.is_complex():
         raise ValueError(f"{names[1]} must be real numbers, got {labels.dtype}")
     _check_mask(mask, scores)
-    scores = _at_least_float32(scores)
+    scores = at_least_float32(scores)
     labels = labels.detach().to(scores.dtype)
     if mask is None:
         mask = torch.ones_like(scores, dtype=torch.bool)
@@ -111,10 +112,12 @@ def _check_pair(
 
 def check_values(name: str, values: Tensor, *, infinite: bool = False) -> None:
     """Raise an error for NaN, and for ±inf unless `infinite`, without synchronising with an accelerator."""
-    if _can_read_values(values) and _all_finite(values):
-        return
-    bad = values.isnan() if infinite else ~values.isfinite()
-    check_none(name, bad, "NaN" if infinite else "NaN or inf")
+    found = "NaN" if infinite else "NaN or inf"
+    if not _can_read_values(values):
+        values = values.detach()  # fewer operations than isnan() and isfinite(): each of them starts a kernel
+        _assert_on_device(values == values if infinite else values.abs() < torch.inf, name, found)
+    elif not _all_finite(values):
+        _raise_if_any(values.isnan() if infinite else ~values.isfinite(), name, found)
 
 
 def check_none(name: str, bad: Tensor, found: str) -> None:
@@ -122,7 +125,7 @@ def check_none(name: str, bad: Tensor, found: str) -> None:
     if _can_read_values(bad):
         _raise_if_any(bad, name, found)
     else:
-        _assert_on_device(bad, name, found)
+        _assert_on_device(~bad, name, found)
 
 
 def check_membership(name: str, values: Tensor) -> None:
@@ -192,8 +195,9 @@ def _check_mask(mask: Tensor | None, scores: Tensor) -> None:
         raise ValueError(f"mask must be boolean (True = real item), got {mask.dtype}")
 
 
-def _at_least_float32(scores: Tensor) -> Tensor:
-    return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
+def at_least_float32(values: Tensor) -> Tensor:
+    """Convert half precision to float32."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
 def _can_read_values(tensor: Tensor) -> bool:
@@ -213,9 +217,9 @@ def _raise_if_any(bad: Tensor, name: str, found: str) -> None:
         raise ValueError(f"{name} must not hold {found}, found at index {where}")
 
 
-def _assert_on_device(bad: Tensor, name: str, found: str) -> None:
-    if bad.device.type != "meta":
-        torch._assert_async(~bad.any(), f"{name} must not hold {found}")
+def _assert_on_device(good: Tensor, name: str, found: str) -> None:
+    if good.device.type != "meta":
+        torch._assert_async(good.all(), f"{name} must not hold {found}")
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[None]:
@@ -223,6 +227,16 @@ def full_precision(device: torch.device) -> AbstractContextManager[None]:
     if device.type == "meta":  # not supported by autocast
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """Return the widest floating type of a device: float64, where it exists."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """Convert to the widest floating type of the tensor's device."""
+    return tensor.to(widest(tensor.device))
 
 
 # --- arithmetic that is correct for empty lists -----------------------------------------------------------------
@@ -360,7 +374,7 @@ def relevant_order(relevance: Tensor, grades: Tensor, mask: Tensor) -> Tensor:
     sizes_differ = relevant & (relevance != relevance.amax(-1, keepdim=True))
     if _can_read_values(relevance) and not bool(sizes_differ.any()):
         return by_grade  # in most logs all relevant items are equally relevant
-    below = _count_below(relevance, relevant).double() * (by_grade.amax(-1, keepdim=True) + 1)
+    below = widen(_count_below(relevance, relevant)) * (by_grade.amax(-1, keepdim=True) + 1)
     return (_count_below(below + by_grade, relevant) + 1).to(grades.dtype) * relevant
 
 

@@ -26,6 +26,7 @@ Result = TypeVar("Result")
 
 INSTALL = "pip install 'rankfall[ray]'"
 ADDRESS = "RAY_ADDRESS"
+WORKER = "RANKFALL_WORKER"  # variable with the number of a process that works beside others; it decides the GPU
 STARTS = 3  # attempts: on a busy machine, Ray may exceed its own start timeout
 ATTEMPTS = 4  # per part: if all its workers die, the part has failed
 _TIMEOUT = 10.0  # seconds, for workers to end and for a cluster to answer
@@ -180,7 +181,7 @@ class Ray:
 
     def _submit(self, shared: Any, part: Any) -> Any:
         """Submit a part to the worker with the fewest open parts."""
-        self._pool = self._pool or [self._create_worker() for _ in range(self.workers)]
+        self._pool = self._pool or [self._create_worker(number) for number in range(self.workers)]
         if self._busy:
             done, _ = self.ray.wait(list(self._busy), num_returns=len(self._busy), timeout=0, fetch_local=False)
             for reference in done:
@@ -247,7 +248,8 @@ def enter(directory: str) -> None:
 class _Worker:
     """A process that works on parts, one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        os.environ[WORKER] = str(number)
         self._functions: dict[str, Any] = {}  # the most recent ones, by their references
 
     def do(self, directory: str, shared: list[Any], part: Any) -> tuple[Any, int]:

@@ -24,6 +24,7 @@ from rankfall.commands import (
     evaluate,
     examination,
     export,
+    init,
     methods,
     plan,
     prepare,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 PANELS: dict[str, tuple[ModuleType, ...]] = {  # the verbs of the help page, in the order of the work
-    "Get data": (simulate, prepare, data, examination),
+    "Get data": (init, simulate, prepare, data, examination),
     "Train and compare": (train, evaluate, plan, compare, tune, stream),
     "Serve": (export, serve),
     "Results": (report, reproduce),

@@ -67,5 +67,5 @@ def test_verbs_are_listed_in_the_order_of_the_work() -> None:
     for verb in COMMANDS["rankfall"].list_commands(None):
         panels[COMMANDS[f"rankfall {verb}"].rich_help_panel].append(verb)
     assert list(panels) == ["Get data", "Train and compare", "Serve", "Results", "Explore"]
-    assert panels["Get data"] == ["simulate", "prepare", "data", "examination"]
+    assert panels["Get data"] == ["init", "simulate", "prepare", "data", "examination"]
     assert [verb for verbs in panels.values() for verb in verbs] == COMMANDS["rankfall"].list_commands(None)

@@ -2,47 +2,115 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from rankfall import registry
+from rankfall import ops, registry
 from rankfall.ops import _rows
-from support.standin_device import DEVICE
-from support.variants import Options, make_lists, place
+from support.standin_device import DEVICE, standin_device
+from support.variants import Device, Options, compare, make_lists, place, variants
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from support.standin_device import StandinDevice
-
 every_operator = pytest.mark.parametrize("name", registry.names("operator"))
+LISTS = make_lists()
+MASKED = {"mask": LISTS.mask}
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split even short lists, as if they were long."""
-    monkeypatch.setattr(_rows, "DEVICE_BLOCK", 10)
-    monkeypatch.setattr(_rows, "CHUNK", 10)
+    monkeypatch.setattr(_rows, "DEVICE_BLOCK", 30)
+    monkeypatch.setattr(_rows, "CHUNK", 30)
     monkeypatch.setattr(_rows, "BLOCK_ROWS", 1)
+    monkeypatch.setattr(sys.modules["rankfall.ops.diff_sort"], "RECORDED", 0)
 
 
-def run(call: Callable[..., Tensor | tuple[Tensor, ...]], options: Options, device: torch.device) -> list[Tensor]:
-    """Return the results and the gradient of the scores, all on the CPU."""
-    torch.manual_seed(0)
-    lists = make_lists()
-    scores = place(lists.scores, device).requires_grad_()
-    results = call(scores, **place(options, device))
-    results = (results,) if isinstance(results, Tensor) else results
-    sum(result.square().sum() for result in results).backward()  # type: ignore[union-attr]
-    return [*results, scores.grad]
+def check(call: Callable[..., Any], options: Options, *, like: Device = "cuda") -> None:
+    """Compare the results and the gradient of the scores."""
+
+    def run(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+        torch.manual_seed(0)
+        scores = place(LISTS.scores, device, dtype).requires_grad_()
+        results = call(scores, **place(options, device, dtype))
+        results = [results] if isinstance(results, Tensor) else list(results)
+        torch.stack([result.square().sum() for result in results]).sum().backward()
+        return [*results, scores.grad]
+
+    compare(run, options, like=like)
 
 
-def check(device: StandinDevice, call: Callable[..., Any], options: Options) -> None:
-    expected = run(call, options, torch.device("cpu"))
-    with device.without_synchronisation():
-        found = run(call, options, DEVICE)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one.cpu(), other, rtol=1e-9, atol=1e-9, msg=lambda text: f"{options}: {text}")
+@pytest.mark.witness("stand-in device")
+@every_operator
+def test_computes_what_a_cpu_computes(name: str) -> None:
+    operator = registry.get("operator", name)
+    for number, options in enumerate(variants(operator, given=("scores", "mask"))):
+        check(operator, options | MASKED)
+        if number == 0:
+            check(operator, options)
+            check(operator, options, like="mps")
+
+
+@every_operator
+def test_one_temperature_per_list(name: str) -> None:
+    operator = registry.get("operator", name)
+    needed = next(variants(operator, given=("scores", "mask")))
+    if "tau" in registry.options("operator", name):
+        check(operator, needed | {"tau": torch.linspace(0.3, 1.0, 5, dtype=torch.float64).unsqueeze(-1)})
+
+
+INCLUSIONS = [
+    *((name, {}) for name in registry.names("operator")),
+    *((name, {"normalised": False}) for name in registry.sorts()),
+    *((name, {"gradient": gradient}) for name in ("neural_sort", "soft_sort") for gradient in ("exact", "one_minus")),
+    ("neural_sort", {"gumbel_samples": 2}),
+    ("sparse_topk", {"p": 4 / 3}),
+]
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(("name", "options"), INCLUSIONS, ids=str)
+def test_inclusion_and_its_logarithm(name: str, options: Options) -> None:
+    operator = ops.topk(name, **options)
+    check(partial(operator, k=3), MASKED)
+    check(partial(operator.log, k=3), MASKED)
+    check(partial(operator.log, k=3), {})
+
+
+@every_operator
+def test_bad_scores_are_refused_without_synchronisation(name: str) -> None:
+    operator = registry.get("operator", name)
+    needed = next(variants(operator, given=("scores", "mask")))
+    with standin_device() as device:
+        for value in (torch.nan, torch.inf):
+            scores = torch.zeros(2, 7)
+            scores[1, 3] = value
+            scores = scores.to(DEVICE)
+            with (
+                device.without_synchronisation(),
+                pytest.raises(RuntimeError, match=r"scores must not hold NaN or \+inf"),
+            ):
+                operator(scores, **needed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@every_operator
+def test_autocast_changes_nothing(name: str, dtype: torch.dtype) -> None:
+    """Operators compute in float32 at least, also of extreme scores, and return the type of the scores."""
+    operator = registry.get("operator", name)
+    needed = next(variants(operator, given=("scores", "mask")))
+    for scale in (1.0, 1e4):
+        scores = (scale * LISTS.scores).to(dtype).requires_grad_()
+        expected = operator(scores, **needed)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = operator(scores, **needed)
+            (gradient,) = torch.autograd.grad(found.float().square().sum(), scores)
+        assert found.dtype == gradient.dtype == dtype
+        assert torch.equal(found, expected)
+        assert gradient.isfinite().all()

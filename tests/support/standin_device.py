@@ -6,7 +6,7 @@ every operation runs on that, forward and backward, with the bits of a CPU. Like
 
 - refuses operations on tensors of two devices (:class:`MixedDevicesError`), except scalars on the CPU in pointwise
   operations, and copies. CPU indices, which CUDA would copy, are refused too;
-- refuses generators of the CPU, and custom operators that have a kernel for the CPU only;
+- refuses generators of the CPU, and operations that have a kernel for the CPU only;
 - knows what makes the host wait for the device: reading a value, shapes that depend on values, copies to the host, and
   blocking copies to the device. :meth:`StandinDevice.without_synchronisation` refuses them
   (:class:`SynchronisationError`); elsewhere they are recorded in :attr:`StandinDevice.synchronisations`.
@@ -23,13 +23,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from rankfall import _lists
+from support.torch_kernels import has_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -105,16 +108,16 @@ class StandinDevice:
 
     Attributes:
         synchronisations: Each synchronisation of the host with the device, with the line that caused it.
+        backend: PyTorch's name of the backend whose kernels the device has.
         refused_dtypes: Types that the device does not have.
         generators: Generators of the device by their address.
-        operations: All operations that ran on the device.
     """
 
-    def __init__(self, refused_dtypes: tuple[torch.dtype, ...]) -> None:
+    def __init__(self, like: Literal["cuda", "mps"]) -> None:
         self.synchronisations: list[str] = []
-        self.refused_dtypes = refused_dtypes
+        self.backend = like.upper()
+        self.refused_dtypes = (torch.float64, torch.complex128) if like == "mps" else ()
         self.generators: dict[int, torch.Generator] = {}
-        self.operations: set[Any] = set()
         self._synchronises = True
 
     @contextmanager
@@ -132,9 +135,10 @@ class StandinDevice:
         _check_devices(operation, args, kwargs)
         for reason in _synchronisations(operation, args, kwargs):
             self._synchronise(f"{func}: {reason}")
-        self.operations.add(func)
         if operation.custom:
             return _run_custom(func, args, kwargs)
+        if not has_kernel(func, self.backend):
+            raise NotImplementedError(f"{func}: has no kernel for {self.backend}")
         device = kwargs.get("device")
         on_device = _any_here(args, kwargs) if device is None else _is_here(device)
         inside = {name: _map(_unwrap, value) for name, value in kwargs.items()}
@@ -171,19 +175,20 @@ class StandinDevice:
 
 
 @contextmanager
-def standin_device(*, refused_dtypes: tuple[torch.dtype, ...] = ()) -> Iterator[StandinDevice]:
+def standin_device(*, like: Literal["cuda", "mps"] = "cuda") -> Iterator[StandinDevice]:
     """Make :data:`DEVICE` exist, in the calling thread.
 
     Args:
-        refused_dtypes: Types that the device does not have, such as float64 on Apple's GPUs.
+        like: Device whose kernels and types it has. Apple's GPUs have no float64.
     """
-    device = StandinDevice(refused_dtypes)
+    device = StandinDevice(like)
     swapped = torch.__future__.get_swap_module_params_on_conversion()
     # As for CUDA, `module.to(device)` keeps parameters that modules share shared.
     torch.__future__.set_swap_module_params_on_conversion(True)
     _DEVICES.append(device)
     try:
         with (
+            mock.patch.object(_lists, "WITHOUT_FLOAT64", (DEVICE.type,) if like == "mps" else ()),
             mock.patch.object(torch, "Generator", _Generators),
             mock.patch.object(torch, "autocast", _autocast),
             mock.patch.object(torch, DEVICE.type, SimpleNamespace(), create=True),  # which checkpoint() looks up

@@ -20,11 +20,12 @@ _LAUNCH = Learner.launch
 
 
 @contextmanager
-def on_standin(*, synchronises: bool = False) -> Iterator[StandinDevice]:
+def on_standin(*, synchronises: bool = False, **options: Any) -> Iterator[StandinDevice]:
     """Train and evaluate on the stand-in device whatever the configuration says.
 
     Args:
         synchronises: Whether a training step may wait for the device, as the optimizers of sparse tables do.
+        **options: Options of the stand-in device.
     """
 
     def launch(learner: Learner[Any], *args: Any) -> Any:
@@ -34,7 +35,7 @@ def on_standin(*, synchronises: bool = False) -> Iterator[StandinDevice]:
     # PyTorch lists the devices that have fused optimizers by name.
     fused = {"_get_fused_kernels_supported_devices": mock.Mock(return_value=["cpu", DEVICE.type])}
     with (
-        standin_device() as device,
+        standin_device(**options) as device,
         mock.patch.multiple(sys.modules["torch.optim.optimizer"], **fused),
         mock.patch.object(device_module, "resolve", return_value=DEVICE),
         mock.patch.object(Learner, "launch", _LAUNCH if synchronises else launch),

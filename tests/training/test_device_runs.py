@@ -133,6 +133,15 @@ def test_a_stream_on_a_device(tmp_path: Path, log: Path) -> None:
     assert on_device == on_cpu
 
 
+def test_devices_without_double_precision(liked: Path, data: Path, tmp_path: Path) -> None:
+    for name, wanted in (("cascade", content(liked, training={"epochs": 1})), ("ranker", config_for(data))):
+        on_cpu = train(wanted, tmp_path / "cpu" / name)
+        with on_standin(like="mps"):
+            on_device = train(wanted, tmp_path / "device" / name)
+            evaluate_run(tmp_path / "device" / name, out=tmp_path / "evaluation" / name)
+        assert on_device.best_metric == pytest.approx(on_cpu.best_metric, abs=0.01)
+
+
 def test_evaluation_follows_the_device(liked: Path, tmp_path: Path, data: Path) -> None:
     train(content(liked, training={"epochs": 1}), tmp_path / "cascade")
     train(config_for(data), tmp_path / "ranker")

@@ -19,6 +19,7 @@ from rankfall.training.propensity_weights import PropensityWeights
 from rankfall.training.run_directory import TrainingError
 from rankfall.training.train_cascade import train
 from support.logs import random_log
+from support.standin_device import DEVICE, standin_device
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +54,16 @@ def test_clicks_have_the_inverse_of_the_examination_of_their_position(log: Impre
     clicked = torch.tensor([[1.0, 3.0, 1.0, 1.0, 1.0, 0.0, 0.0]])
     # clipped at 10; positions below the curve have its last value; clicks without a position and other items have 1
     torch.testing.assert_close(weights.weigh(position, clicked), torch.tensor([[1.0, 2.0, 10.0, 10.0, 1.0, 1.0, 1.0]]))
+
+
+def test_weights_on_a_device(log: ImpressionLog, tmp_path: Path) -> None:
+    weights = weights_of(log, write_curve(tmp_path / "curve.json", 1.0, 0.5, 0.25))
+    position, clicked = torch.tensor([[0, 1, 2, -1]], dtype=torch.int32), torch.tensor([[1.0, 1.0, torch.nan, 1.0]])
+    with standin_device() as device:
+        on_device = position.to(DEVICE), clicked.to(DEVICE)
+        with device.without_synchronisation():
+            found = weights.weigh(*on_device)
+        assert found.tolist() == [[1.0, 2.0, 1.0, 1.0]]
 
 
 def test_weights_of_a_batch_with_added_items(log: ImpressionLog, tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def _learner(log: Path, case: Case, batch: int, group: Group) -> LogLearner:
                 {"name": "ranking", "quota": 20, "model": {"kind": "din", **model}},
             ],
             "objective": {"name": "lcron", "topk": {"name": "dftopk", "tau": 1.0}},
-            "training": {"batch": batch},
+            "training": {"batch": batch, "device": "cpu"},
         }
     )
     impressions = ImpressionLog.load(log)

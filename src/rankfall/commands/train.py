@@ -189,6 +189,7 @@ def _table(run: TrainedRun) -> Table:
     table.add_row("best epoch", f"{result.best_epoch} of {result.epochs}")
     table.add_row("parameters", f"{result.parameters:,}")
     table.add_row("seconds", f"{result.seconds:.1f}")
+    table.add_row("device", result.device)
     table.add_section()
     table.add_row("next", f"rankfall evaluate {out}")
     return table

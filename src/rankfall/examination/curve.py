@@ -49,5 +49,5 @@ class ExaminationCurve(Result):
         Args:
             position: Tensor of positions, at least 0.
         """
-        values = torch.tensor([point.examination for point in self.points], device=position.device)
+        values = torch.tensor([point.examination for point in self.points]).to(position.device, non_blocking=True)
         return values[position.long().clamp(max=len(values) - 1)]

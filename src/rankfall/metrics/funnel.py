@@ -17,6 +17,8 @@ from rankfall._lists import (
     operator,
     rank_order,
     safe_divide,
+    widen,
+    widest,
 )
 from rankfall.metrics.ranking import ndcg
 
@@ -102,7 +104,7 @@ def funnel(
 
     total = relevant.sum(-1, keepdim=True)
     kept = torch.stack([(relevant * items).sum(-1) for items in alive], -1)
-    items = mask.sum(-1).double()
+    items = widen(mask.sum(-1))
     chance = safe_divide(items.clamp(max=min(quotas)), items)
     defined = total.squeeze(-1) > 0
     quality = ndcg(scores, truth, mask=real, gain="linear", ties="position" if ties == "position" else "average")
@@ -121,7 +123,7 @@ def funnel(
 def _check(
     stage_scores: Sequence[Tensor], relevant: Tensor, quotas: Sequence[int], mask: Tensor | None
 ) -> tuple[Float[Tensor, "*batch stages n"], Float[Tensor, "*batch n"], Bool[Tensor, "*batch n"]]:
-    """Return the scores of all stages in one tensor, the relevant items in float64, and the mask."""
+    """Return the scores of all stages in one tensor, the relevant items in the widest type, and the mask."""
     if isinstance(quotas, int):
         raise TypeError(f"quotas must be a sequence with one number per stage, got {quotas!r}")
     if len(stage_scores) == 0:
@@ -138,7 +140,7 @@ def _check(
         check_shape(name, scores, first.shape, of="stage_scores[0]")
         checked.append(check_ranking(scores, relevant, mask, names=(name, "relevant"))[0])
     dtype = torch.double if any(scores.dtype == torch.double for scores in checked) else torch.float
-    return torch.stack([scores.to(dtype) for scores in checked], -2), truth.double(), real
+    return torch.stack([scores.to(dtype) for scores in checked], -2), widen(truth), real
 
 
 def _first(order: Tensor, alive: Tensor, quota: int) -> Tensor:
@@ -153,17 +155,17 @@ def _random_order(scores: Tensor, mask: Tensor, generator: torch.Generator | Non
     if generator is None:
         keys: Tensor = torch.ops.rankfall.repeatable_keys(scores.detach())
     else:
-        keys = torch.rand(scores.shape, generator=generator, device=scores.device, dtype=torch.double)
+        keys = torch.rand(scores.shape, generator=generator, device=scores.device, dtype=widest(scores.device))
     shuffle = keys.argsort(-1)
     return shuffle.gather(-1, rank_order(scores.gather(-1, shuffle), mask.gather(-1, shuffle)))
 
 
 @operator(
     "repeatable_keys(Tensor like) -> Tensor",
-    like=lambda like: torch.empty(like.shape, device=like.device, dtype=torch.double),
+    like=lambda like: torch.empty(like.shape, device=like.device, dtype=widest(like.device)),
     device="default",
 )
 def _repeatable_keys(like: Tensor) -> Tensor:
     # A custom operator, because torch.compile cannot create a generator inside a graph.
     generator = torch.Generator(like.device).manual_seed(0)
-    return torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.double)
+    return torch.rand(like.shape, generator=generator, device=like.device, dtype=widest(like.device))

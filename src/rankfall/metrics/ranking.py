@@ -39,6 +39,8 @@ from rankfall._lists import (
     rank_order,
     safe_divide,
     top_labels,
+    widen,
+    widest,
 )
 
 if TYPE_CHECKING:
@@ -93,7 +95,7 @@ def recall(
         tensor(0.5000)
     """
     scores, labels, mask = check_ranking(scores, labels, mask)
-    truth = top_labels(labels, k, mask, positive_only=positive_only).double()
+    truth = widen(top_labels(labels, k, mask, positive_only=positive_only))
     kept = _inclusion(scores, mask, check_count("m", m), ties)
     size = truth.sum(-1)
     return _finish((kept * truth).sum(-1) / size, size > 0, empty, scores)
@@ -139,7 +141,7 @@ def ndcg(
     """
     scores, labels, mask = check_ranking(scores, labels, mask)
     k = None if k is None else check_count("k", k)
-    gain_ = gains(labels.double(), mask, kind=gain)
+    gain_ = gains(widen(labels), mask, kind=gain)
     ranking = _rank(scores, gain_, mask, ties)
     discount = _tie_mean(discounts(scores.shape[-1], gain_, k=k), ranking)
     ideal = ideal_dcg(gain_, k=k)
@@ -210,7 +212,7 @@ def opa(
     tied = tied - ((same_both - position) * real).sum(-1)
     ordered = pairs - tied - _inversions(rank)
     share = 1.0 if ties == "correct" else 0.5
-    correct = ordered + share * tied.double()
+    correct = ordered + share * widen(tied)
     if label_ties == "count":
         items = real.sum(-1)
         every = items * (items - 1) // 2
@@ -252,8 +254,8 @@ def arp(
         tensor(1.6667)
     """
     scores, labels, mask = check_ranking(scores, labels, mask)
-    ranking = _rank(scores, labels.double(), mask, ties)
-    mean_rank = (ranking.start + 1 + ranking.end).double() / 2
+    ranking = _rank(scores, widen(labels), mask, ties)
+    mean_rank = widen(ranking.start + 1 + ranking.end) / 2
     total = ranking.values.sum(-1)
     return _finish((ranking.values * mean_rank).sum(-1) / total, total > 0, empty, scores)
 
@@ -290,7 +292,7 @@ def mrr(
         tensor(0.5000)
     """
     scores, labels, mask = check_ranking(scores, labels, mask)
-    missed = _missed(_rank(scores, (labels > 0).double(), mask, ties))
+    missed = _missed(_rank(scores, widen(labels > 0), mask, ties))
     first = -missed.diff(dim=-1, prepend=torch.ones_like(missed[..., :1]))
     rank = _positions(scores) + 1
     return _finish((first / rank).sum(-1), has_positive(labels, mask), empty, scores)
@@ -331,13 +333,13 @@ def average_precision(
         tensor(0.8333)
     """
     scores, labels, mask = check_ranking(scores, labels, mask)
-    ranking = _rank(scores, (labels > 0).double(), mask, ties)
+    ranking = _rank(scores, widen(labels > 0), mask, ties)
     before, tied = _relevant_counts(ranking)
     size = ranking.end - ranking.start
     # A rank in a run of ties holds a relevant item with probability tied / size. If it does, each of the other
     # ranks of the run holds one of the remaining tied - 1 with equal probability.
     position = _positions(scores)
-    above = before + safe_divide((position - ranking.start) * (tied - 1), (size - 1).double())
+    above = before + safe_divide((position - ranking.start) * (tied - 1), widen(size - 1))
     expected = tied / size * (above + 1) / (position + 1)
     relevant = ranking.values.sum(-1)
     return _finish(expected.sum(-1) / relevant, relevant > 0, empty, scores)
@@ -418,7 +420,7 @@ def hit_rate(
         tensor(0.6667)
     """
     scores, labels, mask = check_ranking(scores, labels, mask)
-    missed = _missed(_rank(scores, (labels > 0).double(), mask, ties))
+    missed = _missed(_rank(scores, widen(labels > 0), mask, ties))
     last = min(check_count("k", k), scores.shape[-1]) - 1
     return _finish(1 - missed[..., last], has_positive(labels, mask), empty, scores)
 
@@ -476,9 +478,9 @@ def _tie_mean(by_rank: Tensor, ranking: _Ranking) -> Tensor:
 def _inclusion(scores: Tensor, mask: Tensor, m: int, ties: str) -> Tensor:
     """Return the probability of each item to be among the m best scores."""
     if check_choice("ties", ties, ("average", "position")) == "average":
-        return top_labels(scores, m, mask, positive_only=False).double()
+        return widen(top_labels(scores, m, mask, positive_only=False))
     first = rank_order(scores, mask)[..., :m]
-    return torch.zeros_like(scores, dtype=torch.double).scatter(-1, first, 1.0) * mask
+    return torch.zeros_like(scores, dtype=widest(scores.device)).scatter(-1, first, 1.0) * mask
 
 
 def _relevant_counts(ranking: _Ranking) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rankfall._lists import at_least_float32, full_precision
 from rankfall._suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -243,12 +244,14 @@ class RowNorm(nn.BatchNorm1d):
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         # Not rows[mask]: its shape would depend on the data, which requires a synchronisation with the GPU.
+        rows = at_least_float32(rows)
         real = mask.to(rows.dtype)
         total = self.total or (lambda part: part)
-        count = total(real.sum())
-        share = real / count.clamp_min(1)
-        mean = total(share @ rows)
-        variance = total(share @ (rows - mean).square())
+        with full_precision(rows.device):  # three digits of a mean are not enough to subtract it
+            count = total(real.sum())
+            share = real / count.clamp_min(1)
+            mean = total(share @ rows)
+            variance = total(share @ (rows - mean).square())
         enough = count > 1
         with torch.no_grad():
             assert self.momentum is not None

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from rankfall._lists import widen, widest
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
     from jaxtyping import Float
 
 
@@ -15,7 +20,7 @@ class FeatureScaling(nn.Module):
     """Standardisation, after an optional logarithm that keeps the sign: sign(v) log(1 + abs(v)).
 
     Mean and deviation are stored and applied in float64: for values far from 0, float32 would leave few digits after
-    the mean is subtracted.
+    the mean is subtracted. On a device without float64 they are float32.
 
     Args:
         mean: Tensor ``(features,)``, subtracted from the features.
@@ -44,10 +49,15 @@ class FeatureScaling(nn.Module):
 
     def forward(self, features: Float[Tensor, "*rows features"]) -> Float[Tensor, "*rows features"]:
         """Return the scaled features ``(..., features)`` in float32."""
-        values = features.double()
+        values = widen(features)
         if self.log1p:
             values = torch.copysign(values.abs().log1p(), values)
         return ((values - self.mean) / self.deviation).float()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        if widest(fn(torch.empty(0)).device) == torch.float32:
+            self.mean, self.deviation = self.mean.float(), self.deviation.float()  # float64 cannot be moved there
+        return super()._apply(fn, recurse)
 
     def extra_repr(self) -> str:
         return f"{len(self.mean)}, log1p={self.log1p}"

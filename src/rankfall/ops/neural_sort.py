@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from rankfall import register
-from rankfall._lists import add_gumbel, any_order, check_count, check_positive, check_scores, operator, safe_divide
+from rankfall._lists import (
+    add_gumbel,
+    any_order,
+    check_count,
+    check_positive,
+    check_scores,
+    operator,
+    safe_divide,
+    widen,
+)
 from rankfall.ops._rows import CHUNK, LOG_ZERO, SoftRows
 
 if TYPE_CHECKING:
@@ -91,7 +100,7 @@ def neural_rows(scores: Tensor, tau: float | Tensor, mask: Tensor | None) -> Sof
     if mask is not None:
         top = top.masked_fill(top == -torch.inf, 0.0)  # a list without items
     s = (scores - top) / tau
-    wide = s.float() if s.device.type == "mps" else s.double()
+    wide = widen(s)
     order = any_order(filled)
     base: Tensor = _RankedSums.apply(wide, order, mask)  # type: ignore[no-untyped-call]
     ranked = wide.detach().gather(-1, order)

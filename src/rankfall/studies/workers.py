@@ -9,11 +9,12 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rankfall._engine import LOCAL
-from rankfall._ray import Ray
+from rankfall._ray import WORKER, Ray
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -83,11 +84,11 @@ def _attempt(work: Callable[[Task], Value], task: Task, passed_on: tuple[type[Ex
 def _in_processes(
     work: Callable[[Task], Value], tasks: Sequence[Task], jobs: int
 ) -> Iterator[tuple[Task, Value | Failure]]:
-    waiting = deque(tasks)
+    waiting, numbers = deque(tasks), count()
     busy: dict[Connection, tuple[SpawnProcess, Task]] = {}
     try:
         for _ in range(min(jobs, len(waiting))):
-            connection, process = _start(work)
+            connection, process = _start(work, next(numbers))
             _give(connection, process, waiting, busy)
         while busy:
             for connection in cast("list[Connection]", wait(list(busy))):
@@ -99,7 +100,7 @@ def _in_processes(
                     process.join()
                     outcome = Failure(f"its process ended with exit code {process.exitcode}")
                     if waiting:
-                        connection, process = _start(work)
+                        connection, process = _start(work, next(numbers))
                 _give(connection, process, waiting, busy)
                 yield task, outcome
     finally:
@@ -108,10 +109,10 @@ def _in_processes(
             process.join()
 
 
-def _start(work: Callable[[Task], Any]) -> tuple[Connection, SpawnProcess]:
+def _start(work: Callable[[Task], Any], number: int) -> tuple[Connection, SpawnProcess]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, work), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, work, number), daemon=True)
     process.start()
     theirs.close()  # so that ours reports the end of the process
     return ours, process
@@ -131,7 +132,8 @@ def _give(
     connection.send(busy[connection][1])
 
 
-def _serve(connection: Connection, work: Callable[[Any], Any]) -> None:
+def _serve(connection: Connection, work: Callable[[Any], Any], number: int) -> None:
+    os.environ[WORKER] = str(number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it too, and ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, cast
 
 import torch
 
+from rankfall._ray import WORKER
 from rankfall._yaml_config import ConfigError
 from rankfall.training.distributed.group import ALONE
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from rankfall.training.distributed.group import Group
 
-WORKER = "RANKFALL_WORKER"  # environment variable of processes that work on tasks side by side: their number
 BACKEND = "inductor"  # compiler
 
 
@@ -100,7 +100,7 @@ CPU = Placement(torch.device("cpu"))
 
 
 def placement_of(settings: Settings, group: Group = ALONE) -> Placement:
-    """Return where a training run computes.
+    """Return where a training run or an evaluation computes.
 
     Args:
         settings: The section ``training`` of a configuration.

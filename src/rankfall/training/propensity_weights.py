@@ -57,7 +57,7 @@ class PropensityWeights:
     def weigh(self, position: Tensor, feedback: Tensor) -> Tensor:
         """Return the weights of items with these positions and this feedback."""
         weight = (1 / self.curve.propensities(position.clamp(min=0))).clamp(max=self.clip)
-        return torch.where((position >= 0) & (feedback > 0), weight, 1.0)
+        return weight.masked_fill(~((position >= 0) & (feedback > 0)), 1.0)
 
     def describe(self, log: ImpressionLog, days: Sequence[str]) -> str:
         """Return a sentence about the weights of the clicks of some days: their size and what they cost."""

@@ -112,8 +112,8 @@ def train(
         return result
     with seeded(config.training.seed, config.training.threads, placement.device):
         with group.together():
-            grades = _grades(lists["train"], config.loss.name) if classifies(config.loss) else None
-            model = make_ranker(config.model, _fit_scaling(data, config.data), grades)
+            grades = count_grades(lists["train"], config.loss.name) if classifies(config.loss) else None
+            model = make_ranker(config.model, fit_scaling(data, config.data), grades)
             loop = Loop(
                 RankerLearner(config, out, model, built, lists["train"], lists["valid"], group),
                 config,
@@ -317,7 +317,8 @@ def _check_apart(data: RankingData, config: DataConfig) -> None:
             raise ConfigError(f"data: {one} and {other} have lists in common; a list has one use")
 
 
-def _fit_scaling(data: RankingData, config: DataConfig) -> FeatureScaling:
+def fit_scaling(data: RankingData, config: DataConfig) -> FeatureScaling:
+    """Return the scaling of the features, fitted to the training lists of a configuration."""
     recipe = data.manifest["recipe"]
     if config.log1p and (recipe["log1p"] or recipe["standardise"]):
         done = "log1p" if recipe["log1p"] else "standardisation"
@@ -336,7 +337,8 @@ def _log_moments(data: RankingData, config: DataConfig) -> Moments:
     return sum(parts[1:], start=parts[0])
 
 
-def _grades(lists: Lists, name: str) -> int:
+def count_grades(lists: Lists, name: str) -> int:
+    """Return the number of label grades of training lists, for a loss that classifies; `name` is its name."""
     labels = lists.labels
     if labels.min() < 0 or (labels != np.floor(labels)).any():
         raise ConfigError(f"loss.name: {name} needs labels 0, 1, 2, ...; the training lists have others")

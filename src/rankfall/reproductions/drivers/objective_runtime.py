@@ -103,9 +103,10 @@ def _costs(configs: Mapping[str, str], batch: int, task: Task) -> dict[str, Cost
 
 
 def training_step(config: str, batch: int) -> Step:
-    """Return a step that trains the models of a configuration on one batch."""
+    """Return a step that trains the models of a configuration on one batch, on the CPU."""
     content = CascadeConfig.model_validate_json(config)
-    content = content.model_copy(update={"training": content.training.model_copy(update={"batch": batch})})
+    training = content.training.model_copy(update={"batch": batch, "device": "cpu"})
+    content = content.model_copy(update={"training": training})
     log = load_log(content.data)
     content = with_depths(content, log.spec.stage_names)
     with seeded(content.training.seed, content.training.threads):

@@ -1,0 +1,1 @@
+"""Drafts of descriptions and configurations from the columns of a log, for ``rankfall init``."""

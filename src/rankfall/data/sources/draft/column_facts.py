@@ -1,0 +1,259 @@
+"""Facts about the columns of a sample of rows: types, numbers of values, and which columns determine which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import polars as pl
+
+from rankfall.data.impressions.encoding import to_times
+from rankfall.data.sources.draft.column_words import MOMENT, words
+from rankfall.data.sources.rows.column_types import text_type
+from rankfall.data.sources.rows.row_files import RowFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from rankfall.data.impressions.spec import Unit
+
+Kind = Literal["empty", "truth", "whole", "number", "text", "time", "list", "vector", "other"]
+
+SAMPLE_ROWS = 60_000
+SAMPLE_FILES = 8
+JSON_SUFFIXES = (".jsonl", ".ndjson")
+_EPOCHS: dict[Unit, int] = {"s": 1, "ms": 10**3, "us": 10**6}
+_EARLIEST, _LATEST = 946_684_800, 2_208_988_800  # 2000 and 2040, in seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnFacts:
+    """Facts about one column of the sample.
+
+    Attributes:
+        name: Name of the column.
+        kind: Type of its values. Dates, times and numbers of seconds since 1970 are times.
+        distinct: Number of different values.
+        missing: Share of rows without a value.
+        low: Smallest number; 0 if the column has no numbers.
+        high: Largest number.
+        unit: Unit of a time that is a whole number.
+        size: Length of all vectors of a column of vectors.
+        examples: Some values, for people.
+    """
+
+    name: str
+    kind: Kind
+    distinct: int
+    missing: float
+    low: float = 0.0
+    high: float = 0.0
+    unit: Unit | None = None
+    size: int = 0
+    examples: tuple[str, ...] = ()
+
+    @property
+    def is_key(self) -> bool:
+        """Whether values may be ids: whole numbers or text."""
+        return self.kind in ("whole", "text")
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether all values are 0, 1, true or false, and some are not 0 or false."""
+        if self.kind == "truth":
+            return self.distinct == 2 or self.examples == ("True",)
+        return self.kind == "whole" and self.low >= 0 and self.high == 1
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some rows of a log with facts about their columns."""
+
+    frame: pl.DataFrame
+    facts: dict[str, ColumnFacts]
+    is_complete: bool
+
+    @cached_property
+    def _keys(self) -> dict[tuple[str, bool], dict[str, float]]:
+        return {}
+
+    def constancy(self, key: str, *, strict: bool = False) -> dict[str, float]:
+        """Return for each column the share of values of `key` in whose rows the column has one value only.
+
+        Args:
+            key: The column of the key. Its values with a single row do not count.
+            strict: Whether a missing value differs from all others; by default rows without a value do not count.
+        """
+        if (key, strict) not in self._keys:
+            others = [name for name in self._comparable.columns if name != key]
+            values = [pl.col(name) if strict else pl.col(name).drop_nulls() for name in others]
+            counts = [value.n_unique() for value in values]
+            counted = self._comparable.group_by(key).agg(pl.len().alias("\0rows"), *counts)
+            repeated = counted.filter(pl.col("\0rows") > 1)
+            shares = repeated.select((pl.col(others) <= 1).mean()).row(0) if len(repeated) else [0.0] * len(others)
+            self._keys[key, strict] = dict(zip(others, shares, strict=True))
+        return self._keys[key, strict]
+
+    @cached_property
+    def _comparable(self) -> pl.DataFrame:
+        return self.frame.select(_comparable(self.frame[name]) for name in self.frame.columns)
+
+    def rows_per_value(self, key: str) -> float:
+        """Return the mean number of rows per value of a column."""
+        return len(self.frame) / max(1, self.facts[key].distinct)
+
+    def is_unique(self, *columns: str) -> bool:
+        """Return whether no two rows agree in all these columns."""
+        return not self.frame.select(columns).is_duplicated().any()
+
+
+def read_sample(files: Sequence[RowFile | Path]) -> Sample:
+    """Read some rows of some of the files, and collect facts about their columns.
+
+    Args:
+        files: Files of rows; paths are files of JSON lines.
+
+    Raises:
+        ValueError: If files cannot be read, have no rows, or have different columns.
+    """
+    chosen = [files[len(files) * number // SAMPLE_FILES] for number in range(SAMPLE_FILES)]
+    chosen = list(dict.fromkeys(chosen))
+    limit = SAMPLE_ROWS // len(chosen)
+    heads = [_head(file, limit + 1) for file in chosen]
+    is_complete = len(chosen) == len(files) and all(len(head) <= limit for head in heads)
+    frame = pl.concat([head.head(limit) for head in heads], how="diagonal_relaxed")
+    if not len(frame):
+        raise ValueError(f"{', '.join(str(_path(file)) for file in chosen)}: found no rows")
+    if len(frame.columns) == 1 and any(mark in frame.columns[0] for mark in ";\t|"):
+        raise ValueError(
+            f"{_path(chosen[0])}: found one column, {frame.columns[0]!r}; columns must be separated by commas"
+        )
+    typed = frame.select(_typed(frame[name]) for name in frame.columns)
+    return Sample(typed, {name: _facts(typed[name]) for name in typed.columns}, is_complete)
+
+
+def _path(file: RowFile | Path) -> Path:
+    return file.path if isinstance(file, RowFile) else file
+
+
+def _head(file: RowFile | Path, rows: int) -> pl.DataFrame:
+    if not isinstance(file, RowFile):
+        try:
+            return pl.read_ndjson(file, infer_schema_length=None).head(rows)
+        except pl.exceptions.PolarsError as error:
+            raise ValueError(f"{file} is no file of JSON lines ({error})") from None
+    parts: list[pl.DataFrame] = []
+    left = rows
+    for batch in _batches(file):
+        parts.append(batch.head(left))
+        left -= len(batch)
+        if left <= 0:
+            break
+    return pl.concat(parts) if parts else pl.DataFrame(schema=file.columns())
+
+
+def _batches(file: RowFile) -> Iterator[pl.DataFrame]:
+    return file.batches([name for name in file.columns() if name])  # a column without a name cannot be used
+
+
+def _typed(values: pl.Series) -> pl.Series:
+    """Give the strings of text files their type; whole numbers with missing values may be written as floats."""
+    if values.dtype == pl.String:
+        kind = text_type(values, pl.Null(), {"number"})
+        if kind == pl.Boolean():
+            return values.str.to_lowercase() == "true"
+        if kind in (pl.Int64(), pl.Float64()) and not _has_leading_zeros(values):
+            values = values.cast(kind)
+    if values.dtype.is_float():
+        whole = values.fill_nan(None).cast(pl.Int64, strict=False)
+        exact = values.is_null().any() and bool((whole.cast(pl.Float64) == values).all())
+        return whole if exact else values
+    if isinstance(values.dtype, pl.Categorical | pl.Enum):
+        return values.cast(pl.String)
+    return values
+
+
+def _has_leading_zeros(values: pl.Series) -> bool:
+    return bool(values.str.contains(r"^0\d").any())
+
+
+def _facts(values: pl.Series) -> ColumnFacts:
+    present = values.drop_nulls()
+    if values.dtype.is_float():
+        present = present.drop_nans()
+    missing = 1 - len(present) / len(values)
+    if not len(present):
+        return ColumnFacts(values.name, "empty", 0, missing)
+    kind, unit, size = _kind(present)
+    distinct = _comparable(present).n_unique()
+    low, high = _range(present) if present.dtype.is_numeric() else (0.0, 0.0)
+    shown = _comparable(present.head(2000)).unique(maintain_order=True).head(3).to_list()
+    examples = tuple(str(value)[:20] for value in shown[: 1 if kind in ("list", "vector") else 3])
+    return ColumnFacts(values.name, kind, distinct, missing, low, high, unit, size, examples)
+
+
+def _kind(present: pl.Series) -> tuple[Kind, Unit | None, int]:
+    kind = present.dtype
+    if kind == pl.Boolean:
+        return "truth", None, 0
+    if isinstance(kind, pl.List | pl.Array):
+        return _list_kind(present)
+    if kind.is_integer():
+        unit = _epoch_unit(present)
+        return ("time", unit, 0) if unit else ("whole", None, 0)
+    if kind.is_float() or kind.is_decimal():
+        return "number", None, 0
+    if isinstance(kind, pl.Date | pl.Datetime):
+        return "time", None, 0
+    if kind != pl.String:
+        return "other", None, 0
+    return ("time", None, 0) if _are_times(present) else ("text", None, 0)
+
+
+def _list_kind(present: pl.Series) -> tuple[Kind, Unit | None, int]:
+    lists = present.arr.to_list() if isinstance(present.dtype, pl.Array) else present
+    inner = lists.explode().dtype
+    if inner.is_float():
+        lengths = lists.list.len()
+        return ("vector", None, int(lengths[0])) if lengths.n_unique() == 1 and lengths[0] else ("other", None, 0)
+    return ("list", None, 0) if inner.is_integer() or inner == pl.String else ("other", None, 0)
+
+
+def _epoch_unit(present: pl.Series) -> Unit | None:
+    """Return the unit of times since 1970; only columns with the name of a time are times."""
+    if not MOMENT & set(words(present.name)):
+        return None
+    low, high = _range(present)
+    found = [unit for unit, factor in _EPOCHS.items() if _EARLIEST * factor <= low <= high <= _LATEST * factor]
+    return found[0] if found else None
+
+
+def _range(present: pl.Series) -> tuple[float, float]:
+    values = present.to_numpy()
+    return float(values.min()), float(values.max())
+
+
+def share(values: pl.Series) -> float:
+    """Return the share of true values; 0 if there are none at all."""
+    return float(values.fill_null(False).to_numpy().mean()) if len(values) else 0.0
+
+
+def _are_times(present: pl.Series) -> bool:
+    if not present.head(20).str.contains(r"^\s*\d{4}-\d\d-\d\d").all():
+        return False
+    try:
+        to_times(present.unique(), None, "UTC")
+    except ValueError:
+        return False
+    return True
+
+
+def _comparable(values: pl.Series) -> pl.Series:
+    """Return values of a type that can be grouped and counted."""
+    if isinstance(values.dtype, pl.Array):
+        values = values.arr.to_list()
+    if isinstance(values.dtype, pl.List):
+        return values.cast(pl.List(pl.String)).list.join(" ")
+    return values.struct.json_encode() if isinstance(values.dtype, pl.Struct) else values

@@ -1,0 +1,302 @@
+"""What ``rankfall init`` writes: from rows, from a prepared log, from prepared lists or from LETOR text."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from rankfall.data.impressions.encoding import to_times
+from rankfall.data.impressions.log import ImpressionLog, is_log
+from rankfall.data.lists.ranking_data import RankingData, is_prepared
+from rankfall.data.sources.draft.column_facts import JSON_SUFFIXES, read_sample
+from rankfall.data.sources.draft.draft_config import LogShape, draft_cascade_config, draft_ranker_config
+from rankfall.data.sources.draft.draft_spec import draft_spec, feature_name, is_stage_name, items_per_stage
+from rankfall.data.sources.draft.guess_roles import guess_roles
+from rankfall.data.sources.draft.roles import parse_given
+from rankfall.data.sources.rows.row_files import SUFFIXES, RowFile, find_row_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from rankfall.data.sources.draft.column_facts import Sample
+    from rankfall.data.sources.draft.roles import Guesses
+
+    OnRows = Callable[[int], None]
+
+SPEC, CONFIG = "spec.yaml", "config.yaml"
+LETOR_SUFFIXES = (".txt", ".svm", ".svmlight", ".libsvm", ".letor", ".dat")
+_LETOR_LINE = re.compile(rb"^\s*[+-]?[\d.]+\s+qid:\S+\s+\d+:")
+_ROLES_OF_SPLITS = {"train": ("train",), "valid": ("vali", "valid", "dev"), "test": ("test",)}
+
+
+@dataclass
+class Draft:
+    """Drafts of files, and what was guessed.
+
+    Attributes:
+        files: Texts by file name; empty if something could not be decided.
+        next: Commands to run, in their order.
+        guesses: Roles of the columns, if there are rows.
+        sample: The rows that they were guessed from.
+        problems: What could not be decided.
+        checks: What a person should look at.
+    """
+
+    files: dict[str, str] = field(default_factory=dict)
+    next: list[str] = field(default_factory=list)
+    guesses: Guesses | None = None
+    sample: Sample | None = None
+    problems: list[str] = field(default_factory=list)
+    checks: list[str] = field(default_factory=list)
+
+
+def draft_files(
+    sources: Sequence[Path],
+    out: Path,
+    *,
+    roles: Iterable[str] = (),
+    on_rows: OnRows = lambda rows: None,
+) -> Draft:
+    """Draft the description of a log and the configuration of a training run.
+
+    Args:
+        sources: Files of rows or directories of them, a prepared log, prepared lists, or LETOR text.
+        out: Directory in which the files will be written.
+        roles: Roles of columns that are known, ``ROLE=COLUMN``.
+        on_rows: Receives the number of rows read so far.
+
+    Raises:
+        ValueError: If sources cannot be read.
+    """
+    given = list(roles)
+    if len(sources) == 1 and is_log(sources[0]):
+        return _from_log(sources[0], out, given)
+    if len(sources) == 1 and is_prepared(sources[0]):
+        return _from_lists(sources[0], out, given)
+    if found := _letor_files(sources):
+        return _from_letor(found, out, given)
+    return _from_rows(sources, out, given, on_rows)
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+def _from_rows(sources: Sequence[Path], out: Path, given: list[str], on_rows: OnRows) -> Draft:
+    files = _row_files(sources)
+    sample = read_sample(files)
+    guesses = guess_roles(sample, parse_given(given, list(sample.facts)))
+    draft = Draft(guesses=guesses, sample=sample, problems=guesses.problems, checks=guesses.checks)
+    _check_stage_names(guesses)
+    if draft.problems:
+        return draft
+    days = _days(files, sample, guesses, on_rows)
+    log = "log"
+    try:
+        config = draft_cascade_config(_shape(sample, guesses, days, log))
+    except ValueError as error:
+        draft.problems.append(str(error))
+        return draft
+    draft.files = {SPEC: draft_spec(sample, guesses), CONFIG: config}
+    names = " ".join(_argument(path) for path in sources)
+    if any(not isinstance(file, RowFile) for file in files):
+        draft.checks.append("'rankfall prepare rows' reads no JSON lines: write the rows to a Parquet file first")
+        names = "rows.parquet"
+    draft.next = [
+        f"rankfall prepare rows {names} --spec {_argument(out / SPEC)} --out {log}",
+        f"rankfall data {log}",
+        f"rankfall train {_argument(out / CONFIG)} --out run",
+    ]
+    return draft
+
+
+def _row_files(sources: Sequence[Path]) -> list[RowFile | Path]:
+    lines = [path for path in sources if path.name.endswith(JSON_SUFFIXES)]
+    if lines and len(lines) < len(sources):
+        raise ValueError("found JSON lines and other files, expected files of one format")
+    for path in lines:
+        if not path.is_file():
+            raise ValueError(f"{path} does not exist")
+    return [*lines] if lines else [*find_row_files(sources)]
+
+
+def _argument(path: Path) -> str:
+    text = str(path)
+    return text if re.fullmatch(r"[\w./-]+", text) else f"'{text}'"
+
+
+def _check_stage_names(guesses: Guesses) -> None:
+    bad = [] if guesses.one("stage") is None else [name for name in guesses.stages if not is_stage_name(name)]
+    if bad:
+        guesses.problems.append(
+            f"stage: found {', '.join(map(repr, bad))}, expected names of letters, digits, '_' and '-', or the "
+            "numbers 0, 1, 2, ...; change the values, or leave the column out with --role ignore="
+            f"{guesses.one('stage')}"
+        )
+
+
+def _days(files: Sequence[RowFile | Path], sample: Sample, guesses: Guesses, on_rows: OnRows) -> list[str]:
+    """Return the names of all days of the log in their order."""
+    time, day = guesses.one("time"), guesses.one("day")
+    column = day or time
+    assert column is not None
+    found: set[Any] = set()
+    done = 0
+    for values in _values(files, column):
+        done += len(values)
+        on_rows(done)
+        found |= set((values if day else _dates(values, sample.facts[column].unit)).drop_nulls().unique().to_list())
+    if day and sample.frame[column].dtype.is_integer():
+        return [str(value) for value in sorted(map(int, found))]
+    return sorted(map(str, found))
+
+
+def _values(files: Sequence[RowFile | Path], column: str) -> Iterator[pl.Series]:
+    for file in files:
+        if isinstance(file, RowFile):
+            for batch in file.batches([column]):
+                yield batch[column]
+        else:
+            yield pl.read_ndjson(file, infer_schema_length=None)[column]
+
+
+def _dates(values: pl.Series, unit: Any) -> pl.Series:
+    if unit is not None and values.dtype == pl.String:
+        values = values.cast(pl.Int64)
+    return to_times(values, unit, "UTC").dt.strftime("%Y-%m-%d")
+
+
+def _shape(sample: Sample, guesses: Guesses, days: list[str], path: str) -> LogShape:
+    request, label = guesses.one("request"), guesses.one("label")
+    assert request is not None
+    requests = sample.facts[request].distinct
+    items = items_per_stage(sample, guesses) if guesses.stages else [sample.rows_per_value(request)]
+    positives = sum(items[guesses.relevant_stage :])
+    if label is not None:
+        relevant = pl.col(label).cast(pl.Float64).fill_null(0).fill_nan(0) > 0
+        counts = sample.frame.group_by(request).agg(relevant.sum().alias("count"))["count"]
+        positives = float(counts.filter(counts > 0).mean() or 1)  # type: ignore[arg-type]
+    time = guesses.one("day") or guesses.one("time")
+    assert time is not None
+    seen = sample.frame[time] if guesses.one("day") else _dates(sample.frame[time], sample.facts[time].unit)
+    return LogShape(
+        path=path,
+        days=days,
+        stages=[feature_name(stage) for stage in guesses.stages],
+        items=items,
+        positives=positives,
+        relevant_stage=guesses.relevant_stage if label is None else None,
+        requests_per_day=requests / max(1, seen.n_unique()),
+        has_sequences=bool(guesses.all("sequence"))
+        or (label is not None and None not in (guesses.one("user"), guesses.one("time"))),
+    )
+
+
+# --- prepared data ----------------------------------------------------------------------------------------------------
+
+
+def _from_log(path: Path, out: Path, given: list[str]) -> Draft:
+    _refuse_roles(given, "a prepared log")
+    log = ImpressionLog.load(path)
+    day = next(iter(log.days.values()))
+    table = day.table().select(["depth", "relevance"])
+    depths = np.array(table.column("depth").combine_chunks().flatten())
+    relevance = np.array(table.column("relevance").combine_chunks().flatten())
+    lengths = np.array(table.column("depth").combine_chunks().value_lengths())
+    requests = max(1, len(lengths))
+    list_of_item = np.repeat(np.arange(requests), lengths)
+    positives = np.bincount(list_of_item[relevance > 0], minlength=requests)
+    names = list(log.manifest["stages"])
+    relevant_stage = log.manifest["spec"]["relevant"].get("stage")
+    shape = LogShape(
+        path=str(path),
+        days=list(log.days),
+        stages=names if len(names) > 1 else [],
+        items=[float((depths == depth).sum()) / requests for depth in range(len(names))],
+        positives=float(positives[positives > 0].mean()) if positives.any() else 1.0,
+        relevant_stage=names.index(relevant_stage) if relevant_stage else None,
+        requests_per_day=float(requests),
+        has_sequences=bool(log.features.sequences),
+    )
+    return Draft(
+        files={CONFIG: draft_cascade_config(shape)},
+        next=[f"rankfall data {_argument(path)}", f"rankfall train {_argument(out / CONFIG)} --out run"],
+        checks=["quotas were guessed from the first day of the log"],
+    )
+
+
+def _from_lists(path: Path, out: Path, given: list[str]) -> Draft:
+    _refuse_roles(given, "prepared lists")
+    config = draft_ranker_config(str(path), *_splits(list(RankingData.load(path))))
+    return Draft(files={CONFIG: config}, next=[f"rankfall train {_argument(out / CONFIG)} --out run"])
+
+
+def _from_letor(files: Sequence[Path], out: Path, given: list[str]) -> Draft:
+    _refuse_roles(given, "LETOR text")
+    names = [_split_name(path) for path in files]
+    if len(set(names)) < len(names):
+        raise ValueError(f"found the splits {', '.join(names)}, expected files with different names")
+    sources = " ".join(_argument(path) for path in files)
+    return Draft(
+        files={CONFIG: draft_ranker_config("lists", *_splits(names))},
+        next=[
+            f"rankfall prepare letor {sources} --out lists",
+            "rankfall data lists",
+            f"rankfall train {_argument(out / CONFIG)} --out run",
+        ],
+    )
+
+
+def _refuse_roles(given: Sequence[str], what: str) -> None:
+    if given:
+        raise ValueError(f"role: found {given[0]}, but {what} has no columns to give a role to")
+
+
+def _letor_files(sources: Sequence[Path]) -> list[Path]:
+    """Return the files of LETOR text, if the sources are such files or a directory of them, else nothing."""
+    files: list[Path] = []
+    for path in sources:
+        if path.is_dir() and not any(file.name.endswith(SUFFIXES) for file in path.rglob("*")):
+            files += sorted(file for file in path.iterdir() if _is_letor_name(file))
+        elif path.is_file() and _is_letor_name(path):
+            files.append(path)
+        else:
+            return []
+    return files if files and all(map(_is_letor, files)) else []
+
+
+def _is_letor_name(path: Path) -> bool:
+    return path.is_file() and path.name.removesuffix(".gz").endswith(LETOR_SUFFIXES)
+
+
+def _is_letor(path: Path) -> bool:
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        return any(_LETOR_LINE.match(file.readline()) for _ in range(5))
+
+
+def _split_name(path: Path) -> str:
+    return path.name.removesuffix(".gz").rpartition(".")[0]
+
+
+def _splits(names: Sequence[str]) -> tuple[str, str, str | None]:
+    """Return the splits for training, validation and testing; parts of the only split if there is one."""
+    found = {
+        role: next((name for name in names if any(word in name.lower() for word in known)), None)
+        for role, known in _ROLES_OF_SPLITS.items()
+    }
+    rest = [name for name in names if name not in found.values()]
+    if found["train"] is None and len(names) >= 3 and len(rest) == len(names):
+        return names[0], names[-2], names[-1]
+    if found["train"] is None and rest:
+        found["train"] = rest.pop(0)
+    train, valid, test = found["train"], found["valid"], found["test"]
+    if train is None:
+        raise ValueError(f"splits: found {', '.join(names)}, expected one to train on")
+    if valid is None:  # a tenth of the training lists
+        return f"{train}:1/2", f"{train}:2/2", test
+    return train, valid, test

@@ -1,0 +1,238 @@
+"""The draft of a description of a log, as YAML with comments."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from rankfall.data.impressions.stage_depth import above_zero
+from rankfall.data.sources.draft.column_words import words
+from rankfall.data.sources.draft.guess_features import is_categorical
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rankfall.data.impressions.spec import Group
+    from rankfall.data.sources.draft.column_facts import ColumnFacts, Sample
+    from rankfall.data.sources.draft.roles import Guesses, Role
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+_COMMENT_AT = 46
+_MANY_VALUES = 20_000
+_SKEWED = 20.0  # the largest number over the median from which a logarithm helps
+_GROUPS: dict[Group, Role] = {"user": "user_feature", "context": "context_feature", "item": "item_feature"}
+
+
+def quoted(value: str) -> str:
+    """Return a text as a YAML value, with quotes where they are needed.
+
+    >>> quoted("price"), quoted("Preis (EUR)"), quoted("no")
+    ('price', '"Preis (EUR)"', '"no"')
+    """
+    return (
+        value if _PLAIN.fullmatch(value) and value.lower() not in _YAML_WORDS else json.dumps(value, ensure_ascii=False)
+    )
+
+
+def feature_name(column: str, taken: Sequence[str] = ()) -> str:
+    """Return a name for the feature of a column: the column's own name if that is allowed.
+
+    >>> feature_name("Preis (EUR)"), feature_name("größe"), feature_name("a", ["a"])
+    ('preis_eur', 'grosse', 'a_2')
+    """
+    name = column if _NAME.fullmatch(column) and column.lower() not in _YAML_WORDS else "_".join(words(column))
+    if not name or not _NAME.fullmatch(name):
+        name = f"column_{name}".rstrip("_")
+    number, unique = 1, name
+    while unique in taken:
+        number += 1
+        unique = f"{name}_{number}"
+    return unique
+
+
+def is_stage_name(value: str) -> bool:
+    """Return whether a value of a column can be the name of a stage."""
+    return _NAME.fullmatch(value) is not None
+
+
+def draft_spec(sample: Sample, guesses: Guesses) -> str:
+    """Return the text of a description, with comments that say what was guessed from what.
+
+    Args:
+        sample: Rows and facts about the columns.
+        guesses: The roles of the columns. Request, item, a time or day, and a label or stages must be among them.
+    """
+    return "\n".join([*_head(guesses), *_SpecDraft(sample, guesses).lines()]) + "\n"
+
+
+def _head(guesses: Guesses) -> Iterator[str]:
+    yield "# A draft by 'rankfall init', guessed from names and values of columns. Check each line, then run"
+    yield "# 'rankfall prepare rows'. The keys are explained in docs/reference/impression-log.md."
+    for check in guesses.checks:
+        yield f"# Check: {check}."
+
+
+class _SpecDraft:
+    """Writes the sections of a description."""
+
+    def __init__(self, sample: Sample, guesses: Guesses) -> None:
+        self.sample, self.facts, self.guesses = sample, sample.facts, guesses
+        self.names: dict[str, str] = {}  # of item features, by column
+
+    def lines(self) -> Iterator[str]:
+        yield from self._keys()
+        yield from self._stages()
+        yield from self._labels()
+        yield from self._features()
+        yield from self._sequences()
+        ignored = [f"{quoted(name)} ({self.guesses.of[name].why})" for name in self.guesses.all("ignore")]
+        if ignored:
+            yield "# Not used:"
+            yield from (f"#   {text}" for text in ignored)
+
+    def _line(self, text: str, column: str | None = None, comment: str = "") -> str:
+        guess = None if column is None else self.guesses.of[column]
+        if guess is not None:
+            why = "given by --role" if guess.confidence == "given" else f"{guess.confidence} confidence: {guess.why}"
+            comment = f"{why}; {comment}" if comment else why
+        return f"{text:<{_COMMENT_AT}}  # {comment}" if comment else text
+
+    def _keys(self) -> Iterator[str]:
+        for role in ("request", "item", "user"):
+            if (column := self.guesses.one(role)) is not None:  # type: ignore[arg-type]
+                yield self._line(f"{role}: {quoted(column)}", column)
+        if (column := self.guesses.one("time")) is not None:
+            unit = self.facts[column].unit
+            text = f"{{column: {quoted(column)}, unit: {unit}}}" if unit else quoted(column)
+            yield self._line(f"time: {text}", column, "days begin in UTC unless zone: says otherwise")
+        if (column := self.guesses.one("day")) is not None:
+            yield self._line(f"day: {quoted(column)}", column)
+        for role in ("stage", "rank", "position"):
+            if (column := self.guesses.one(role)) is not None:  # type: ignore[arg-type]
+                yield self._line(f"{role}: {quoted(column)}", column)
+
+    def _stages(self) -> Iterator[str]:
+        if not self.guesses.stages:
+            return
+        yield self._line("stages:", comment="in the order of the funnel: items dropped first come first")
+        counts = items_per_stage(self.sample, self.guesses)
+        for stage, count in zip(self.guesses.stages, counts, strict=True):
+            has_flags = self.guesses.one("stage") is None
+            text = f"{{name: {feature_name(stage)}, flag: {quoted(stage)}}}" if has_flags else f"{{name: {stage}}}"
+            many = "; sample: 10 in the braces keeps 10 of them" if count > 20 else ""
+            yield self._line(f"  - {text}", comment=f"{count:.1f} items per request{many}")
+
+    def _labels(self) -> Iterator[str]:
+        label = self.guesses.one("label")
+        if label is None:
+            stage = feature_name(self.guesses.stages[self.guesses.relevant_stage])
+            yield self._line(
+                f"relevant: {stage}", comment="no column of clicks was found: items that reached this stage"
+            )
+        else:
+            yield self._line(f"relevant: {{column: {quoted(label)}}}", label)
+        kept = [column for column in (label, *self.guesses.all("feedback")) if column is not None]
+        if kept:
+            yield self._line(f"feedback: [{', '.join(map(quoted, kept))}]", comment="kept for evaluation and histories")
+
+    def _features(self) -> Iterator[str]:
+        yield "features:"
+        for group, role in _GROUPS.items():
+            found = list(self._group(group, role))
+            if found:
+                yield f"  {group}:"
+                yield from found
+
+    def _group(self, group: Group, role: Role) -> Iterator[str]:
+        taken: list[str] = []
+        key = self.guesses.one("user" if group == "user" else "item") if group != "context" else None
+        if key is not None:
+            name = self._name(key, taken)
+            yield self._line(f"    {name}: {self._categorical(self.facts[key], name)}", comment="the id as a feature")
+            self._remember(group, key, name)
+        if group == "context" and self.guesses.one("time") is not None:
+            for part in ("weekday", "hour"):
+                yield f"    {self._name(part, taken)}: {{kind: time, part: {part}}}"
+        for column in self.guesses.all(role):
+            facts = self.facts[column]
+            name = self._name(column, taken)
+            if is_categorical(facts):
+                yield self._line(f"    {name}: {self._categorical(facts, name)}", column, _values(facts))
+                self._remember(group, column, name)
+            else:
+                yield self._line(f"    {name}: {self._dense(facts, name)}", column, _values(facts))
+
+    def _name(self, column: str, taken: list[str]) -> str:
+        taken.append(feature_name(column, taken))
+        return taken[-1]
+
+    def _remember(self, group: Group, column: str, name: str) -> None:
+        if group == "item":
+            self.names[column] = name
+
+    def _categorical(self, facts: ColumnFacts, name: str) -> str:
+        column = "" if facts.name == name else f", column: {quoted(facts.name)}"
+        ids = "hash_bucket_size: 100000" if facts.distinct > _MANY_VALUES else "vocabulary: true"
+        return f"{{kind: categorical{column}, {ids}}}"
+
+    def _dense(self, facts: ColumnFacts, name: str) -> str:
+        options = "" if facts.name == name else f", column: {quoted(facts.name)}"
+        if facts.kind == "vector":
+            return f"{{kind: dense{options}, size: {facts.size}}}"
+        values = self.sample.frame[facts.name].cast(pl.Float64).drop_nulls().drop_nans()
+        median = float(values.median() or 0)  # type: ignore[arg-type]
+        if facts.low >= 0 and facts.high > _SKEWED * max(median, 1e-9):
+            options += ", log1p: true"
+        if facts.missing:
+            options += ", missing: 0"
+        return f"{{kind: dense{options}, standardise: true}}"
+
+    def _sequences(self) -> Iterator[str]:
+        item, label = self.guesses.one("item"), self.guesses.one("label")
+        assert item is not None
+        columns = self.guesses.all("sequence")
+        has_history = label is not None and None not in (self.guesses.one("user"), self.guesses.one("time"))
+        if not columns and not has_history:
+            return
+        yield "sequences:"
+        for column in columns:
+            own = self.names[item]
+            text = f"{{max_length: 50, features: [{own}], columns: {{{own}: {quoted(column)}}}}}"
+            yield self._line(f"  {feature_name(column)}: {text}", column)
+        if has_history and not columns:
+            assert label is not None
+            features = ", ".join(self.names.values())
+            text = f"{{max_length: 50, features: [{features}], feedback: {quoted(label)}}}"
+            yield f"  history: {text}"
+
+
+def _values(facts: ColumnFacts) -> str:
+    missing = f", {facts.missing:.1%} missing" if facts.missing else ""
+    return f"{facts.distinct:,} values{missing}"
+
+
+def items_per_stage(sample: Sample, guesses: Guesses) -> list[float]:
+    """Return the mean number of items per request whose deepest stage is each of the stages."""
+    requests = max(1, sample.facts[guesses.one("request") or ""].distinct)
+    depth = _depths(sample, guesses)
+    return [int((depth == number).sum()) / requests for number in range(len(guesses.stages))]
+
+
+def _depths(sample: Sample, guesses: Guesses) -> pl.Series:
+    """Return the number of the deepest stage of each row."""
+    frame, column = sample.frame, guesses.one("stage")
+    if column is not None:
+        values = frame[column]
+        if values.dtype.is_integer():
+            return values.cast(pl.Int64)
+        order = list(range(len(guesses.stages)))
+        return values.replace_strict(guesses.stages, order, default=-1, return_dtype=pl.Int64)
+    depth = pl.Series([-1] * len(frame))
+    for number, flag in enumerate(guesses.stages):
+        depth = depth.zip_with(~above_zero(frame[flag]), pl.Series([number] * len(frame)))
+    return depth

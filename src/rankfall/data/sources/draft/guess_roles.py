@@ -1,0 +1,47 @@
+"""Guess the role of each column of a log from its name, its values and which columns determine which."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankfall.data.sources.draft.evidence import Evidence
+from rankfall.data.sources.draft.guess_features import guess_features
+from rankfall.data.sources.draft.guess_funnel import guess_labels, guess_places, guess_stages
+from rankfall.data.sources.draft.guess_keys import (
+    check_request,
+    guess_item,
+    guess_request,
+    guess_user,
+    ignore_empty_columns,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rankfall.data.sources.draft.column_facts import Sample
+    from rankfall.data.sources.draft.roles import Guesses, Role
+
+
+def guess_roles(sample: Sample, given: Mapping[str, Role]) -> Guesses:
+    """Guess the role of each column of a sample: the keys first, since other roles depend on them.
+
+    Args:
+        sample: Rows and facts.
+        given: Roles by column that are already decided.
+    """
+    seen = Evidence(sample, given)
+    ignore_empty_columns(seen)
+    guess_request(seen)
+    guess_item(seen)
+    if seen.column("request") and seen.column("item"):
+        check_request(seen)
+        guess_user(seen)
+        guess_stages(seen)
+        guess_labels(seen)
+        guess_places(seen)
+        guess_features(seen)
+    for name in seen.facts:
+        if name not in seen.found:
+            seen.set(name, "ignore", "low", "no role was found")
+    seen.guesses.of = {name: seen.found[name] for name in seen.facts}
+    return seen.guesses

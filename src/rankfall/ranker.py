@@ -1,0 +1,654 @@
+"""`Ranker`: train and score in the style of scikit-learn, on arrays and data frames.
+
+The argument names of `fit` are those of LightGBM's ``LGBMRanker``. scikit-learn is not needed; with it, ``clone``,
+``GridSearchCV`` and ``Pipeline`` work.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import os
+import sys
+import tempfile
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rankfall._suggestions import did_you_mean
+from rankfall._tensor_file import read_checkpoint, write_checkpoint
+from rankfall._trust import stored_code
+from rankfall._yaml_config import ConfigError
+from rankfall.data.lists.arrays import (
+    QID,
+    column_names,
+    eval_pairs,
+    per_set,
+    split_of,
+    to_column,
+    to_features,
+    to_offsets,
+)
+from rankfall.data.lists.list_loader import Lists
+from rankfall.data.lists.ranking_data import RankingData
+from rankfall.losses import GradeSoftmaxLoss
+from rankfall.metrics.named import forms, parse
+from rankfall.models import FeatureScaling
+from rankfall.training.build_components import check_loss, classifies, make_loss
+from rankfall.training.build_ranker import make_ranker
+from rankfall.training.config.ranker_config import LossConfig, RankerConfig, validate
+from rankfall.training.device import placement_of
+from rankfall.training.in_memory import ListLearner, LossFunction, WeightedLoss, mean_over_lists
+from rankfall.training.label_checks import check_lists
+from rankfall.training.loop import BEST, Loop, train_in
+from rankfall.training.own_parts import own_code
+from rankfall.training.run_directory import CHECKPOINTS, TrainingError
+from rankfall.training.scoring import measure, score
+from rankfall.training.seeding import seeded
+from rankfall.training.train_ranker import count_grades, fit_scaling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from rankfall.data.lists.ranking_data import RankingSplit
+    from rankfall.metrics.named import NamedMetric
+    from rankfall.training.in_memory import BuiltLoss
+    from rankfall.training.run_directory import TrainResult
+    from rankfall.training.train_ranker import Epoch
+
+    Loss = str | Mapping[str, Any] | Callable[..., Tensor]
+
+TRAINING = "training"
+NOT_VALIDATED = "none"
+FORMAT = "rankfall ranker"
+
+# Keys of a configuration and the arguments that set them, for error messages. Longer keys come first.
+_ARGUMENTS = {
+    "optimizer.weight_decay": "weight_decay",
+    "optimizer.clip": "clip",
+    "optimizer.name": "optimizer",
+    "optimizer.lr": "learning_rate",
+    "training.precision": "precision",
+    "training.patience": "patience",
+    "training.compile": "compile",
+    "training.device": "device",
+    "training.max_list": "max_list",
+    "training.threads": "n_jobs",
+    "training.metric": "eval_metric",
+    "training.epochs": "epochs",
+    "training.batch": "batch",
+    "training.seed": "random_state",
+    "data.standardise": "standardise",
+    "data.log1p": "log1p",
+    "data.train": "X",
+    "model.activation": "activation",
+    "model.batch_norm": "batch_norm",
+    "model.dropout": "dropout",
+    "model.hidden": "hidden",
+    "model.kind": "model",
+    "loss.name": "loss",
+}
+
+
+class Ranker:
+    """A neural ranker with the interface of scikit-learn.
+
+    It trains as ``rankfall train`` does: the same data, options and seed give the same weights, bit for bit.
+
+    Args:
+        loss: Name of a loss; its name and options, such as ``{"name": "lambda_loss", "k": 10}``; a reference such as
+            ``"./my_loss.py:focal"``; or a function or module called with `scores` and `labels` ``(lists, n)`` and the
+            keyword `mask`.
+        model: ``"mlp"``, ``"linear"``, or the section ``model`` of a configuration as a dictionary.
+        hidden: Widths of the hidden layers. Default: 256 and 128.
+        activation: Activation of the hidden layers. Default: ``"relu"``.
+        batch_norm: Whether to normalise hidden layers over the rows of a batch. Default: True.
+        dropout: Dropout rate of the hidden layers. Default: 0.
+        standardise: Whether to scale features to mean 0 and variance 1, as in the training data.
+        log1p: Whether to replace a feature v by sign(v) log(1 + abs(v)) before that.
+        optimizer: ``"adam"``, ``"adamw"``, ``"adagrad"`` or ``"sgd"``.
+        learning_rate: Learning rate of the optimizer.
+        weight_decay: Weight decay of the optimizer.
+        clip: Largest norm of the gradient. Default: no limit.
+        epochs: Largest number of passes over the training lists.
+        batch: Lists per batch.
+        patience: Stop after this many epochs without a better value of the first metric on the first set of
+            `eval_set`. None: train all epochs. Not used without `eval_set`.
+        max_list: Train on a new random sample of this size of each longer list in every epoch. Default: whole lists.
+        random_state: Seed of the initial weights, of the order of the data and of all noise. A NumPy generator, or
+            None for NumPy's global generator, draws one.
+        n_jobs: CPU threads; -1 for one per processor. The same number gives the same weights.
+        device: ``"auto"`` for a GPU if there is one, ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or ``"mps"``.
+        precision: ``"float32"``, or ``"bfloat16"`` for a model that computes with half the digits in training.
+        compile: Whether to compile the model for training.
+        verbose: Whether to write one line per epoch to standard error.
+
+    Attributes:
+        n_features_in_: Number of features.
+        feature_names_in_: Names of the features, if `X` was a data frame.
+        n_iter_: Number of epochs trained.
+        best_iteration_: Epoch of the weights that `predict` uses; the first is 1.
+        best_score_: Metrics of that epoch, by evaluation set; empty without `eval_set`.
+        evals_result_: Metrics of all epochs, by evaluation set.
+        loss_curve_: Mean training loss of each epoch.
+        model_: The trained module, which maps features ``(rows, features)`` to scores ``(rows,)``.
+
+    Examples:
+        >>> import numpy as np
+        >>> random = np.random.default_rng(0)
+        >>> X = random.normal(size=(60, 3))
+        >>> y = (X[:, 0] > 0.5).astype(int)
+        >>> ranker = Ranker("softmax_loss", hidden=[8], learning_rate=0.02).fit(X, y, group=[20, 20, 20])
+        >>> ranker.predict(X).shape
+        (60,)
+        >>> ranker.score(X, y, group=[20, 20, 20]) > 0.9
+        True
+    """
+
+    n_features_in_: int
+    feature_names_in_: NDArray[Any]
+    n_iter_: int
+    best_iteration_: int
+    best_score_: dict[str, dict[str, float]]
+    evals_result_: dict[str, dict[str, list[float]]]
+    loss_curve_: list[float]
+
+    def __init__(
+        self,
+        loss: Loss = "lambda_loss",
+        *,
+        model: str | Mapping[str, Any] = "mlp",
+        hidden: Sequence[int] | None = None,
+        activation: str | None = None,
+        batch_norm: bool | None = None,
+        dropout: float | Sequence[float] | None = None,
+        standardise: bool = True,
+        log1p: bool = False,
+        optimizer: str = "adam",
+        learning_rate: float = 1e-3,
+        weight_decay: float = 0.0,
+        clip: float | None = None,
+        epochs: int = 30,
+        batch: int = 64,
+        patience: int | None = 5,
+        max_list: int | None = None,
+        random_state: Any = 0,
+        n_jobs: int | None = 1,
+        device: str = "auto",
+        precision: str = "float32",
+        compile: bool = False,
+        verbose: bool = False,
+    ) -> None:
+        self.loss = loss
+        self.model = model
+        self.hidden = hidden
+        self.activation = activation
+        self.batch_norm = batch_norm
+        self.dropout = dropout
+        self.standardise = standardise
+        self.log1p = log1p
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.clip = clip
+        self.epochs = epochs
+        self.batch = batch
+        self.patience = patience
+        self.max_list = max_list
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+        self.device = device
+        self.precision = precision
+        self.compile = compile
+        self.verbose = verbose
+
+    # --- training -----------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,  # noqa: N803 (the name in scikit-learn)
+        y: Any,
+        group: Any = None,
+        *,
+        qid: Any = None,
+        sample_weight: Any = None,
+        eval_set: Any = None,
+        eval_names: Sequence[str] | None = None,
+        eval_group: Any = None,
+        eval_qid: Any = None,
+        eval_metric: str | Sequence[str] | None = None,
+        eval_at: int | Sequence[int] = (10,),
+        eval_X: Any = None,  # noqa: N803
+        eval_y: Any = None,
+    ) -> Self:
+        """Train on lists. With `eval_set`, keep the weights of the best epoch, otherwise those of the last.
+
+        Args:
+            X: Features ``(rows, features)``: NumPy array, torch tensor, pandas or polars data frame. A column named
+                ``qid`` has the query of each row.
+            y: Labels ``(rows,)``, from 0 on; larger is more relevant.
+            group: Sizes of consecutive lists: ``[3, 2]`` means that the first three rows are a list, the next two
+                another one.
+            qid: Query of each row, instead of `group`. Rows of a query are next to each other.
+            sample_weight: Weight of each row, from 0 on.
+            eval_set: Pairs ``(X, y)`` to measure after every epoch. The first decides which epoch is the best.
+            eval_names: Names of these sets. Default: ``valid_0``, ``valid_1``, ...
+            eval_group: `group` of each set.
+            eval_qid: `qid` of each set.
+            eval_metric: Metrics, the first of which decides: ``"ndcg"``, ``"ndcg@10"``, ``"mrr"``, ... Default:
+                ``"ndcg"``.
+            eval_at: Cutoffs of the metrics that are named without one and may have one.
+            eval_X: Features of the set to measure, or a tuple of the features of several, instead of `eval_set`.
+            eval_y: Labels of these sets.
+
+        Returns:
+            The ranker itself.
+
+        Raises:
+            ValueError: If an argument is wrong, or training fails, for example because the loss became NaN.
+        """
+        names = column_names(X)
+        train, weights = self._split(TRAINING, X, y, group, qid, sample_weight)
+        sets = eval_pairs(eval_set, eval_X, eval_y)
+        evaluated = self._eval_splits(train, sets, eval_names, eval_group, eval_qid)
+        metrics = [parse(name) for name in _metric_names(eval_metric, eval_at)]
+        with _naming_arguments():
+            config = self._config(metrics[0].name, next(iter(evaluated), NOT_VALIDATED))
+            with own_code(config, trains=True):
+                built = self._build_loss(config, weights)
+                learner, result = self._train(config, built, train, evaluated, metrics, weights)
+        self._keep(learner, result)
+        self.n_features_in_ = train.features.shape[1]
+        self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
+        if names is not None:
+            self.feature_names_in_ = np.array(names, dtype=object)
+        return self
+
+    def _split(
+        self, name: str, table: Any, labels: Any, group: Any, qid: Any, weight: Any = None, *, where: str = ""
+    ) -> tuple[RankingSplit, Tensor | None]:
+        """Check lists, and return them and the weights of their rows."""
+        features = to_features(table, where=f"{where}X")
+        if not len(features):
+            raise ValueError(f"{where}X: found no rows, expected at least one list")
+        if qid is None and QID in map(str, getattr(table, "columns", ())):
+            qid = table[QID]
+        offsets, qids = to_offsets(len(features), group=group, qid=qid, where=where)
+        column = to_column(labels, len(features), where=f"{where}y")
+        weights = None if weight is None else torch.from_numpy(to_column(weight, len(features), where="sample_weight"))
+        return split_of(name, features, column, offsets, qids), weights
+
+    def _eval_splits(
+        self, train: RankingSplit, sets: Sequence[Any], names: Sequence[str] | None, group: Any, qid: Any
+    ) -> dict[str, RankingSplit]:
+        names = [f"valid_{number}" for number in range(len(sets))] if names is None else list(names)
+        groups, qids = per_set(group, len(sets), "eval_group"), per_set(qid, len(sets), "eval_qid")
+        if len(names) != len(sets) or len(set(names)) < len(names) or TRAINING in names:
+            raise ValueError(f"eval_names: found {names}, expected {len(sets)} different names other than {TRAINING!r}")
+        found = {}
+        for name, pair, one_group, one_qid in zip(names, sets, groups, qids, strict=True):
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise ValueError(f"eval_set: found {type(pair).__name__}, expected pairs (X, y)")
+            features, labels = pair
+            found[name], _ = self._split(name, features, labels, one_group, one_qid, where="eval_")
+            if found[name].features.shape[1] != train.features.shape[1]:
+                raise ValueError(
+                    f"eval_set: found {found[name].features.shape[1]} features in {name}, expected "
+                    f"{train.features.shape[1]} as in X"
+                )
+        return found
+
+    def _config(self, metric: str, valid: str) -> RankerConfig:
+        """Return the configuration with which ``rankfall train`` would train the same weights."""
+        network = {
+            "hidden": self.hidden,
+            "activation": self.activation,
+            "batch_norm": self.batch_norm,
+            "dropout": self.dropout,
+        }
+        model = {"kind": self.model} if isinstance(self.model, str) else dict(self.model)
+        model |= {name: value for name, value in network.items() if value is not None}
+        loss = {"name": self.loss} if isinstance(self.loss, str) else self.loss
+        content = {
+            "data": {
+                "path": "memory",
+                "train": TRAINING,
+                "valid": valid,
+                "standardise": self.standardise,
+                "log1p": self.log1p,
+            },
+            "model": model,
+            "loss": loss if isinstance(loss, dict) else {"name": "softmax_loss"},  # not used for a function
+            "optimizer": {
+                "name": self.optimizer,
+                "lr": self.learning_rate,
+                "weight_decay": self.weight_decay,
+                "clip": self.clip,
+            },
+            "training": {
+                "epochs": self.epochs,
+                "batch": self.batch,
+                "patience": None if valid == NOT_VALIDATED else self.patience,
+                "metric": metric,
+                "seed": _seed(self.random_state),
+                "threads": _threads(self.n_jobs),
+                "max_list": self.max_list,
+                "device": self.device,
+                "precision": self.precision,
+                "compile": self.compile,
+                "checkpoint_every": 1e9,  # nobody resumes it
+            },
+        }
+        return validate(_plain(content), where="Ranker")
+
+    def _shown(self, config: RankerConfig) -> RankerConfig:
+        """Return the configuration for error messages: a function has no name that a configuration could have."""
+        if isinstance(self.loss, str | dict):
+            return config
+        return config.model_copy(update={"loss": LossConfig.model_construct(name=_name(self.loss))})
+
+    def _build_loss(self, config: RankerConfig, weights: Tensor | None) -> BuiltLoss:
+        loss = self.loss
+        if isinstance(loss, str | dict):
+            built = make_loss(config.loss)
+            check_loss(built[0], config.loss)
+        elif callable(loss):
+            # fit must not change the arguments of the ranker
+            built = copy.deepcopy(loss) if isinstance(loss, nn.Module) else LossFunction(loss), []
+            self._probe(built[0], config)
+        else:
+            raise ValueError(f"loss: found {loss!r}, expected a name, a dictionary or a function")
+        if weights is None:
+            return built
+        self._probe(built[0], config, weight=torch.ones(1, 3))
+        return WeightedLoss(built[0]), built[1]
+
+    def _probe(self, loss: nn.Module, config: RankerConfig, **weight: Tensor) -> None:
+        """Call a loss on one list, so that it refuses wrong arguments before training."""
+        scores = torch.zeros(1, 3, 2) if self._classifies(config) else torch.tensor([[0.0, 1.0, 2.0]])
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                loss(scores, torch.tensor([[1.0, 0.0, 0.0]]), mask=torch.ones(1, 3, dtype=torch.bool), **weight)
+        except TypeError as error:
+            what = "sample_weight: found weights, but" if weight else "loss:"
+            raise ValueError(f"{what} {self._shown(config).loss.name} cannot be called: {error}") from None
+
+    def _classifies(self, config: RankerConfig) -> bool:
+        """Return whether the loss takes logits of the label grades instead of scores."""
+        loss: Any = self.loss
+        if isinstance(loss, str | dict):
+            return classifies(config.loss)
+        if isinstance(loss, GradeSoftmaxLoss):
+            return True
+        return "logits" in inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
+
+    def _train(
+        self,
+        config: RankerConfig,
+        built: BuiltLoss,
+        train: RankingSplit,
+        evaluated: Mapping[str, RankingSplit],
+        metrics: Sequence[NamedMetric],
+        weights: Tensor | None,
+    ) -> tuple[ListLearner, TrainResult]:
+        recipe = {"log1p": False, "standardise": False}
+        manifest = {"recipe": recipe, "features": {"columns": train.features.shape[1]}, "files": {}}
+        data = RankingData(Path("memory"), manifest, {TRAINING: train, **evaluated})
+        lists = Lists([train])
+        check_lists(lists, self._shown(config).loss.name)
+        # The loop writes its checkpoints to a directory. It is the loop of `rankfall train`.
+        with tempfile.TemporaryDirectory(prefix="rankfall-") as directory:
+            out = Path(directory)
+            with seeded(config.training.seed, config.training.threads, placement_of(config.training).device):
+                grades = count_grades(lists, self._shown(config).loss.name) if self._classifies(config) else None
+                model = make_ranker(config.model, fit_scaling(data, config.data), grades)
+                learner = ListLearner(self._shown(config), out, model, built, lists, evaluated, metrics, weights)
+                loop = Loop(learner, config, out, data={}, on_epoch=self._on_epoch)
+                result = train_in(loop, {}, resume=False, on_notice=warnings.warn)
+            learner.load_best(out / CHECKPOINTS / BEST)
+        return learner, result
+
+    def _on_epoch(self, epoch: Epoch) -> None:
+        if self.verbose:
+            sys.stderr.write(f"epoch {epoch.epoch}: loss {epoch.loss:.5g}, metric {epoch.metric:.5g}\n")
+
+    def _keep(self, learner: ListLearner, result: TrainResult) -> None:
+        self.model_ = learner.model.eval()
+        self.n_iter_, self.best_iteration_ = result.epochs, result.best_epoch
+        self.evals_result_ = learner.results
+        self.best_score_ = {
+            name: {metric: values[result.best_epoch - 1] for metric, values in metrics.items()}
+            for name, metrics in learner.results.items()
+        }
+        self.loss_curve_ = learner.losses
+
+    # --- scoring ------------------------------------------------------------------------------------------------
+
+    def predict(self, X: Any) -> NDArray[np.float32]:  # noqa: N803
+        """Return the scores of rows ``(rows,)``; larger is better, and only the order within a list has a meaning.
+
+        Args:
+            X: Features as in `fit`. A column ``qid`` is ignored.
+
+        Raises:
+            ValueError: If the ranker is not fitted, or the features differ from those of `fit`.
+        """
+        self._check_fitted()
+        features = self._features_like_fit(X)
+        split = split_of("predict", features, np.zeros(len(features), np.float32), np.array([0, len(features)]), ["0"])
+        if not len(features):
+            return np.empty(0, np.float32)
+        with seeded(0, _threads(self.n_jobs)):
+            found: NDArray[np.float32] = score(self.model_, split).numpy()
+        return found
+
+    def score(
+        self,
+        X: Any,  # noqa: N803
+        y: Any,
+        group: Any = None,
+        *,
+        qid: Any = None,
+        metric: str = "ndcg@10",
+    ) -> float:
+        """Return the mean of a metric over lists. Lists on which it is undefined do not count.
+
+        Args:
+            X: Features as in `fit`; a column ``qid`` has the query of each row.
+            y: Labels ``(rows,)``.
+            group: Sizes of consecutive lists.
+            qid: Query of each row, instead of `group`.
+            metric: Name of the metric.
+
+        Raises:
+            ValueError: If the metric is undefined on all lists.
+        """
+        self._check_fitted()
+        self._features_like_fit(X)
+        split, _ = self._split("score", X, y, group, qid)
+        named = parse(metric)
+        return mean_over_lists(measure(torch.from_numpy(self.predict(X)), split, [named])[named.name], metric, "y")
+
+    def _check_fitted(self) -> None:
+        if not self.__sklearn_is_fitted__():
+            raise NotFittedError("Ranker is not fitted; call fit(X, y, group) first")
+
+    def _features_like_fit(self, table: Any) -> NDArray[np.float32]:
+        names = column_names(table)
+        known = getattr(self, "feature_names_in_", None)
+        if names is not None and known is not None and names != list(known):
+            other = [name for name in [*names, *known] if (name in names) != (name in known)]
+            raise ValueError(
+                f"X: found the columns {', '.join(names)}, expected those of fit in their order"
+                + (f"; only one of both has {', '.join(other)}" if other else "")
+            )
+        features = to_features(table)
+        if features.shape[1] != self.n_features_in_:
+            raise ValueError(f"X: found {features.shape[1]} features, expected {self.n_features_in_} as in fit")
+        return features
+
+    # --- files --------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted ranker to one file: weights as safetensors, arguments and results as JSON in its header.
+
+        Args:
+            path: File to write, usually with the suffix ``.safetensors``. A loss that is a function is stored by name.
+        """
+        self._check_fitted()
+        arguments = self.get_params(deep=False)
+        if not isinstance(self.loss, str | dict):
+            arguments["loss"] = f"{self.loss.__module__}:{getattr(self.loss, '__qualname__', _name(self.loss))}"
+        if not isinstance(self.random_state, int | None):
+            arguments["random_state"] = None
+        names = getattr(self, "feature_names_in_", None)
+        about = {
+            "kind": FORMAT,
+            "arguments": _plain(arguments),
+            "features": self.n_features_in_,
+            "names": None if names is None else list(names),
+            "grades": self.model_.grades,
+            "results": {
+                "n_iter_": self.n_iter_,
+                "best_iteration_": self.best_iteration_,
+                "best_score_": self.best_score_,
+                "evals_result_": self.evals_result_,
+                "loss_curve_": self.loss_curve_,
+            },
+        }
+        write_checkpoint(Path(path), self.model_.state_dict(), about)
+
+    @classmethod
+    def load(cls, path: str | Path, *, trust: bool = False) -> Self:
+        """Load a ranker that :meth:`save` wrote.
+
+        Args:
+            path: The file.
+            trust: Whether to import the code of a model that the file names by reference. Built-in models need none.
+
+        Raises:
+            ValueError: If the file is damaged, holds something else, or names code and `trust` is False.
+        """
+        tensors, about = read_checkpoint(Path(path))
+        if about.get("kind") != FORMAT:
+            raise ValueError(f"{path}: found a checkpoint of training, expected a file of Ranker.save")
+        ranker = cls(**about["arguments"])
+        # weights do not depend on the loss, whose code is not imported
+        draft = cls(**{**about["arguments"], "loss": "softmax_loss"})
+        with stored_code(path, trust=trust), torch.random.fork_rng(devices=[]):  # initial weights are replaced
+            config = draft._config("ndcg", NOT_VALIDATED)
+            scaling = FeatureScaling.identity(about["features"], log1p=config.data.log1p)
+            ranker.model_ = make_ranker(config.model, scaling, about["grades"]).eval()
+        ranker.model_.load_state_dict(tensors)
+        ranker.n_features_in_ = about["features"]
+        if about["names"] is not None:
+            ranker.feature_names_in_ = np.array(about["names"], dtype=object)
+        vars(ranker).update(about["results"])
+        return ranker
+
+    # --- scikit-learn -------------------------------------------------------------------------------------------
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the arguments of the constructor by name.
+
+        Args:
+            deep: For compatibility with scikit-learn; there are no estimators inside.
+        """
+        return {name: getattr(self, name) for name in _argument_names()}
+
+    def set_params(self, **params: Any) -> Self:
+        """Set arguments of the constructor and return the ranker.
+
+        Raises:
+            ValueError: If an argument does not exist.
+        """
+        allowed = _argument_names()
+        for name in params:
+            if name not in allowed:
+                raise ValueError(f"found {name!r}{did_you_mean(name, allowed)}; allowed are {', '.join(allowed)}")
+        vars(self).update(params)
+        return self
+
+    def __repr__(self) -> str:
+        """Arguments that differ from their defaults."""
+        defaults = inspect.signature(type(self)).parameters
+        given = {name: value for name, value in self.get_params().items() if value is not defaults[name].default}
+        given = {name: value for name, value in given.items() if value != defaults[name].default}
+        return f"Ranker({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Return whether the ranker is fitted."""
+        return hasattr(self, "model_")
+
+    def __sklearn_tags__(self) -> Any:
+        """Return what scikit-learn asks estimators about. Only scikit-learn calls it."""
+        from sklearn.utils import InputTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type=None, target_tags=TargetTags(required=True), input_tags=InputTags(), non_deterministic=False
+        )
+
+
+class NotFittedError(ValueError, AttributeError):
+    """A ranker that is not fitted was used; a ValueError and AttributeError as scikit-learn's class of the name."""
+
+
+@contextmanager
+def _naming_arguments() -> Generator[None]:
+    """Replace keys of configurations in error messages by the arguments of `Ranker`."""
+    try:
+        yield
+    except (ConfigError, TrainingError) as error:
+        text = str(error)
+        for key, argument in _ARGUMENTS.items():
+            text = text.replace(key, argument)
+        raise type(error)(text) from None
+
+
+def _argument_names() -> list[str]:
+    return list(inspect.signature(Ranker).parameters)
+
+
+def _name(loss: object) -> str:
+    return str(getattr(loss, "__name__", type(loss).__name__))
+
+
+def _metric_names(metric: str | Sequence[str] | None, at: int | Sequence[int]) -> list[str]:
+    """Return the names of metrics with their cutoffs."""
+    given = ["ndcg"] if metric is None else [metric] if isinstance(metric, str) else list(metric)
+    cutoffs = [at] if isinstance(at, int | np.integer) else list(at)
+    if not given or not cutoffs:
+        raise ValueError(f"{'eval_at' if given else 'eval_metric'}: found nothing, expected at least one")
+    found = []
+    for name in given:
+        found += [f"{name}@{cutoff}" for cutoff in cutoffs] if f"{name}@k" in forms() else [name]
+    return list(dict.fromkeys(found))
+
+
+def _seed(state: Any) -> int:
+    if isinstance(state, int | np.integer):
+        return int(state)
+    if isinstance(state, np.random.Generator):
+        return int(state.integers(2**31))
+    drawn: int = (np.random.mtrand._rand if state is None else state).randint(2**31)
+    return drawn
+
+
+def _threads(jobs: int | None) -> int:
+    return 1 if jobs is None else (os.cpu_count() or 1) if jobs == -1 else jobs
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with lists and Python numbers instead of tuples, arrays and NumPy numbers."""
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,390 @@
+"""`rankfall init`: roles of columns, and drafts that the next commands accept."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import runpy
+import shlex
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pytest
+import yaml
+
+from rankfall.data.impressions.spec import load_spec
+from rankfall.data.sources.draft.draft_files import draft_files
+from rankfall.data.sources.recflow_spec import recflow_spec
+from rankfall.training.config.load_config import load_config
+from support.command_line import run
+from support.paths import ROOT
+from support.planted import planted_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from rankfall.data.impressions.spec import Spec
+
+QUICK = ("training.epochs=1", "training.batch=64")
+
+random_values = random.Random(0)
+PRODUCTS = {
+    1000 + number: (random_values.choice(["Möbel", "Küche", "Garten"]), round(random_values.expovariate(0.02), 2))
+    for number in range(60)
+}
+
+
+def shop(requests: int = 90, days: int = 3) -> Iterator[tuple[int, datetime, int]]:
+    """Return number, time and user of the requests of a made-up shop."""
+    for number in range(requests):
+        time = datetime(2024, 3, 1) + timedelta(days=days * number / requests, seconds=number % 60)
+        yield number, time, random_values.randrange(25)
+
+
+def roles(path: Path, *given: str) -> dict[str, str]:
+    guesses = draft_files([path], path.parent, roles=given).guesses
+    assert guesses is not None
+    return {column: guess.role for column, guess in guesses.of.items()}
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def follow(capsys: pytest.CaptureFixture[str]) -> None:
+    """Run the commands that `rankfall init` printed, with little training."""
+    printed = capsys.readouterr().out.partition("next:\n")[2].splitlines()
+    assert printed
+    for command in printed:
+        words = shlex.split(command)[1:]
+        assert run(*words, *(QUICK if words[0] == "train" else ())) == 0, command
+
+
+def named_columns(spec: Spec) -> dict[str, Any]:
+    """The columns of the roles of a description."""
+    return {
+        "request": spec.request,
+        "item": spec.item,
+        "user": spec.user,
+        "time": spec.time and spec.time.column,
+        "stage": spec.stage,
+        "rank": spec.rank,
+        "relevant": spec.relevant.column,
+        "stages": [(stage.name, stage.flag) for stage in spec.stages],
+        "features": {(group, name, feature.kind) for group, name, feature in spec.features},
+    }
+
+
+# --- drafts that run ------------------------------------------------------------------------------------------------
+
+
+def test_the_draft_for_the_log_of_the_tutorial_is_the_description_of_the_tutorial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main = runpy.run_path(str(ROOT / "docs" / "tutorials" / "own-log" / "make_log.py"))["main"]
+    main.__globals__["REQUESTS_PER_DAY"] = 25
+    main("shop.csv")
+    assert run("init", "shop.csv") == 0
+    draft, by_hand = load_spec(tmp_path / "spec.yaml"), load_spec(ROOT / "docs/tutorials/own-log/spec.yaml")
+    expected = named_columns(by_hand)
+    expected["features"] |= {("context", "weekday", "time")}
+    assert named_columns(draft) == expected
+    assert draft.sequences["history"].features == ["item", "category", "brand"]
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert config["data"] == {
+        "path": "log",
+        "train": "2024-01-01..2024-01-05",
+        "valid": "2024-01-06",
+        "test": "2024-01-07",
+    }
+    assert [stage["quota"] for stage in config["stages"]] == [
+        30,
+        10,
+        5,
+    ]  # what reaches the next stage, half of the last
+    follow(capsys)
+    # the prepared log itself
+    assert run("init", "log", "--out", "again") == 0
+    again = yaml.safe_load((tmp_path / "again" / "config.yaml").read_text())
+    assert [path.name for path in (tmp_path / "again").iterdir()] == ["config.yaml"]
+    assert (again["data"], again["stages"]) == (config["data"], config["stages"])
+
+
+def test_a_simulated_log_with_flags_of_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("simulate", "RecFlow", "--layout", "recflow", "--days", "3", "--requests-per-day", "25") == 0
+    (tmp_path / "rows").mkdir()
+    for file in sorted((tmp_path / "RecFlow" / "all_stage").iterdir()):
+        pl.read_ipc(file).write_csv(tmp_path / "rows" / f"{file.stem}.csv")
+    capsys.readouterr()
+    assert run("init", "rows") == 0
+    draft = load_spec(tmp_path / "spec.yaml")
+    ids = ("user_id", "device_id", "age", "gender", "province", "video_id", "author_id", "category_level_two")
+    known = recflow_spec(dict.fromkeys((*ids, "category_level_one", "upload_type"), 9), stages=3)
+    assert (draft.request, draft.item, draft.user) == (known.request, known.item, known.user)
+    assert draft.time is not None
+    assert (draft.time.column, draft.time.unit) == ("request_timestamp", "ms")
+    assert draft.stage_names[: len(known.stages)] == known.stage_names
+    assert set(draft.feedback) <= set(known.feedback)
+    assert "playing_time" in draft.feedback  # a model that saw it would know what the user did
+    assert {name for name, _ in draft.features.item.items()} >= {"video_id", "author_id", "category_level_two"}
+    follow(capsys)
+
+
+def test_a_flat_click_log_with_german_names_and_an_index_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows: list[dict[str, Any]] = []
+    for number, time, user in shop():
+        for place, product in enumerate(random_values.sample(list(PRODUCTS), 8), 1):
+            clicked = random_values.random() < 0.3
+            rows.append(
+                {
+                    "": len(rows),
+                    "Anfragenummer": f"AN{number}",
+                    "Zeitstempel": f"{time:%Y-%m-%d %H:%M:%S}",
+                    "KundenNr": user,
+                    "Ort": ["Köln", "Bern"][user % 2],
+                    "Artikelnummer": f"0{product}",
+                    "Warengruppe": PRODUCTS[product][0],
+                    "Preis (EUR)": PRODUCTS[product][1] if number % 9 else "",
+                    "Platz": place,
+                    "angeklickt": int(clicked),
+                    "gekauft": int(clicked and product % 4 == 0),
+                }
+            )
+    write_csv(tmp_path / "klicks.csv", rows)
+    assert run("init", "klicks.csv") == 0
+    found = roles(tmp_path / "klicks.csv")
+    assert found.pop("Unnamed: 0", "ignore") == "ignore"
+    assert found == {
+        "Anfragenummer": "request",
+        "Zeitstempel": "time",
+        "KundenNr": "user",
+        "Ort": "user_feature",
+        "Artikelnummer": "item",
+        "Warengruppe": "item_feature",
+        "Preis (EUR)": "item_feature",
+        "Platz": "rank",
+        "angeklickt": "label",
+        "gekauft": "feedback",
+    }
+    feature = load_spec(tmp_path / "spec.yaml").features.item["preis_eur"]
+    assert (feature.column, feature.kind) == ("Preis (EUR)", "dense")
+    assert getattr(feature, "missing", None) == 0
+    follow(capsys)
+
+
+def test_a_table_with_lists_vectors_and_numbered_days_and_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows: list[dict[str, Any]] = []
+    for number, time, user in shop():
+        history = random_values.sample(list(PRODUCTS), 1 + number % 5)
+        for place, product in enumerate(random_values.sample(list(PRODUCTS), 12)):
+            depth = (place > 5) + (place > 9)
+            rows.append(
+                {
+                    "qid": number,
+                    "dt": int(f"{time:%Y%m%d}"),
+                    "uid": user,
+                    "hist_items": history,
+                    "cand": product,
+                    "embedding": [product % 3 / 2, product % 5 / 4],
+                    "depth": depth,
+                    "pctr": random_values.random(),
+                    "label": int(depth == 2 and product % 2),
+                }
+            )
+    pl.DataFrame(rows).write_parquet(tmp_path / "rows.parquet")
+    assert run("init", "rows.parquet") == 0
+    assert roles(tmp_path / "rows.parquet") == {
+        "qid": "request",
+        "dt": "day",
+        "uid": "user",
+        "hist_items": "sequence",
+        "cand": "item",
+        "embedding": "item_feature",
+        "depth": "stage",
+        "pctr": "ignore",
+        "label": "label",
+    }
+    config = load_config(tmp_path / "config.yaml")
+    assert (config.data.train, config.data.valid, config.data.test) == (["20240301"], ["20240302"], ["20240303"])
+    follow(capsys)
+    frame = pl.read_parquet(tmp_path / "rows.parquet")
+    frame.write_ndjson(tmp_path / "rows.jsonl")
+    assert roles(tmp_path / "rows.jsonl") == roles(tmp_path / "rows.parquet")
+
+
+def test_letor_files_get_the_configuration_of_a_ranker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fold").mkdir()
+    for seed, name in enumerate(("train", "vali", "test")):
+        (tmp_path / "fold" / f"{name}.txt").write_text(planted_text(12, seed))
+    assert run("init", "fold") == 0
+    data = load_config(tmp_path / "config.yaml").data
+    assert (data.train, data.valid, data.test) == (["train"], ["vali"], ["test"])
+    follow(capsys)
+    assert run("init", "lists", "--out", "again") == 0
+    assert load_config(tmp_path / "again" / "config.yaml").data.valid == ["vali"]
+
+
+# --- roles ----------------------------------------------------------------------------------------------------------
+
+
+def test_camel_case_names_and_nested_flags(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = []
+    for number, time, user in shop():
+        for place, product in enumerate(random_values.sample(list(PRODUCTS), 16)):
+            clicked = place < 3 and random_values.random() < 0.4
+            rows.append(
+                {
+                    "searchId": number,
+                    "requestedAt": int(time.timestamp() * 1000),
+                    "visitorId": f"v{user}",
+                    "deviceType": ["phone", "desktop"][number % 2],
+                    "productSku": product,
+                    "priceCents": int(PRODUCTS[product][1] * 100),
+                    "ctr7d": product % 7 / 100,
+                    "retrievalScore": round(random_values.random(), 3),
+                    "isShown": int(place < 4),
+                    "isRetrieved": 1,
+                    "isPreRanked": int(place < 9),
+                    "clickFlag": str(clicked).lower(),
+                    "dwellSeconds": 3.5 if clicked else "",
+                    "schemaVersion": 2,
+                }
+            )
+    path = write_csv(tmp_path / "log.csv", rows)
+    draft = draft_files([path], tmp_path)
+    assert draft.guesses is not None
+    assert draft.guesses.stages == ["isRetrieved", "isPreRanked", "isShown"]
+    assert roles(path) == {
+        "searchId": "request",
+        "requestedAt": "time",
+        "visitorId": "user",
+        "deviceType": "context_feature",
+        "productSku": "item",
+        "priceCents": "item_feature",
+        "ctr7d": "item_feature",
+        "retrievalScore": "ignore",
+        "isShown": "flag",
+        "isRetrieved": "flag",
+        "isPreRanked": "flag",
+        "clickFlag": "label",
+        "dwellSeconds": "feedback",
+        "schemaVersion": "ignore",
+    }
+
+
+def test_events_are_stages_and_the_index_of_pandas_is_not_used(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = []
+    for number, time, user in shop():
+        for product in random_values.sample(list(PRODUCTS), 10):
+            event = random_values.choices(["purchase", "view", "click"], [1, 8, 3])[0]
+            rows.append(
+                {
+                    "Unnamed: 0": len(rows),
+                    "session": f"s{number}",
+                    "ts": int(time.timestamp()),
+                    "user": user,
+                    "prod_id": product,
+                    "event_type": event,
+                }
+            )
+    draft = draft_files([write_csv(tmp_path / "events.csv", rows)], tmp_path)
+    assert draft.guesses is not None
+    assert draft.guesses.stages == ["view", "click", "purchase"]
+    assert draft.guesses.of["Unnamed: 0"].role == "ignore"
+    assert yaml.safe_load(draft.files["spec.yaml"])["relevant"] == "click"
+
+
+def unnamed(tmp_path: Path) -> Path:
+    """A log whose names say nothing and whose requests cannot be recognised."""
+    rows = [
+        {"x": number // 4, "y": product, "z": f"{time:%Y-%m-%d}", "v": place % 2, "w": number % 2}
+        for number, time, _ in shop(40)
+        for place, product in enumerate(random_values.sample(list(PRODUCTS), 6))
+    ]
+    return write_csv(tmp_path / "unnamed.csv", rows)
+
+
+def test_what_cannot_be_decided_is_asked_for_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"price": product / 7, "clicked": product % 2} for product in PRODUCTS]
+    path = write_csv(tmp_path / "log.csv", rows)
+    assert run("init", path, "--out", tmp_path / "out") == 1
+    captured = capsys.readouterr()
+    assert "price" in captured.out  # the table
+    assert "request: no column has one value for all candidates of a request" in captured.err
+    assert "--role request=COLUMN" in captured.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_given_roles_decide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = unnamed(tmp_path)
+    given = ["--role", "item=y", "--role", "label=w", "--role", "ignore=v", "--role", "day=z"]
+    assert run("init", path, "--out", tmp_path, "--json", "--role", "request=x", *given) == 0
+    printed = json.loads(capsys.readouterr().out)
+    found = {column["column"]: (column["role"], column["confidence"]) for column in printed["columns"]}
+    assert found["w"] == ("label", "given")
+    assert {role for role, _ in found.values()} == {"request", "item", "day", "label", "ignore"}
+    assert [name.rpartition("/")[2] for name in printed["files"]] == ["spec.yaml", "config.yaml"]
+    assert "given by --role" in (tmp_path / "spec.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("iten=y", "found 'iten=y', did you mean 'item'; expected ROLE=COLUMN"),
+        ("item", "found 'item'"),
+        ("item=why", "found no column 'why'"),
+    ],
+)
+def test_wrong_roles_are_refused(given: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("init", unnamed(tmp_path), "--out", tmp_path, "--role", given) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_existing_files_are_never_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").write_text("mine")
+    assert run("init", unnamed(tmp_path), "--out", tmp_path) == 1
+    assert "config.yaml exists already and is not replaced" in capsys.readouterr().err
+    assert (tmp_path / "config.yaml").read_text() == "mine"
+    assert not (tmp_path / "spec.yaml").exists()
+
+
+def test_other_problems_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("request;item\nr;i\n")
+    assert run("init", path, "--out", tmp_path) == 1
+    assert "found one column, 'request;item'; columns must be separated by commas" in capsys.readouterr().err
+    rows: list[dict[str, Any]] = [
+        {"request": number, "time": "2024-01-01T08:00:00", "item": product, "clicked": (product + number) % 2}
+        for number in range(9)
+        for product in list(PRODUCTS)[:5]
+    ]
+    assert run("init", write_csv(path, rows), "--out", tmp_path) == 1
+    assert "days: found one day, 2024-01-01, expected at least two" in capsys.readouterr().err
+    stages = [
+        {**row, "time": f"2024-01-0{1 + row['request'] % 3}", "stage": ["grob gefiltert", "gezeigt"][row["clicked"]]}
+        for row in rows
+    ]
+    assert run("init", write_csv(path, stages), "--out", tmp_path) == 1
+    assert "stage: found 'grob gefiltert', expected names of letters" in capsys.readouterr().err
