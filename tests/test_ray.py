@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -210,6 +211,17 @@ def test_a_log_is_prepared_to_the_same_bytes(engine: _ray.Ray, source: Path, tmp
         assert [last for last in steps["ray"] if last[0] == name][-1] == [
             last for last in steps["local"] if last[0] == name
         ][-1]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_bad_rows_are_found_and_dropped_alike(engine: _ray.Ray, tmp_path: Path) -> None:
+    write_rows(tmp_path / "raw", requests=20)
+    (tmp_path / "raw" / "log" / "bad.csv").write_text(
+        "request,item,stage,rank,price,clicked\nr1,i99,lost,,1,0\nr2,i99,ranked,,cheap,0\nr3,,ranked,,1,0\n"
+    )
+    local = prepare(tmp_path / "raw", tmp_path / "local", skip_bad=3)
+    assert prepare(tmp_path / "raw", tmp_path / "ray", skip_bad=3, engine=engine) == local
+    assert json.loads(local["manifest.json"])["about"]["skipped"]["rows"] == 3
 
 
 @pytest.mark.usefixtures("small_parts")

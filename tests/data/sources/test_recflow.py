@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from rankfall.data.sources.recflow import prepare_recflow
+from rankfall.data.sources.recflow import check_recflow, prepare_recflow
 from rankfall.simulation.simulate import Simulation, simulate_log, simulate_recflow
 from support.command_line import run
 
@@ -278,6 +278,26 @@ def test_there_may_be_no_sequences(layout: Layout, tmp_path: Path) -> None:
     log = prepare_recflow(layout.folder, tmp_path / "log", sequences="none")
     assert log.features.sequences == ()
     assert not [name for name in log.days[DAYS[0]].table().column_names if name.startswith("sequence")]
+
+
+def test_bad_rows_are_found_and_skipped(copy: Layout, tmp_path: Path) -> None:
+    """Two rows of the first day without a video, and a request of which a row is repeated with another author."""
+    path = copy.folder / "all_stage" / f"{DAYS[0]}.feather"
+    rows = pl.read_ipc(path.read_bytes())
+    clean = prepare_recflow(copy.folder, tmp_path / "clean", sequences="none")
+    kept = rows.filter(pl.any_horizontal(pl.col("rank_pos", "rank_neg", "coarse_neg", "prerank_neg") > 0))
+    without = kept[:2].with_columns(video_id=pl.lit(None, rows["video_id"].dtype))
+    again = kept[5:6].with_columns(author_id=(pl.col("author_id") + 1).cast(rows["author_id"].dtype))
+    pl.concat([rows, without, again]).write_ipc(path)
+    found = check_recflow(copy.folder, sequences="none")
+    assert [(problem.column, problem.number) for problem in found.errors] == [
+        ("video_id", "2 rows"),
+        ("video_id", "1 request"),
+    ]
+    assert [place.row for place in found.errors[0].places] == [len(rows) + 1, len(rows) + 2]
+    log = prepare_recflow(copy.folder, tmp_path / "out", sequences="none", skip_bad=200)
+    assert log.manifest["about"]["skipped"]["requests"] == 1
+    assert sum(map(len, log.days.values())) == sum(map(len, clean.days.values())) - 1
 
 
 def checksums(log: ImpressionLog) -> dict[str, str]:

@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankfall.commands.options import AsJson, Force, Out, Seed
+from rankfall.commands.options import AsJson, Force, Seed
+from rankfall.commands.prepare.problems import Check, OutUnlessChecked, report_check, required_out
 from rankfall.commands.terminal import examples, print_json, print_message, print_result, progress
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from rich.table import Table
 
 EXAMPLES = examples(
     "rankfall prepare letor Fold1/*.txt --out mslr --log1p --standardise train",
     "rankfall prepare letor S1=S1.txt.gz S2=S2.txt.gz S3=S3.txt.gz S4=S4.txt.gz S5=S5.txt.gz --out mq2007",
     "rankfall prepare letor train=rank.train --groups rank.train.query --out example",
+    "rankfall prepare letor Fold1/*.txt --check",
     "rankfall prepare letor data.txt --out arf --min-list 41 --max-list 200 --keep-positives 15 --log1p",
 )
+SkipBadLines = Annotated[
+    int | None,
+    typer.Option(
+        "--skip-bad",
+        min=0,
+        metavar="N",
+        help="Skip and report invalid lines, at most N. With more of them nothing is written.",
+        show_default="an invalid line is an error",
+    ),
+]
 _PACKED = {".gz", ".xz", ".zst"}
 _TEXT = {".txt", ".svm", ".svmlight", ".libsvm", ".letor", ".dat"}
 
@@ -35,7 +50,7 @@ def letor(
             show_default=False,
         ),
     ],
-    out: Out,
+    out: OutUnlessChecked = None,
     groups: Annotated[
         list[Path] | None,
         typer.Option(
@@ -88,6 +103,8 @@ def letor(
     skip_bad_lines: Annotated[
         bool, typer.Option("--skip-bad-lines", help="Skip and report invalid lines instead of stopping.")
     ] = False,
+    check: Check = False,
+    skip_bad: SkipBadLines = None,
     features: Annotated[
         int | None,
         typer.Option(min=1, max=99_999_999, help="Number of features.", show_default="the largest id that occurs"),
@@ -106,18 +123,12 @@ def letor(
     """Prepare ranking files: LETOR, MSLR-WEB, Istella, Yahoo, SVMlight, LightGBM.
 
     Writes memory-mapped columns, and a manifest with the sources and the options, which --json prints. The memory used
-    does not grow with the files.
+    does not grow with the files. --check lists every problem of the files instead.
     """
     from rankfall.data import Recipe, prepare_letor
 
     splits = _splits(sources)
-    if missing_indicator and missing_value is None:
-        raise typer.BadParameter("--missing-indicator needs --missing-value")
-    if max_list is not None and max_list < min_list:
-        raise typer.BadParameter(f"--max-list {max_list} is below --min-list {min_list}")
-    for name in standardise or []:
-        if name not in splits:
-            raise typer.BadParameter(f"--standardise: found {name}, expected one of the splits {', '.join(splits)}")
+    _check_options(splits, min_list, max_list, standardise or [], missing_value, missing_indicator=missing_indicator)
     recipe = Recipe(
         min_list=min_list,
         max_list=max_list,
@@ -133,23 +144,60 @@ def letor(
         first_id=first_id,
         seed=seed,
     )
-    files = [path for paths in splits.values() for path in paths]
-    with progress() as bar:
-        task = bar.add_task("reading (kB)", total=sum(path.stat().st_size for path in files) // 1000)
+    given = _groups(sources, groups)
+    used = threads or min(8, len(os.sched_getaffinity(0)))
+    if check:
+        from rankfall.data.sources.letor.check_letor import check_letor
+
+        with _reading(splits) as on_read:
+            found = check_letor(splits, recipe, groups=given, threads=used, on_read=on_read)
+        report_check(found, as_json=as_json)
+        return
+    directory = required_out(out)
+    with _reading(splits) as on_read:
         data = prepare_letor(
             splits,
-            out,
+            directory,
             recipe,
-            groups=_groups(sources, groups),
-            threads=threads or min(8, len(os.sched_getaffinity(0))),
+            groups=given,
+            threads=used,
             force=force,
-            on_read=lambda count: bar.advance(task, count / 1000),
+            skip_bad=skip_bad,
+            on_read=on_read,
         )
     if as_json:
         print_json(data.manifest)
     else:
-        print_result(summary(data.manifest, out))
+        print_result(summary(data.manifest, directory))
     _warn(data.manifest)
+
+
+def _check_options(
+    splits: dict[str, list[Path]],
+    min_list: int,
+    max_list: int | None,
+    standardise: list[str],
+    missing_value: float | None,
+    *,
+    missing_indicator: bool,
+) -> None:
+    """Refuse options that do not fit each other."""
+    if missing_indicator and missing_value is None:
+        raise typer.BadParameter("--missing-indicator needs --missing-value")
+    if max_list is not None and max_list < min_list:
+        raise typer.BadParameter(f"--max-list {max_list} is below --min-list {min_list}")
+    for name in standardise:
+        if name not in splits:
+            raise typer.BadParameter(f"--standardise: found {name}, expected one of the splits {', '.join(splits)}")
+
+
+@contextmanager
+def _reading(splits: dict[str, list[Path]]) -> Iterator[Callable[[int], None]]:
+    """Yield a function that shows how much of the files has been read."""
+    files = [path for paths in splits.values() for path in paths]
+    with progress() as bar:
+        task = bar.add_task("reading (kB)", total=sum(path.stat().st_size for path in files) // 1000)
+        yield lambda count: bar.advance(task, count / 1000)
 
 
 def _source(text: str) -> tuple[str | None, Path]:

@@ -102,7 +102,8 @@ def problems_table(problems: Sequence[Problem], title: str) -> Table:
 def _dropped(problem: Problem) -> str:
     if problem.level == "warning":
         return ""
-    return {"row": "the row", "request": "the whole request", None: "nothing"}[problem.dropped]
+    dropped = {"row": "the row", "request": "the whole request", "line": "the line", None: "nothing"}
+    return dropped[problem.dropped]
 
 
 def problem_line(problem: Problem) -> str:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from rankfall._progress import steps
-from rankfall.commands.options import AsJson, EngineName, EngineOption, Force, Out, SampleSeed, opened_engine
+from rankfall.commands.options import AsJson, EngineName, EngineOption, Force, SampleSeed, opened_engine
+from rankfall.commands.prepare.problems import (
+    Check,
+    OutUnlessChecked,
+    SkipBad,
+    report_check,
+    required_out,
+    showing_problems,
+)
 from rankfall.commands.prepare.summary import report
 from rankfall.commands.terminal import examples
 
 EXAMPLES = examples(
     "rankfall prepare recflow RecFlow --out impressions",
+    "rankfall prepare recflow RecFlow --check",
     "rankfall prepare recflow RecFlow --days 2024-01-13..2024-02-04 --stages 3 --out impressions",
 )
 
@@ -45,7 +54,7 @@ def recflow(
             show_default=False,
         ),
     ],
-    out: Out,
+    out: OutUnlessChecked = None,
     stages: Annotated[
         Cascade,
         typer.Option(
@@ -66,6 +75,8 @@ def recflow(
         ),
     ] = None,
     seed: SampleSeed = 0,
+    check: Check = False,
+    skip_bad: SkipBad = None,
     engine: EngineOption = EngineName.LOCAL,
     force: Force = False,
     as_json: AsJson = False,
@@ -75,17 +86,28 @@ def recflow(
     Times are in Asia/Shanghai. The memory used does not grow with the number of days. --json prints the manifest of the
     log.
     """
-    from rankfall.data.sources.recflow import prepare_recflow
+    from rankfall.data.sources.recflow import check_recflow, prepare_recflow
 
-    with opened_engine(engine) as opened, steps() as on_progress:
+    count: Literal[2, 3] = 3 if stages is Cascade.THREE else 2
+    origin = None if sequences is None else sequences.value
+    if check:
+        with opened_engine(engine) as opened, steps() as on_progress:
+            found = check_recflow(
+                source, stages=count, days=days, sequences=origin, engine=opened, on_progress=on_progress
+            )
+        report_check(found, as_json=as_json)
+        return
+    directory = required_out(out)
+    with showing_problems(), opened_engine(engine) as opened, steps() as on_progress:
         log = prepare_recflow(
             source,
-            out,
-            stages=3 if stages is Cascade.THREE else 2,
+            directory,
+            stages=count,
             days=days,
-            sequences=None if sequences is None else sequences.value,
+            sequences=origin,
             seed=seed,
             force=force,
+            skip_bad=skip_bad,
             engine=opened,
             on_progress=on_progress,
         )

@@ -6,17 +6,18 @@ places are the first ones of the data.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rankfall._results import Result, Tables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 Level = Literal["error", "warning"]
-Unit = Literal["rows", "requests", "files", "columns", "lines", "days"]
-Dropped = Literal["row", "request"]
+Unit = Literal["rows", "requests", "files", "columns", "lines", "queries", "days"]
+Dropped = Literal["row", "request", "line"]
 SHOWN_PLACES = 3
 
 
@@ -29,16 +30,20 @@ class Place(Result):
         row: The row of the file, from 1; the header is not counted. None for a problem of the whole file.
         found: The wrong value, as text.
         request: The request that the row belongs to, if the problem is one of the request.
+        line: The line of a file of ranking text, from 1.
     """
 
     file: str
     row: int | None = None
     found: str | None = None
     request: str | None = None
+    line: int | None = None
 
     def __str__(self) -> str:
         """The place for messages and tables."""
         text = self.file if self.row is None else f"{self.file}, row {self.row:,}"
+        if self.line is not None:
+            text += f":{self.line}"
         if self.request is not None:
             text += f", request {self.request}"
         return text if self.found is None else f"{text}: {self.found}"
@@ -83,7 +88,8 @@ class Problem(Result):
     @property
     def number(self) -> str:
         """The count with its unit, as text."""
-        return f"{self.count:,} {self.unit if self.count != 1 else self.unit.removesuffix('s')}"
+        one = {"queries": "query"}.get(self.unit, self.unit.removesuffix("s"))
+        return f"{self.count:,} {self.unit if self.count != 1 else one}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,8 +150,10 @@ class Findings:
     def add(self, kind: Kind, count: int, places: Iterable[Place]) -> None:
         """Count a problem."""
         before, known = self.found.get(kind, (0, []))
-        places = sorted([*known, *places], key=lambda place: (self.order.get(place.file, 0), place.row or 0))
-        self.found[kind] = before + count, places[:SHOWN_PLACES]
+        if len(known) < SHOWN_PLACES or self.order:
+            places = sorted([*known, *places], key=lambda place: (self.order.get(place.file, 0), place.row or 0))
+            known = places[:SHOWN_PLACES]
+        self.found[kind] = before + count, known
 
     def drop(self, file: str, rows: Iterable[int]) -> None:
         """Remember rows to be dropped, as far as the limit allows."""
@@ -186,3 +194,12 @@ class TooManyBadError(ValueError):
     def __init__(self, message: str, check: DataCheck) -> None:
         super().__init__(message)
         self.check = check
+
+
+@contextmanager
+def pointing_to_check(what: str) -> Iterator[None]:
+    """Add to errors of raw data how to find all of them; `what` has them."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{error}\nThe option --check lists every problem of the {what} at once") from None

@@ -15,10 +15,12 @@ the rerank stages logged.
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -52,19 +54,20 @@ from rankfall.data.sources.recflow_spec import (
 )
 from rankfall.data.sources.rows.column_types import to_type
 from rankfall.data.sources.rows.columns import column_uses
-from rankfall.data.sources.rows.prepare_rows import prepare_rows
+from rankfall.data.sources.rows.prepare_rows import check_rows, prepare_rows
 from rankfall.data.sources.rows.raw_log import RowBatch
 from rankfall.data.sources.rows.row_files import RowFile
 from rankfall.data.sources.safe_pickle import read_dict, read_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
     from rankfall._engine import Engine, Report
     from rankfall.data.impressions.spec import Spec
+    from rankfall.data.sources.problems import DataCheck
+    from rankfall.data.sources.rows.row_files import InvalidRow
 
     OnProgress = Callable[[str, int, int | None], None]
 
@@ -89,6 +92,7 @@ def prepare_recflow(
     sequences: Sequences | None = None,
     seed: int = 0,
     force: bool = False,
+    skip_bad: int | None = None,
     engine: Engine = LOCAL,
     on_progress: OnProgress = lambda step, done, total: None,
 ) -> ImpressionLog:
@@ -103,6 +107,7 @@ def prepare_recflow(
             none; by default the pickles if they exist, otherwise the log.
         seed: Seed of the sample.
         force: Replace an existing impression log.
+        skip_bad: Check the rows first and drop bad ones, at most this many; by default the first one is an error.
         engine: Runs the work on files and portions.
         on_progress: Receives the name of a step, the amount done, and the total if it is known.
 
@@ -111,47 +116,104 @@ def prepare_recflow(
     """
     check_seed(seed)
     with fresh_directory(out, is_log, force=force) as directory:
-        files = _chosen(_day_files(source), days)
-        origin = sequences or ("pickle" if (source / PICKLES).is_dir() else "log")
-        pickles = [_pickle_of(source, day) for day in files] if origin == "pickle" else []
-        spec = recflow_spec(_id_counts(source, files, engine), stages=stages)
-        found = [RowFile(path).columns() for path in files.values()]
-        if all(TRUTH in columns for columns in found):
-            spec = spec.model_copy(update={"truth": TRUTH})
-        if all(name in columns for columns in found for name in position_expression().meta.root_names()):
-            spec = spec.model_copy(update={"position": POSITION})
-        for path in files.values():
-            _check_columns(path, _needed(spec, stages))
-            _check_marks(path)
-        spooled = directory / "sequences"
-        if origin == "none":
-            spec = spec.model_copy(update={"sequences": {}})
-        elif origin == "pickle":
-            spooled.mkdir()
-            by_day = dict(zip(files, pickles, strict=True))
-            _spool_pickles(spooled, by_day, _Reading(on_progress), engine)
-            _check_once(by_day, spooled)
-        else:
-            spooled.mkdir()
-            _spool_log(spooled, files, _Reading(on_progress))
-            _check_once(files, spooled)
+        opened = _open(source, directory, stages, days, sequences, engine, on_progress)
         prepare_rows(
-            [_DayFile(path, stages) for path in files.values()],
+            opened.rows,
             directory / "log",
-            spec,
-            requests=None if origin == "none" else spooled,
+            opened.spec,
+            requests=opened.requests,
             seed=seed,
+            skip_bad=skip_bad,
             about={
                 "command": "prepare recflow",
-                "sequences": origin,
-                "tables": {"requests": [about_file(path) for path in pickles]} if pickles else {},
-                "left_out": {"rows of no stage of the cascade": _rows_without_stage(files, spec, engine)},
+                "sequences": opened.origin,
+                "tables": {"requests": [about_file(path) for path in opened.pickles]} if opened.pickles else {},
+                "left_out": {"rows of no stage of the cascade": _rows_without_stage(opened.files, opened.spec, engine)},
             },
             engine=engine,
             on_progress=on_progress,
         )
         _keep_only(directory / "log", directory)
     return ImpressionLog.load(out)
+
+
+def check_recflow(
+    source: Path,
+    *,
+    stages: Literal[2, 3] = 2,
+    days: str | None = None,
+    sequences: Sequences | None = None,
+    engine: Engine = LOCAL,
+    on_progress: OnProgress = lambda step, done, total: None,
+) -> DataCheck:
+    """Check a directory in RecFlow's layout: read everything, and write nothing.
+
+    Args:
+        source: The directory.
+        stages: The number of stages of the cascade.
+        days: One day or a range ``FIRST..LAST``; by default all days.
+        sequences: The origin of behaviour sequences, as in :func:`prepare_recflow`.
+        engine: Runs the work on files and portions.
+        on_progress: Receives the name of a step, the amount done, and the total if it is known.
+
+    Returns:
+        All problems of the rows, with their number and first places.
+
+    Raises:
+        ValueError: If a file is missing or damaged, or has wrong columns.
+    """
+    with tempfile.TemporaryDirectory(prefix="rankfall-recflow-") as directory:
+        opened = _open(source, Path(directory), stages, days, sequences, engine, on_progress)
+        return check_rows(opened.rows, opened.spec, requests=opened.requests, engine=engine, on_progress=on_progress)
+
+
+class _Opened(NamedTuple):
+    """A directory whose files were found and whose sequences were read."""
+
+    files: dict[str, Path]
+    rows: list[RowFile]
+    spec: Spec
+    origin: Sequences
+    pickles: list[Path]
+    requests: Path | None  # the sequences
+
+
+def _open(
+    source: Path,
+    directory: Path,
+    stages: Literal[2, 3],
+    days: str | None,
+    sequences: Sequences | None,
+    engine: Engine,
+    on_progress: OnProgress,
+) -> _Opened:
+    """Find the files, describe their columns, and write the sequences to a subdirectory of `directory`."""
+    files = _chosen(_day_files(source), days)
+    origin: Sequences = sequences or ("pickle" if (source / PICKLES).is_dir() else "log")
+    pickles = [_pickle_of(source, day) for day in files] if origin == "pickle" else []
+    spec = recflow_spec(_id_counts(source, files, engine), stages=stages)
+    found = [RowFile(path).columns() for path in files.values()]
+    if all(TRUTH in columns for columns in found):
+        spec = spec.model_copy(update={"truth": TRUTH})
+    if all(name in columns for columns in found for name in position_expression().meta.root_names()):
+        spec = spec.model_copy(update={"position": POSITION})
+    for path in files.values():
+        _check_columns(path, _needed(spec, stages))
+        _check_marks(path)
+    spooled = directory / "sequences"
+    if origin == "none":
+        spec = spec.model_copy(update={"sequences": {}})
+    elif origin == "pickle":
+        spooled.mkdir()
+        by_day = dict(zip(files, pickles, strict=True))
+        _spool_pickles(spooled, by_day, _Reading(on_progress), engine)
+        _check_once(by_day, spooled)
+    else:
+        spooled.mkdir()
+        _spool_log(spooled, files, _Reading(on_progress))
+        _check_once(files, spooled)
+    rows: list[RowFile] = [_DayFile(path, stages) for path in files.values()]
+    return _Opened(files, rows, spec, origin, pickles, None if origin == "none" else spooled)
 
 
 def _keep_only(made: Path, directory: Path) -> None:
@@ -296,13 +358,15 @@ class _DayFile(RowFile):
     def columns(self) -> dict[str, pl.DataType]:
         return {**super().columns(), RANK: pl.Int64(), POSITION: pl.Int64()}
 
-    def batches(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+    def batches(
+        self, columns: Sequence[str], on_invalid: Callable[[InvalidRow], None] | None = None
+    ) -> Iterator[pl.DataFrame]:
         flags = STAGES[self.stages]
         computed = {RANK: rank_expression(self.stages), POSITION: position_expression()}
         computed = {name: values for name, values in computed.items() if name in columns}
         needed = [name for values in computed.values() for name in values.meta.root_names()]
         read = [name for name in dict.fromkeys([*columns, *flags, *needed]) if name not in computed]
-        for raw in super().batches(read):
+        for raw in super().batches(read, on_invalid):
             # polars treats NaN as above 0, so NaN flags become 0 before the rank is computed
             batch = raw.with_columns((cs.by_name(*FLAGS, require_all=False) & cs.float()).fill_nan(0))
             yield batch.filter(_in_a_stage(batch, flags)).with_columns(*computed.values()).select(columns)

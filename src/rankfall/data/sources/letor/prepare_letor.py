@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankfall._files import fresh_directory
@@ -22,9 +23,10 @@ from rankfall.data.sources.letor.recipe import Recipe, check
 from rankfall.data.sources.letor.split_reader import SplitReader
 from rankfall.data.sources.letor.text_files import TextFile
 from rankfall.data.sources.letor.write_splits import write_splits
+from rankfall.data.sources.problems import pointing_to_check
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
 
@@ -39,6 +41,7 @@ def prepare_letor(
     groups: Mapping[Path, Path] | None = None,
     threads: int = 1,
     force: bool = False,
+    skip_bad: int | None = None,
     on_read: Callable[[int], None] = lambda n: None,
 ) -> RankingData:
     """Prepare ranking data from text files.
@@ -51,6 +54,7 @@ def prepare_letor(
             that ends in ``.query`` or ``.group``.
         threads: The number of threads that parse.
         force: Replace existing ranking data.
+        skip_bad: Leave out invalid lines, at most this many; by default `recipe` decides.
         on_read: Receives the number of stored bytes that were read.
 
     Raises:
@@ -58,15 +62,29 @@ def prepare_letor(
     """
     _check_splits(sources, recipe)
     check(threads >= 1, "threads", threads, "at least 1")
+    if skip_bad is not None:
+        check(skip_bad >= 0, "skip_bad", skip_bad, "at least 0")
+        recipe = replace(recipe, skip_bad_lines=True)
     with fresh_directory(out, is_prepared, force=force) as directory, ExitStack() as stack:
         splits = {}
         for name, paths in sources.items():
             spool = stack.enter_context(closing(LetorSpool(directory / f"spool-{name}")))
             splits[name] = SplitReader(name, spool, recipe)
             for path in paths:
-                splits[name].read(TextFile(path, on_read), (groups or {}).get(path), threads)
+                with pointing_to_check("files"):
+                    splits[name].read(TextFile(path, on_read), (groups or {}).get(path), threads)
+                _check_limit(splits.values(), skip_bad)
         write_splits(splits, recipe, directory)
     return RankingData.load(out)
+
+
+def _check_limit(splits: Iterable[SplitReader], limit: int | None) -> None:
+    bad = [about for split in splits for about in split.sources if about["bad_lines"]]
+    if limit is not None and sum(about["bad_lines"] for about in bad) > limit:
+        lines = [
+            f"{about['path']}:{line['line']}: {line['reason']}" for about in bad for line in about["bad_lines_shown"]
+        ]
+        raise ValueError("\n".join([f"skip_bad: found more than {limit:,} invalid lines; the first are", *lines[:3]]))
 
 
 def _check_splits(sources: Mapping[str, Sequence[Path]], recipe: Recipe) -> None:

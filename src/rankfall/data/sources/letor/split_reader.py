@@ -64,10 +64,10 @@ class SplitReader:
         """
         lines = rows = bad_lines = 0
         shown: list[dict[str, Any]] = []
-        grouping = _Grouping(source.path, group_file, first_list=self._groups)
+        grouping = Grouping(source.path, group_file, first_list=self._groups)
         about: dict[str, Any] = {"path": str(source.path)}
         self.sources.append(about)
-        with closing(_parsed(source, grouping, self.recipe, threads)) as blocks:
+        with closing(parsed_blocks(source, grouping, self.recipe, threads)) as blocks:
             for text_lines, block in blocks:
                 if block.bad and not self.recipe.skip_bad_lines:
                     number, reason = block.bad[0]
@@ -128,7 +128,7 @@ class SplitReader:
         )
 
 
-class _Grouping:
+class Grouping:
     """How the lines of a source form lists: by qid, or by a file of group sizes."""
 
     def __init__(self, source: Path, file: Path | None, first_list: int) -> None:
@@ -201,7 +201,9 @@ def _group_ends(file: Path) -> NDArray[np.int64]:
     return np.cumsum(np.array(sizes, np.int64))
 
 
-def _parsed(source: TextFile, grouping: _Grouping, recipe: Recipe, threads: int) -> Generator[tuple[int, ParsedBlock]]:
+def parsed_blocks(
+    source: TextFile, grouping: Grouping, recipe: Recipe, threads: int
+) -> Generator[tuple[int, ParsedBlock]]:
     """Yield the number of lines and the parsed rows of each block, in order, for any number of threads."""
 
     def parse(text: bytes, rules: Rules) -> tuple[int, ParsedBlock]:

@@ -40,11 +40,13 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.spec import Spec
     from rankfall.data.sources.problems import Dropped, Unit
     from rankfall.data.sources.rows.columns import Origin
+    from rankfall.data.sources.rows.raw_log import Tables
     from rankfall.data.sources.rows.row_files import InvalidRow, RowFile
     from rankfall.data.sources.rows.row_spool import RowSpool
 
 _FILE, _PORTION, _CONTENT, _DEPTH = "\1file", "\1portion", "\1content", "\1depth"
 _BAD = "\1bad"
+_JOINED: tuple[Origin, ...] = ("requests", "items", "users")  # the table of requests may have the users
 _PORTION_BYTES = 2**26  # of files, for each portion of requests
 _SEED = 20_240_113  # of hashes, equal in all processes
 
@@ -52,11 +54,12 @@ _SEED = 20_240_113  # of hashes, equal in all processes
 def check_log(
     sources: Sequence[Path | RowFile],
     spec: Spec,
-    tables: Mapping[Origin, Path | None],
+    tables: Tables,
     *,
     limit: int,
     engine: Engine,
     on_step: Callable[[str, int | None], Report],
+    inside: Path | None = None,
 ) -> tuple[DataCheck, Findings]:
     """Check a raw log.
 
@@ -67,6 +70,8 @@ def check_log(
         limit: The number of bad rows that are remembered for dropping.
         engine: Runs the work on files and portions.
         on_step: Returns the function that receives the progress of a step, from its name and its total.
+        inside: The directory of the temporary directory, which all processes of `engine` can read; by default that of
+            the system.
 
     Returns:
         The problems, and the findings with the rows to be dropped.
@@ -79,7 +84,7 @@ def check_log(
     raw = _without_units(raw, found)
     found.order = {str(file): number for number, file in enumerate(raw.files["log"])}
     joined = {origin: _check_table(raw, origin, found) for origin in raw.files if origin != "log"}
-    with tempfile.TemporaryDirectory(prefix="rankfall-check-") as directory:
+    with tempfile.TemporaryDirectory(prefix="rankfall-check-", dir=inside) as directory:
         of_rows = _RowCheck(raw, joined, Path(directory), _portions(raw), limit)
         rows = 0
         spools: list[RowSpool] = []
@@ -205,24 +210,31 @@ def _shown(value: object) -> str:
 
 def _check_table(raw: RawLog, origin: Origin, found: Findings) -> pl.DataFrame:
     """Check a table; return its columns, without lists, and in `_BAD` which of its rows have an error."""
-    key, columns = raw.key(origin), raw.columns(origin)
+    key, columns, files = raw.key(origin), raw.columns(origin), raw.files[origin]
     lists = [use.column for use in column_uses(raw.spec) if use.role == "sequence"]
     kept = [name for name in columns if name not in lists]
     schema = {name: raw.types[origin, name] for name in kept}
-    parts = [pl.DataFrame(schema={ROW: pl.Int64, **schema, _BAD: pl.Boolean})]
-    file = raw.files[origin][0] if raw.files[origin] else None
-    for batch in _batches(raw, origin, columns, file, found) if file else ():
-        missing = BadRows(key, "found no value, expected an id", batch.rows[key].is_null())
-        bad = _report(batch, [*batch.lost, missing, *check_sequences(batch.rows, raw.spec)], found)
-        parts.append(batch.rows.select(ROW, *kept).with_columns(bad.alias(_BAD)))
+    parts = [pl.DataFrame(schema={ROW: pl.Int64, **schema, _BAD: pl.Boolean, _FILE: pl.Int32})]
+    for number, file in enumerate(files):
+        for batch in _batches(raw, origin, columns, file, found):
+            missing = BadRows(key, "found no value, expected an id", batch.rows[key].is_null())
+            bad = _report(batch, [*batch.lost, missing, *check_sequences(batch.rows, raw.spec)], found)
+            rows = batch.rows.select(ROW, *kept)
+            parts.append(rows.with_columns(bad.alias(_BAD), pl.lit(number, pl.Int32).alias(_FILE)))
     table = pl.concat(parts).drop_nulls(key)
     again = table.filter(pl.col(key).is_duplicated())
-    if file is not None and len(again):
-        places = [Place(str(file), row + 1, _shown(value)) for row, value in again.select(ROW, key).head(3).rows()]
+    if len(again):
+        first = again.select(_FILE, ROW, key).head(3).rows()
+        places = [Place(str(files[number]), row + 1, _shown(value)) for number, row, value in first]
         found.add(Kind("error", key, "found an id twice in the table", "rows", "row"), len(again), places)
-        found.drop(str(file), again[ROW])
+        _drop(again, files, found)
         table = table.with_columns(pl.col(_BAD) | pl.col(key).is_duplicated())
-    return table.drop(ROW).unique(key)
+    return table.drop(ROW, _FILE).unique(key)
+
+
+def _drop(rows: pl.DataFrame, files: Sequence[RowFile], found: Findings) -> None:
+    for (number,), some in rows.group_by(_FILE):
+        found.drop(str(files[int(str(number))]), some[ROW])
 
 
 # --- the log ----------------------------------------------------------------------------------------------------
@@ -265,8 +277,8 @@ class _RowCheck:
         raw, spec = self.raw, self.raw.spec
         rows = batch.rows
         problems = list(batch.lost)
-        for origin, table in self.tables.items():
-            key = raw.key(origin)
+        for origin in sorted(self.tables, key=_JOINED.index):
+            table, key = self.tables[origin], raw.key(origin)
             rows = rows.join(table.rename({_BAD: f"{_BAD}{origin}"}), on=key, how="left", maintain_order="left")
             problem = f"found an id whose row in the table of {origin} is wrong"
             problems.append(BadRows(key, problem, rows[f"{_BAD}{origin}"].fill_null(False), rows[key]))
@@ -331,7 +343,7 @@ class _RequestCheck:
         bad = self._several_values(rows, found) | self._repeated_items(rows, found)
         dropped = rows.filter(bad)
         found.requests += dropped[self.raw.spec.request].n_unique()
-        self._drop(dropped, found)
+        _drop(dropped, self.raw.files["log"], found)
         rows = rows.filter(~bad)
         self._repeated_ranks(rows, found)
         days = with_days(rows, self.raw.spec) if self.raw.spec.day is None else rows
@@ -345,7 +357,7 @@ class _RequestCheck:
         first = _is_first(rows, self.raw.spec.request, self.raw.spec.item, _CONTENT)
         again = rows.filter(~first)
         self._add(found, self.raw.spec.item, "found a row again, with the same values in every column", again, "row")
-        self._drop(again, found)
+        _drop(again, self.raw.files["log"], found)
         return rows.filter(first)
 
     def _several_values(self, rows: pl.DataFrame, found: Findings) -> pl.Series:
@@ -403,10 +415,6 @@ class _RequestCheck:
     def _place(self, row: Mapping[str, object], value: str | None = None) -> Place:
         file = self.raw.files["log"][int(str(row[_FILE]))]
         return Place(str(file), int(str(row[ROW])) + 1, value, str(row[self.raw.spec.request]))
-
-    def _drop(self, rows: pl.DataFrame, found: Findings) -> None:
-        for (number,), some in rows.group_by(_FILE):
-            found.drop(str(self.raw.files["log"][int(str(number))]), some[ROW])
 
 
 def _is_first(rows: pl.DataFrame, *columns: str) -> pl.Series:

@@ -49,17 +49,18 @@ class SourceRows:
 
 
 @contextmanager
-def rows_of_source(spec: Spec, on_rows: Report) -> Iterator[SourceRows | None]:
+def rows_of_source(spec: Spec, on_rows: Report, inside: Path | None = None) -> Iterator[SourceRows | None]:
     """Yield the rows of the source that a description names, in temporary files, or None if it names none.
 
     Args:
         spec: The description.
         on_rows: Receives the number of rows of each table.
+        inside: The directory of the temporary directory; by default that of the system.
     """
     if spec.source is None:
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="rankfall-source-") as directory:
+    with tempfile.TemporaryDirectory(prefix="rankfall-source-", dir=inside) as directory:
         yield read_source(spec.source, Path(directory), on_rows)
 
 

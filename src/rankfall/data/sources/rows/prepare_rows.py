@@ -18,7 +18,7 @@ this process or in others. Adding statistics, the histories of users and writing
 from __future__ import annotations
 
 import shutil
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -36,7 +36,7 @@ from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.impressions.log_writer import LogWriter
 from rankfall.data.impressions.sampler import check_seed
 from rankfall.data.impressions.schema import impression_schema
-from rankfall.data.sources.problems import TooManyBadError
+from rankfall.data.sources.problems import TooManyBadError, pointing_to_check
 from rankfall.data.sources.rows.check_log import check_log
 from rankfall.data.sources.rows.fit import fit_portions
 from rankfall.data.sources.rows.incremental_merge import IncrementalMerge, distinct
@@ -49,7 +49,7 @@ from rankfall.data.sources.rows.request_order import order_requests
 from rankfall.data.sources.rows.row_files import RowFile, find_row_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from pathlib import Path
 
     from rankfall._engine import Engine, Report
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from rankfall.data.sources.rows.columns import Origin
     from rankfall.data.sources.rows.log_sequences import PortionEvents
     from rankfall.data.sources.rows.portions import SpooledLog, UnknownKeys
+    from rankfall.data.sources.rows.raw_log import Tables
     from rankfall.data.sources.rows.request_order import Portion
 
     OnProgress = Callable[[str, int, int | None], None]
@@ -112,24 +113,24 @@ def prepare_rows(
         raise ValueError(f"portion_rows: found {portion_rows}, expected at least 1")
     _check_sources(sources, spec)
     spec = with_absolute_source(spec)
-    tables: dict[Origin, Path | RowFile | None] = {"items": items, "users": users, "requests": requests}
+    tables: Tables = {"items": items, "users": users, "requests": requests}
     with (
         fresh_directory(out, is_log, force=force) as directory,
-        rows_of_source(spec, _Step("reading the source", None, on_progress)) as own,
+        rows_of_source(spec, _Step("reading the source", None, on_progress), directory) as own,
     ):
         files = find_row_files(sources) if own is None else own.files
         if skip_bad is not None:
-            found = _bad_rows(files, spec, tables, skip_bad, engine, on_progress)
+            found = _bad_rows(files, spec, tables, skip_bad, engine, on_progress, directory)
             files = [replace(file, skipped=found.skipped(str(file))) for file in files]
             tables = {origin: _without(found, path) for origin, path in tables.items()}
             about = {**about, "skipped": skipped_json(found, skip_bad)}
-        with _pointing_to_check():
+        with pointing_to_check("log"):
             raw = RawLog.open(spec, files, tables, _Step("reading types of text files", None, on_progress), engine)
             order = order_requests(raw, portion_rows, _Step("ordering requests", None, on_progress), engine)
         fitted = _fit_days(order.days, fit_days)
         spooled = directory / "spool"
         spooled.mkdir()
-        with _pointing_to_check():
+        with pointing_to_check("log"):
             log = spool_log(raw, order, spooled, _Step("sorting rows", order.rows, on_progress), engine)
             on_rows = _Step("fitting", order.rows, on_progress)
             encoding, table = fit_portions(log, order.portions, fitted, on_rows, engine)
@@ -176,7 +177,7 @@ def check_rows(
         ValueError: If a file does not exist or has an unknown suffix.
     """
     _check_sources(sources, spec)
-    tables: dict[Origin, Path | RowFile | None] = {"items": items, "users": users, "requests": requests}
+    tables: Tables = {"items": items, "users": users, "requests": requests}
     steps = partial(_Step, on_progress=on_progress)
     with rows_of_source(with_absolute_source(spec), steps("reading the source", None)) as own:
         files = sources if own is None else own.files
@@ -194,16 +195,17 @@ def _check_sources(sources: Sequence[Path | RowFile], spec: Spec) -> None:
 def _bad_rows(
     files: Sequence[RowFile],
     spec: Spec,
-    tables: Mapping[Origin, Path | RowFile | None],
+    tables: Tables,
     limit: int,
     engine: Engine,
     on_progress: OnProgress,
+    directory: Path,
 ) -> Findings:
     """Check a log; return its bad rows, of which there are at most `limit`."""
     if limit < 0:
         raise ValueError(f"skip_bad: found {limit}, expected at least 0")
     steps = partial(_Step, on_progress=on_progress)
-    check, found = check_log(files, spec, tables, limit=limit, engine=engine, on_step=steps)
+    check, found = check_log(files, spec, tables, limit=limit, engine=engine, on_step=steps, inside=directory)
     lasting = [problem for problem in check.errors if problem.dropped is None]
     if lasting:
         first = lasting[0]
@@ -216,20 +218,12 @@ def _bad_rows(
     return found
 
 
-def _without(found: Findings, table: Path | RowFile | None) -> RowFile | None:
+def _without(found: Findings, table: Path | list[RowFile] | None) -> list[RowFile] | None:
+    """Return the files of a table without its bad rows."""
     if table is None:
         return None
-    file = table if isinstance(table, RowFile) else find_row_files([table])[0]
-    return replace(file, skipped=found.skipped(str(file)))
-
-
-@contextmanager
-def _pointing_to_check() -> Iterator[None]:
-    """Add to errors of the rows how to find all of them."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{error}\nThe option --check lists every problem of the log at once") from None
+    files = find_row_files(table if isinstance(table, list) else [table])
+    return [replace(file, skipped=found.skipped(str(file))) for file in files]
 
 
 class _Step:

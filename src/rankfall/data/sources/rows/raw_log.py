@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from rankfall.data.sources.rows.columns import Role
 
     Types = dict[tuple[Origin, str], pl.DataType]
+    Tables = Mapping[Origin, Path | list[RowFile] | None]
     Headers = dict[RowFile, dict[str, pl.DataType]]
     OnProblem = Callable[[str | None, str, Sequence[RowFile]], None]
 
@@ -79,7 +80,7 @@ class RawLog:
         cls,
         spec: Spec,
         sources: Sequence[Path | RowFile],
-        tables: Mapping[Origin, Path | RowFile | None],
+        tables: Tables,
         on_text: Report,
         engine: Engine,
         on_problem: OnProblem | None = None,
@@ -99,9 +100,9 @@ class RawLog:
             ValueError: If a file cannot be read, or a column is missing or has values of a wrong type.
         """
         files: dict[Origin, list[RowFile]] = {"log": find_row_files(sources)}
-        for origin, path in tables.items():
-            if path is not None:
-                files[origin] = find_row_files([path])
+        for origin, table in tables.items():
+            if table is not None:
+                files[origin] = find_row_files(table if isinstance(table, list) else [table])
         headers = {origin: _headers(found, on_problem) for origin, found in files.items()}
         columns = {
             origin: list(dict.fromkeys(name for header in some.values() for name in header))
