@@ -45,8 +45,9 @@ from rankfall.reproductions.task import Report, Size, Task
 from rankfall.simulation.simulate import Simulation, simulate_log, simulate_recflow
 from rankfall.studies.comparison_plan import load_comparison
 from rankfall.studies.results import ComparisonResult, MethodResult, MetricSummary
+from rankfall.training.cascade_loaders import make_loader
 from rankfall.training.config.overrides import set_option
-from rankfall.training.train_cascade import load_run, make_loader
+from rankfall.training.train_cascade import load_run
 from support.command_line import run as cli
 from support.logs import random_log
 from support.paths import ROOT

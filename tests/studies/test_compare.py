@@ -415,7 +415,7 @@ def test_later_options_leave_names_of_runs_as_they_were(write: Callable[..., Pat
     content.pop("metrics")
     content["data"].pop("path")
     content["model"].pop("init")
-    for key in ("checkpoint_every", "keep", "track", "mlflow"):
+    for key in ("checkpoint_every", "keep", "track", "mlflow", "device", "precision", "compile"):
         content["training"].pop(key)
     text = json.dumps([content, plan.data_checksum], sort_keys=True)
     assert run.directory.name == f"softmax_loss-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -13,7 +13,7 @@ from rankfall.data import ImpressionLoader
 from rankfall.training import all_items
 from rankfall.training.all_items import AllItemsScorer, best_places
 from rankfall.training.cascade_metrics import ground_truth, measure_lists
-from rankfall.training.train_cascade import scorer_of
+from rankfall.training.measure_cascade import scorer_of
 from support.cascades import liked_log
 from support.logs import DAYS, ITEMS
 

@@ -17,7 +17,7 @@ from rankfall._lists import top_labels
 from rankfall._yaml_config import ConfigError
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.metrics.named import forms
-from rankfall.training import train_cascade
+from rankfall.training import cascade_loaders, measure_cascade, train_cascade
 from rankfall.training.build_cascade import make_cascade
 from rankfall.training.cascade_metrics import (
     MeasuredFunnel,
@@ -225,8 +225,8 @@ def test_relevance_of_one_size_has_no_value_metrics_unless_asked(tmp_path: Path)
     torch.testing.assert_close(asked.values["joint_value"], asked.values["joint_recall"])
     config = validate_cascade(content(log, training={"metric": "joint_value"}))
     cascade = make_cascade(config, ImpressionLog.load(log).features)
-    loader = train_cascade.make_loader(ImpressionLog.load(log), config, "valid")
-    assert "joint_value" in train_cascade.measure(cascade, loader, config).values
+    loader = cascade_loaders.make_loader(ImpressionLog.load(log), config, "valid")
+    assert "joint_value" in measure_cascade.measure(cascade, loader, config).values
 
 
 def test_negative_feedback_has_no_share(tmp_path: Path) -> None:
@@ -245,9 +245,9 @@ def test_figures_over_all_items_use_the_number_of_ranked_items(sized_log: Path) 
     changes = {"data": {"length": "all"}, "feedback": {"like": "sum"}}
     config = validate_cascade(content(sized_log, **changes))
     log = ImpressionLog.load(sized_log)
-    loader = train_cascade.make_loader(log, config, "test")
+    loader = cascade_loaders.make_loader(log, config, "test")
     cascade = make_cascade(config, log.features)
-    found = train_cascade.measure(cascade, loader, config)
+    found = measure_cascade.measure(cascade, loader, config)
     assert [name for name in found.values if not name.endswith("value")] == config.metrics
     assert "retrieval/recall" in found.values
     assert not {"retrieval/ndcg", "ranking/recall", "ranking/ndcg"} & set(found.values)

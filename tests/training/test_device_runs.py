@@ -90,7 +90,11 @@ def test_an_interrupted_run_on_a_device_ends_as_one_on_the_cpu(kind: str, tmp_pa
 
 @pytest.mark.parametrize("name", names("objective"))
 def test_one_step_of_every_objective_and_model(name: str, liked: Path, tmp_path: Path) -> None:
-    models = ({"kind": "mlp", "batch_norm": True}, {"kind": "two_tower"}, {"kind": "din", "attention": 4})
+    models: list[dict[str, Any]] = [
+        {"kind": "mlp", "batch_norm": True},
+        {"kind": "two_tower"},
+        {"kind": "din", "attention": 4},
+    ]
     stages = [
         {"name": f"stage{place}", "quota": 6 - 2 * place, "model": {"hidden": [8], "dim": 4, **model}}
         for place, model in enumerate(models)

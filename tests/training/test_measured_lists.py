@@ -13,11 +13,13 @@ from rankfall.data import ImpressionLoader
 from rankfall.studies.compare import compare_methods
 from rankfall.studies.comparison_plan import ComparisonConfig
 from rankfall.studies.evaluate import evaluate_run
+from rankfall.training.cascade_loaders import measuring_loader
 from rankfall.training.cascade_metrics import ground_truth
 from rankfall.training.config.cascade_config import validate_cascade
 from rankfall.training.distributed.group import Group
+from rankfall.training.measure_cascade import measure
 from rankfall.training.measured_lists import production_left, short_lists
-from rankfall.training.train_cascade import load_run, measure, measuring_loader, train
+from rankfall.training.train_cascade import load_run, train
 from support.cascades import content, liked_log
 from support.command_line import run
 from support.logs import DAYS, ITEMS, random_log, spec

@@ -26,6 +26,7 @@ from rankfall.studies.comparison_plan import ComparisonConfig, make_plan
 from rankfall.studies.evaluate import evaluate_run
 from rankfall.studies.method_config import validated
 from rankfall.training.build_cascade import make_objective
+from rankfall.training.cascade_loaders import make_loader
 from rankfall.training.cascade_metrics import (
     ground_truth,
     higher_is_better,
@@ -37,9 +38,10 @@ from rankfall.training.config.cascade_config import CascadeConfig, validate_casc
 from rankfall.training.config.cascade_metric_names import with_one_name
 from rankfall.training.config.overrides import set_option
 from rankfall.training.learner import clip_gradients
+from rankfall.training.measure_cascade import measure
 from rankfall.training.run_directory import TrainingError
 from rankfall.training.scored_batch import ScoredBatch
-from rankfall.training.train_cascade import load_run, make_loader, measure, train
+from rankfall.training.train_cascade import load_run, train
 from support.cascades import content, liked_log
 from support.logs import DAYS, item_columns, random_day, write_log
 
@@ -561,6 +563,7 @@ def test_runs_with_full_labels_keep_their_names(funnel_log: Path, tmp_path: Path
     settings = funnel_content(funnel_log, None) | {"methods": {"one": {}}}
     plan = make_plan(validated(ComparisonConfig, settings, "comparison"), tmp_path)
     [[run]] = plan.trials().values()
+    later = {"validate_every", "device", "precision", "compile"}
     content = run.config.model_dump(
         mode="json",
         exclude={
@@ -569,11 +572,23 @@ def test_runs_with_full_labels_keep_their_names(funnel_log: Path, tmp_path: Path
             "stage_metrics": True,
             "weight": True,  # neither did this key
             "feedback": True,
-            "training": {"checkpoint_every", "keep", "track", "mlflow", "validate_every"},  # nor did the last one
+            "training": {"checkpoint_every", "keep", "track", "mlflow", *later},
         },
     )
     text = json.dumps([content, plan.data_checksum], sort_keys=True)
     assert run.directory.name == f"fs_ranknet-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def test_names_of_runs_do_not_depend_on_the_device(funnel_log: Path, tmp_path: Path) -> None:
+    def name(**training: Any) -> str:
+        settings = funnel_content(funnel_log, None) | {"methods": {"one": {}}}
+        settings["training"] = settings.get("training", {}) | training
+        plan = make_plan(validated(ComparisonConfig, settings, "comparison"), tmp_path)
+        [[run]] = plan.trials().values()
+        return run.directory.name
+
+    assert name(device="cuda:1", compile=True) == name(device="cpu") == name()
+    assert name(precision="bfloat16") != name()
 
 
 # --- comparisons ------------------------------------------------------------------------------------------------

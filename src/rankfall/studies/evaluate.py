@@ -15,11 +15,11 @@ from rankfall.studies.stage_scores import collect_scores
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.evaluation_overrides import with_evaluation_overrides
 from rankfall.training.evaluation import Evaluation, evaluate
+from rankfall.training.measure_cascade import scorer_for
 from rankfall.training.methods import CascadeMethod, method_of
 from rankfall.training.per_list_table import values_table
 from rankfall.training.run_directory import CONFIG, DATA, read_config, read_config_as, read_json
 from rankfall.training.scoring import measure, score
-from rankfall.training.train_cascade import scorer_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

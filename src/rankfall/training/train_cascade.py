@@ -2,71 +2,64 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import warnings
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, get_args
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
 
-from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError
 from rankfall.cascade import Cascade
-from rankfall.data import ImpressionLoader, ImpressionLog
 from rankfall.data.impressions.compatibility import encoding_signature
 from rankfall.models.scorer import GradeScorer
 from rankfall.objectives import BCE, Objective
-from rankfall.training.all_items import AllItemsScorer
 from rankfall.training.build_cascade import (
     Optimizers,
     check_kept,
     check_objective,
-    check_quotas,
     make_cascade,
     make_objective,
     with_depths,
 )
-from rankfall.training.cascade_metrics import JOINT_VALUE, MeasuredFunnel, measure_lists
+from rankfall.training.cascade_loaders import check_days, checksums, load_log, make_loader
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.overrides import dump_absolute
-from rankfall.training.config.sections import Role
-from rankfall.training.device import CPU, device_of, moved, placement_of
+from rankfall.training.device import CPU, moved, placement_of
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.divergence_hints import divergence_hints, temperature_hints
 from rankfall.training.item_weights import item_weights
 from rankfall.training.label_checks import check_training_labels
 from rankfall.training.learner import Learner, Loader
 from rankfall.training.loop import Loop, finished, train_in
+from rankfall.training.measure_cascade import means_of, measure
 from rankfall.training.model_checks import check_models, first_impressions
 from rankfall.training.own_parts import component_files, sources_of
-from rankfall.training.propensity_weights import PropensityWeights, curve_checksum
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as
-from rankfall.training.scored_batch import ScoredBatch
 from rankfall.training.seeding import seeded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
     from pathlib import Path
     from typing import Literal
 
     import pyarrow as pa
     from torch import Tensor
 
-    from rankfall.data.impressions.loader import Impressions, ItemFirstSeen
+    from rankfall.data import ImpressionLog
+    from rankfall.data.impressions.loader import Impressions
     from rankfall.training.build_cascade import BuiltObjective
-    from rankfall.training.config.cascade_config import LogConfig
     from rankfall.training.device import Placement
     from rankfall.training.distributed.group import Group
     from rankfall.training.item_weights import ItemWeights
     from rankfall.training.learner import Position
     from rankfall.training.loop import OnNotice, Progress
+    from rankfall.training.propensity_weights import PropensityWeights
     from rankfall.training.run_directory import TrainResult
-    from rankfall.training.scored_batch import ScoreBatch
 
 REQUESTS_SHOWN = 5
 
@@ -333,172 +326,7 @@ class LogLearner(CascadeLearner):
         return means
 
 
-# --- data, objective and finished runs ----------------------------------------------------------------------------
-
-
-def load_log(config: LogConfig) -> ImpressionLog:
-    """Open the log of a configuration."""
-    try:
-        return ImpressionLog.load(config.path)
-    except ValueError as error:
-        raise ConfigError(f"data.{error}") from None
-
-
-def make_loader(
-    log: ImpressionLog, config: CascadeConfig, role: Role, group: Group = ALONE, *, pin_memory: bool = False
-) -> ImpressionLoader:
-    """Return the loader of the days for one use: shuffled for training, else in the order of time.
-
-    Args:
-        log: The log.
-        config: Configuration of the cascade.
-        role: ``"train"``, ``"valid"`` or ``"test"``.
-        group: For training, each process loads its share of every batch.
-        pin_memory: For training, load batches into pinned memory.
-    """
-    days = config.data.days(role)
-    if not days:
-        raise ConfigError(f"data.{role}: found no day, expected some of {', '.join(log.days)}")
-    if role == "train":
-        return training_loader(log, config, days, group, pin_memory=pin_memory)
-    loader = measuring_loader(log, config, days)
-    check_quotas(config, loader)
-    return loader
-
-
-def training_loader(
-    log: ImpressionLog,
-    config: CascadeConfig,
-    days: Sequence[str],
-    group: Group = ALONE,
-    first_days: ItemFirstSeen | None = None,
-    *,
-    pin_memory: bool = False,
-) -> ImpressionLoader:
-    """Return a loader that shuffles days by the seed of the configuration, with its negatives and labels."""
-    settings, data = config.training, config.data
-    return ImpressionLoader(
-        log,
-        days,
-        batch=settings.batch,
-        seed=settings.seed,
-        window=max(settings.window, settings.batch),
-        negatives=data.negatives,
-        negatives_from=data.negatives_from,
-        first_days=first_days,
-        labels=data.labels,
-        rank=group.rank,
-        world=group.world,
-        pin_memory=pin_memory,
-    )
-
-
-def measuring_loader(
-    log: ImpressionLog, config: CascadeConfig, days: Sequence[str], first_days: ItemFirstSeen | None = None
-) -> ImpressionLoader:
-    """Return a loader of days in the order of time, with lists of the length that is measured.
-
-    Its grades are always the full-stage grades of the log, so that runs with different `data.labels` are comparable.
-    """
-    settings = config.training
-    check_feedback(config, log)
-    return ImpressionLoader(
-        log,
-        days,
-        batch=settings.batch,
-        window=max(settings.window, settings.batch),
-        shuffle=False,
-        length=config.data.length,
-        negatives_from=config.data.length_from,
-        first_days=first_days,
-    )
-
-
-def check_feedback(config: CascadeConfig, log: ImpressionLog) -> None:
-    """Refuse feedback that a log does not have."""
-    known = log.spec.feedback
-    unknown = [name for name in config.feedback if name not in known]
-    if unknown:
-        found = ", ".join(f"{name!r}{did_you_mean(name, known)}" for name in unknown)
-        raise ConfigError(f"feedback: found {found}; the feedback of {log.path} is {', '.join(known) or 'empty'}")
-
-
-def measure(
-    cascade: Cascade,
-    loader: ImpressionLoader,
-    config: CascadeConfig,
-    *,
-    on_batch: Callable[[int], None] = lambda count: None,
-    on_scored: Callable[[Impressions, ScoredBatch], None] = lambda loaded, scored: None,
-    group: Group = ALONE,
-) -> MeasuredFunnel:
-    """Return the metrics of each impression in evaluation mode, with what their intervals and figures need.
-
-    Args:
-        cascade: The cascade.
-        loader: Batches of impressions.
-        config: Configuration with the quotas and metrics.
-        on_batch: Called with the size of each batch.
-        on_scored: Called with each batch that this process scores, as it was loaded and as it was scored.
-        group: Processes that share the batches.
-    """
-    was_training = cascade.training
-    cascade.eval()
-    score = scorer_for(cascade, loader, config)
-
-    def scored(loaded: Impressions) -> ScoredBatch:
-        found = score(loaded)
-        on_scored(loaded, found)
-        return found
-
-    try:
-        return measure_lists(
-            scored,
-            loader,
-            names=cascade.names,
-            quotas=[stage.quota for stage in config.stages],
-            relevant=config.relevant,
-            further=config.stage_metrics,
-            feedback=config.feedback,
-            value=config.training.metric == JOINT_VALUE,
-            on_batch=on_batch,
-            group=group,
-        )
-    finally:
-        cascade.train(was_training)
-
-
-def scorer_of(cascade: Cascade) -> ScoreBatch:
-    """Return a function that scores the lists of a batch by all stages, on the device of the weights."""
-    device = device_of(cascade)
-
-    @torch.no_grad()
-    def score(batch: Impressions) -> ScoredBatch:
-        return ScoredBatch.of_lists(batch, [stage.cpu() for stage in cascade(moved(batch, device))])
-
-    return score
-
-
-def scorer_for(
-    cascade: Cascade, loader: ImpressionLoader, config: CascadeConfig, *, reach: int | None = None
-) -> ScoreBatch:
-    """Return a function that scores the batches of a loader: their own lists, or all items with ``data.length: all``.
-
-    Args:
-        cascade: The cascade, in evaluation mode.
-        loader: The loader of the batches.
-        config: Configuration with the quotas that are measured.
-        reach: With ``data.length: all``, the number of best items of the first stage in the lists; at least its quota.
-    """
-    if loader.length != "all":
-        return scorer_of(cascade)
-    quota = config.stages[0].quota
-    return AllItemsScorer(cascade, loader, reach=max(quota, reach or quota), device=device_of(cascade))
-
-
-def means_of(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the means over the impressions on which a metric is defined."""
-    return {name: float(value.nanmean()) for name, value in values.items()}
+# --- objective and finished runs ----------------------------------------------------------------------------------
 
 
 def load_run(
@@ -510,19 +338,6 @@ def load_run(
     if not path.exists():
         raise ValueError(f"{directory} has no {checkpoint} weights yet, expected {path}; train it with --resume")
     return config, Cascade.load(path, trust=trust).eval()
-
-
-def check_days(log: ImpressionLog, config: LogConfig) -> None:
-    """Refuse days that do not exist or have two uses."""
-    used: dict[str, str] = {}
-    for role in get_args(Role):
-        try:
-            days = log.choose(config.days(role))
-        except ValueError as error:
-            raise ConfigError(f"data.{role}: {str(error).removeprefix('days: ')}") from None
-        for day in days:
-            if used.setdefault(day.name, role) != role:
-                raise ConfigError(f"data: {day.name} is in {used[day.name]} and in {role}; a day has one use")
 
 
 def build_objective(log: ImpressionLog, config: CascadeConfig) -> BuiltObjective:
@@ -552,16 +367,3 @@ def _check_depths(log: ImpressionLog, config: CascadeConfig, objective: Objectiv
                     f"stages: with bce {stage.name} would train on items from depth {least} on, but the log's stages "
                     f"are {names}; give it a min_depth, or objective.min_depth=0 to train all stages on all items"
                 )
-
-
-def checksums(log: ImpressionLog, config: CascadeConfig) -> dict[str, str]:
-    """Return the checksums of everything that a training run reads."""
-    data, weight = config.data, config.weight
-    days = log.choose([*data.train, *data.valid])
-    found = {f"day {day.name}": day.manifest["sha256"] for day in days}
-    found["features"] = hashlib.sha256(json.dumps(log.manifest["features"], sort_keys=True).encode()).hexdigest()
-    if data.negatives or data.length is not None:
-        found["items"] = log.manifest["items"]["sha256"]
-    if weight is not None and weight.examination is not None:
-        found["examination"] = curve_checksum(weight.examination)
-    return found

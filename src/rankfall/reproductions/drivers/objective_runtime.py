@@ -18,11 +18,12 @@ from rankfall.reproductions.protocols import CASCADE_RATES, cascade_config, meth
 from rankfall.reproductions.task import Report, Sheet
 from rankfall.studies.comparison_plan import make_plan
 from rankfall.training.build_cascade import with_depths
+from rankfall.training.cascade_loaders import load_log
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.learner import Position
 from rankfall.training.seeding import seeded
-from rankfall.training.train_cascade import LogLearner, load_log
+from rankfall.training.train_cascade import LogLearner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,7 +20,8 @@ from rankfall.reproductions.published_table import TableResult, format_value, jo
 from rankfall.reproductions.task import Sheet
 from rankfall.studies.compare import higher_is_better
 from rankfall.studies.comparison_summary import Outcome, summarise
-from rankfall.training.train_cascade import load_run, make_loader
+from rankfall.training.cascade_loaders import make_loader
+from rankfall.training.train_cascade import load_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

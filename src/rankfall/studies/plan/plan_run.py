@@ -13,13 +13,13 @@ from rankfall.studies.evaluate import scores_of_run
 from rankfall.studies.plan.front import default_reach
 from rankfall.studies.plan.plan_quotas import plan_quotas
 from rankfall.studies.plan.plan_result import PLAN
+from rankfall.training.cascade_loaders import measuring_loader
 from rankfall.training.cascade_metrics import user_feature, user_numbers
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.evaluation_overrides import with_evaluation_overrides
 from rankfall.training.measured_lists import short_lists
 from rankfall.training.run_directory import read_config_as
 from rankfall.training.stage_figures import ListFigures
-from rankfall.training.train_cascade import measuring_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

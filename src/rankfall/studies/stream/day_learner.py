@@ -32,6 +32,7 @@ from rankfall.data.impressions.compatibility import check_compatible, encoding_s
 from rankfall.data.impressions.loader import ItemFirstSeen
 from rankfall.data.impressions.log import open_day
 from rankfall.training.build_cascade import check_kept, check_quotas, with_depths
+from rankfall.training.cascade_loaders import measuring_loader, training_loader
 from rankfall.training.config.component_checks import has_schedule
 from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.overrides import dump_absolute
@@ -40,6 +41,7 @@ from rankfall.training.device import placement_of
 from rankfall.training.item_weights import item_weights
 from rankfall.training.label_checks import check_training_labels
 from rankfall.training.loop import Loop, train_in
+from rankfall.training.measure_cascade import means_of, measure
 from rankfall.training.own_parts import check_same_code, component_files, own_code
 from rankfall.training.per_list_table import values_table
 from rankfall.training.propensity_weights import PropensityWeights
@@ -55,15 +57,7 @@ from rankfall.training.run_directory import (
     read_config,
 )
 from rankfall.training.seeding import seeded
-from rankfall.training.train_cascade import (
-    CascadeLearner,
-    Epoch,
-    build_objective,
-    means_of,
-    measure,
-    measuring_loader,
-    training_loader,
-)
+from rankfall.training.train_cascade import CascadeLearner, Epoch, build_objective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -30,6 +30,7 @@ from rankfall.studies.stream.day_ledger import LEDGER, DayLedger
 from rankfall.studies.stream.stream_config import RUNS, make_runs, scheduled
 from rankfall.studies.stream.stream_summary import measured_methods, measured_metrics, summarise_day, summarise_days
 from rankfall.studies.workers import Failure, run_tasks
+from rankfall.training.cascade_loaders import measuring_loader
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.measured_lists import short_lists
 from rankfall.training.run_directory import (
@@ -40,7 +41,6 @@ from rankfall.training.run_directory import (
     read_lines,
     read_result,
 )
-from rankfall.training.train_cascade import measuring_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

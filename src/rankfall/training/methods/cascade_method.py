@@ -15,7 +15,7 @@ from rankfall.models import Scorer
 from rankfall.models.build import describe_model
 from rankfall.models.embedding import UnknownIdError, address
 from rankfall.registry.stored_sources import changed, short_name
-from rankfall.training import train_cascade
+from rankfall.training import cascade_loaders, measure_cascade, train_cascade
 from rankfall.training.build_cascade import check_objective, make_objective, try_depths, with_depths
 from rankfall.training.cascade_metrics import JOINT, higher_is_better
 from rankfall.training.config.cascade_config import CascadeConfig
@@ -95,7 +95,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
 
     def list_warning(self) -> str | None:
         """Return a warning if the lists of the validation days are much shorter than the catalogue."""
-        return short_lists(train_cascade.make_loader(self.open_data(), self.config, "valid"))
+        return short_lists(cascade_loaders.make_loader(self.open_data(), self.config, "valid"))
 
     def _build_loss(self) -> None:
         built = make_objective(try_depths(self.config))
@@ -105,14 +105,14 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
 
     def open_data(self) -> ImpressionLog:
         """Open the impression log."""
-        return train_cascade.load_log(self.config.data)
+        return cascade_loaders.load_log(self.config.data)
 
     def check_splits(self, data: ImpressionLog) -> None:
         """Check that all days exist, and all logged stages that the configuration names."""
         config = self.config.data
         data.choose([*config.train, *config.valid, *config.test])
         with_depths(self.config, data.spec.stage_names)
-        train_cascade.check_feedback(self.config, data)
+        cascade_loaders.check_feedback(self.config, data)
 
     def fingerprint(self, data: ImpressionLog) -> str:
         """Return the checksum of the log."""
@@ -120,8 +120,8 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
 
     def checksums(self, data: ImpressionLog) -> dict[str, str]:
         """Check the days, and return the checksums of those of training and validation."""
-        train_cascade.check_days(data, self.config.data)
-        return train_cascade.checksums(data, self.config)
+        cascade_loaders.check_days(data, self.config.data)
+        return cascade_loaders.checksums(data, self.config)
 
     # --- a run --------------------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         opened = self.open_split(directory, split, data=data, on_notice=on_notice)
         lists = MeasuredLists(opened.loader, opened.config)
         with own_code(self.config), opened.refusing_new_ids():
-            measured = train_cascade.measure(
+            measured = measure_cascade.measure(
                 opened.cascade,
                 opened.loader,
                 opened.config,
@@ -182,7 +182,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
             raise ValueError(f"split: found {split!r}{meant}, expected one of {', '.join(roles)}, or a day of the log")
         days = config.data.days(cast("Role", split)) if split in roles else _chosen(log, split)
         config = config.model_copy(update={"data": config.data.model_copy(update={"test": days})})
-        return OpenedSplit(split, config, model, log, train_cascade.make_loader(log, config, "test"), notes)
+        return OpenedSplit(split, config, model, log, cascade_loaders.make_loader(log, config, "test"), notes)
 
 
 def _chosen(log: ImpressionLog, split: str) -> list[str]:
