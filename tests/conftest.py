@@ -18,6 +18,8 @@ import torch
 from _pytest.doctest import DoctestItem
 from hypothesis import settings
 
+from rankfall import register
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -33,6 +35,17 @@ Witnesses = dict[str, Counter[str]]  # for each function, the number of tests of
 LONGEST_GROUPS = ("ray", "torchrun", "forks", "bench serve", "page")
 
 _collected = pytest.StashKey[list[pytest.Item]]()
+
+
+@pytest.fixture(autouse=True)
+def _registered_components_are_forgotten() -> Iterator[None]:
+    """Components that a test or a page of the documentation registers do not reach other tests."""
+    before = {kind: set(register.registered(kind)) for kind in register.KINDS}
+    yield
+    for kind, names in before.items():
+        for name in set(register.registered(kind)) - names:
+            if not register.registered(kind)[name].is_builtin:
+                register.unregister(kind, name)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

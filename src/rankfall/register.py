@@ -75,7 +75,7 @@ class Registered:
         name = getattr(self.component, "__qualname__", repr(self.component))
         code = getattr(inspect.unwrap(self.component), "__code__", None)
         line = f":{code.co_firstlineno}" if code is not None else ""
-        return f"{self.component.__module__}.{name} ({self.file or 'no file'}{line})"
+        return f"{_module(self.component)}.{name} ({self.file or 'no file'}{line})"
 
     @property
     def is_builtin(self) -> bool:
@@ -217,7 +217,7 @@ def _check_unused(new: Registered) -> None:
 
 
 def _definition(one: Registered) -> tuple[str, str]:
-    return one.file or one.component.__module__, one.component.__qualname__
+    return one.file or _module(one.component), getattr(one.component, "__qualname__", repr(one.component))
 
 
 def _builtin_place(kind: Kind, name: str) -> str | None:
@@ -228,7 +228,11 @@ def _builtin_place(kind: Kind, name: str) -> str | None:
 
 def default_name(component: Callable[..., Any]) -> str:
     """Return the name of a function, or that of a class in snake case."""
-    return snake_case(component.__name__) if inspect.isclass(component) else component.__name__
+    if inspect.isclass(component):
+        return snake_case(component.__name__)
+    if not hasattr(component, "__name__"):
+        raise ValueError(f"register: found {component!r}, which has no name; give it one, as in register.loss('name')")
+    return str(component.__name__)
 
 
 def snake_case(name: str) -> str:
@@ -241,4 +245,9 @@ def snake_case(name: str) -> str:
 
 
 def _is_builtin(component: Callable[..., Any]) -> bool:
-    return getattr(component, "__module__", "").startswith(_PACKAGES)
+    return _module(component).startswith(_PACKAGES)
+
+
+def _module(component: Callable[..., Any]) -> str:
+    """Return the module of a component. Code that is executed from a text may have none."""
+    return getattr(component, "__module__", None) or "__main__"

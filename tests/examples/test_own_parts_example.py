@@ -23,6 +23,7 @@ from support.paths import ROOT
 from support.services import running
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 EXAMPLE = ROOT / "examples" / "own_parts"
@@ -72,6 +73,22 @@ def test_the_example_is_compared_exported_and_served(place: Path) -> None:
         assert answer.json["scores"] == pytest.approx(example["scores"], rel=1e-4)
 
 
+# --- the tutorial ---------------------------------------------------------------------------------------------------
+
+
+def test_the_tutorial_shows_its_files_and_runs(place: Path) -> None:
+    tutorial = ROOT / "docs" / "tutorials"
+    page = (tutorial / "own-model-and-objective.md").read_text()
+    for path in (tutorial / "own-parts").iterdir():
+        language = {".py": "python", ".yaml": "yaml"}[path.suffix]
+        assert f"```{language}\n{path.read_text()}```" in page, path.name
+        shutil.copy(path, place)
+    assert run("config", "show", "compare.yaml") == 0
+    assert run("compare", "compare.yaml", "seeds=[0]", "training.epochs=1", "--out", "comparison") == 0
+    result = json.loads((place / "comparison" / "comparison.json").read_text())
+    assert (result["failed"], len(result["methods"])) == ([], 3)
+
+
 # --- an installed package -------------------------------------------------------------------------------------------
 
 PROJECT = """
@@ -92,7 +109,7 @@ version = "1.0"
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A package with the components of the example as entry points, installed into a directory of the path."""
     package, site = tmp_path / "package", tmp_path / "site"
     (package / "toy_parts").mkdir(parents=True)

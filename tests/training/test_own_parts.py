@@ -7,11 +7,11 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from rankfall._files import checksum
 from rankfall._yaml_config import ConfigError
 from rankfall.cascade import Cascade
+from rankfall.models.build import tables_of
 from rankfall.registry.references import Source
 from rankfall.registry.stored_sources import SourceError, check_present
 from rankfall.studies.comparison_plan import check_comparison
@@ -122,6 +122,27 @@ def test_an_operator_of_ones_own_equals_the_built_in_that_it_calls(parts: Path, 
         train(cascade(log, parts, objective={"name": "lcron", "topk": {"name": operator, "tau": 5.0}}), tmp_path / name)
     own, ours = (json.loads((tmp_path / name / "metrics.jsonl").read_text()) for name in both)
     assert own["parts"] == pytest.approx(ours["parts"], rel=1e-5)  # ours is computed in log space
+
+
+def test_a_loss_without_weights_cannot_weight_items(parts: Path, log: Path, tmp_path: Path) -> None:
+    objective = {"name": "per_stage", "loss": {"name": f"{parts}:squared"}}
+    config = cascade(log, parts, objective=objective, weight={"of": "relevance"})
+    train(config, tmp_path / "run")
+    changed(parts, "mask=None, weight=None, margin", "mask=None, margin")
+    with pytest.raises(ConfigError, match="objective: weight: the loss has no parameter `weight`"):
+        train(config, tmp_path / "other")
+
+
+def test_a_first_stage_of_ones_own_scores_all_items(parts: Path, log: Path, tmp_path: Path) -> None:
+    config = cascade(log, parts)
+    config["stages"][0]["model"] = {"kind": f"{parts}:Tower"}
+    train(config, tmp_path / "run")
+    summary = evaluate_run(tmp_path / "run", overrides=["data.length=all"]).summary()
+    assert summary.lists is not None
+    assert summary.lists.all_items
+    assert 0 <= summary.metrics["joint_recall"] <= 1
+    own = f"stage_metrics=[{parts}:first@1]"  # overrides are the caller's, so that their code needs no trust
+    assert any("first@1" in name for name in evaluate_run(tmp_path / "run", overrides=[own]).summary().metrics)
 
 
 # --- code that changes or is missing --------------------------------------------------------------------------------
@@ -303,10 +324,8 @@ def test_shared_tables_of_own_models(parts: Path, log: Path, tmp_path: Path) -> 
     config["stages"][1]["model"]["width"] = 4
     train(config, tmp_path / "run")
     _, loaded = load_run(tmp_path / "run")
-    first, second = loaded.models.values()
-    tables = [model.embedding.tables["video"].weight for model in (first, second)]  # type: ignore[union-attr,operator,index]
-    assert tables[0] is tables[1]
-    assert isinstance(tables[0], torch.nn.Parameter)
+    first, second = (tables_of(model)["video"] for model in loaded.models.values())
+    assert first is second
 
 
 def test_own_code_error_is_a_value_error() -> None:

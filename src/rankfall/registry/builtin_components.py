@@ -81,7 +81,7 @@ def builtins(kind: Kind) -> Mapping[str, Builtin]:
 def place(kind: Kind, name: str) -> str | None:
     """Return the module and the name of a built-in component, or None if there is none of this name."""
     found = builtins(kind).get(name)
-    return found and f"{found.module}.{found.attribute}"
+    return None if found is None else f"{found.module}.{found.attribute}"
 
 
 def export_others(package: str, listed: list[str]) -> Callable[[str], object]:

@@ -85,6 +85,24 @@ def absolute(name: str) -> str:
     return f"{Path(place).expanduser().absolute().resolve()}:{attribute}"
 
 
+def absolute_references(content: Any) -> Any:
+    """Return the content of a configuration with absolute paths in the references to files, wherever they are.
+
+    Values of keys named ``metric`` are left out: they may begin with the name of a stage, which looks like a folder.
+
+    >>> absolute_references({"name": "softmax_loss", "k": 3})
+    {'name': 'softmax_loss', 'k': 3}
+    """
+    if isinstance(content, dict):
+        return {
+            key: one if str(key).rpartition(".")[2] == "metric" else absolute_references(one)
+            for key, one in content.items()
+        }
+    if isinstance(content, list):
+        return [absolute_references(one) for one in content]
+    return absolute(content) if isinstance(content, str) else content
+
+
 def resolve(kind: str, reference: str) -> object:
     """Import what a reference names.
 

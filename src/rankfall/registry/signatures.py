@@ -112,7 +112,12 @@ class Option:
 
     @property
     def part(self) -> Part | None:
-        """The kind of component that the option takes by name, or None if it takes a plain value."""
+        """The kind of component that the option takes by name, or None if it takes a plain value.
+
+        The annotation decides. An option without one that has the usual name of a component takes this component.
+        """
+        if self.annotation is REQUIRED:
+            return next((part for part in get_args(Part) if part == self.name), None)
         return part_of(self.annotation)
 
 

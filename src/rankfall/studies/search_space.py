@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from rankfall._yaml_config import ConfigError, Section, explain, read_source, shown
+from rankfall.registry.references import absolute_references
 from rankfall.training.config.load_config import TrainConfig, validate_any
 from rankfall.training.config.overrides import apply_overrides, set_option, with_absolute_path
 from rankfall.training.config.sections import Count
@@ -154,7 +155,7 @@ class Search:
             key: one.model_dump(exclude_defaults=True) if isinstance(one, Range) else one.ends
             for key, one in self.space.items()
         }
-        return with_absolute_path(self.content) | {"search": space, "trials": self.trials}
+        return with_absolute_path(self.content) | {"search": absolute_references(space), "trials": self.trials}
 
     def check(self) -> None:
         """Raise for values that no configuration allows, and for values that change the measurement."""

@@ -102,7 +102,12 @@ def make_objective(config: CascadeConfig) -> BuiltObjective:
 
 
 def check_objective(
-    objective: Objective, temperatures: Sequence[Temperature], *, stages: int, classifies: bool = False
+    objective: Objective,
+    temperatures: Sequence[Temperature],
+    *,
+    stages: int,
+    classifies: bool = False,
+    weighted: bool = False,
 ) -> None:
     """Call an objective on one impression, so that it refuses options that do not fit each other before training.
 
@@ -111,6 +116,7 @@ def check_objective(
         temperatures: Temperatures in it that follow a schedule.
         stages: Number of stages of the cascade.
         classifies: Whether the objective takes logits of the label grades instead of scores.
+        weighted: Whether items have weights.
 
     Raises:
         ConfigError: If the objective refuses its options, or was built for another number of stages.
@@ -122,7 +128,12 @@ def check_objective(
     scores = [torch.zeros(1, 3, 3) if classifies else torch.tensor([[0.0, 1.0, 2.0]])] * stages
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            objective(scores, torch.tensor([[2.0, 1.0, 0.0]]), depth=torch.tensor([[2, 1, 0]]))
+            objective(
+                scores,
+                torch.tensor([[2.0, 1.0, 0.0]]),
+                depth=torch.tensor([[2, 1, 0]]),
+                weight=torch.ones(1, 3) if weighted else None,
+            )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"objective: {error}") from None
 

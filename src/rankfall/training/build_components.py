@@ -63,9 +63,15 @@ class _LossFunction(nn.Module):
     def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()
         self.function = function
+        parameters = inspect.signature(function).parameters.values()
+        self.takes_weight = any(one.name == "weight" or one.kind is one.VAR_KEYWORD for one in parameters)
 
     def forward(self, scores: Tensor, labels: Tensor, *, mask: Tensor, weight: Tensor | None = None) -> Tensor:
-        return self.function(scores, labels, mask=mask, **({} if weight is None else {"weight": weight}))
+        if weight is None:
+            return self.function(scores, labels, mask=mask)
+        if not self.takes_weight:
+            raise ValueError("weight: the loss has no parameter `weight`, so that items cannot have weights")
+        return self.function(scores, labels, mask=mask, weight=weight)
 
 
 def check_loss(loss: nn.Module, config: LossConfig) -> None:

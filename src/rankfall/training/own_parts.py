@@ -68,9 +68,9 @@ def _named(content: Mapping[str, Any], is_cascade: bool) -> list[Named]:
         ]
     if "loss" not in content:  # a baseline
         return _own_metrics(content.get("metrics", ()))
-    model = content["model"]["kind"]
+    own_models = [kind for kind in [content["model"]["kind"]] if kind not in ("mlp", "linear")]
     return [
-        *([("model", model)] if model not in ("mlp", "linear") else []),
+        *(("model", kind) for kind in own_models),
         ("loss", content["loss"]["name"]),
         *_in_options("loss", content["loss"]),
         *_own_metrics([*content["metrics"], content["training"]["metric"]]),
@@ -176,7 +176,8 @@ def own_code(config: BaseModel, *, trains: bool = False) -> Generator[None]:
             raise
         if (place := _place(error, sources)) is not None:
             component, text = place
-            raise OwnCodeError(f"{component}: {type(error).__name__}: {error} {text}") from error
+            said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise OwnCodeError(f"{component}: {said} {text}") from error
         # an error of ours about one that users' code raised
         for cause in _chain(error):
             if (place := _place(cause, sources)) is not None:

@@ -351,7 +351,12 @@ def build_objective(log: ImpressionLog, config: CascadeConfig) -> BuiltObjective
         ConfigError: If the objective refuses its options, or would train a stage on no item of the log.
     """
     built = make_objective(config)
-    check_objective(*built, stages=len(config.stages), classifies=config.objective.classifies)
+    check_objective(
+        *built,
+        stages=len(config.stages),
+        classifies=config.objective.classifies,
+        weighted=config.weight is not None,
+    )
     _check_depths(log, config, built[0])
     return built
 

@@ -27,6 +27,7 @@ import faiss
 import rankfall.serving.export.export_run as running
 import rankfall.serving.export.onnx_graphs as graphs
 import rankfall.serving.export.write_bundle as writing
+from rankfall.cascade import Stage
 from rankfall.data import ImpressionLoader
 from rankfall.data.impressions.encoding import Encoding
 from rankfall.data.impressions.log import ImpressionLog

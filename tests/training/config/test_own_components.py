@@ -12,6 +12,7 @@ import yaml
 from rankfall._yaml_config import ConfigError, dump
 from rankfall.training.config.component_checks import without_imports
 from rankfall.training.config.load_config import load_config, validate_any
+from rankfall.training.config.overrides import with_absolute_path
 from support.own_components import here as here
 from support.own_components import write
 
@@ -93,6 +94,22 @@ def test_references_to_files_become_absolute(own: Path) -> None:
     for config in (ranker, cascade):
         (own / "config.yaml").write_text(dump(config))
         assert load_config(own / "config.yaml") == config
+
+
+def test_written_configurations_have_absolute_references(own: Path) -> None:
+    content = CASCADE | {
+        "training": {"metric": "ranking/own.py:gain@0.5"},
+        "methods": {"own": {"objective": {"name": "./own.py:Objective"}}, "bce": {"objective": {"name": "bce"}}},
+    }
+    written = with_absolute_path(content)
+    assert written["methods"]["own"] == {"objective": {"name": f"{own}/own.py:Objective"}}
+    assert written["methods"]["bce"] == {"objective": {"name": "bce"}}
+    assert written["stage_metrics"] == [f"{own}/own.py:gain@0.5"]
+    assert written["training"]["metric"] == f"ranking/{own}/own.py:gain@0.5"
+    assert with_absolute_path(written) == written
+    assert with_absolute_path(RANKER | {"training": {"metric": "a/own.py:gain@1"}})["training"]["metric"] == (
+        f"{own}/a/own.py:gain@1"
+    )
 
 
 @pytest.mark.parametrize(

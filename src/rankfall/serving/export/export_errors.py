@@ -59,8 +59,7 @@ def _operation(text: str) -> str | None:
 def _line_of(operation: str, trace: Callable[[], Any], file: str) -> str | None:
     """Return the line of a file from which an operation of a model comes, if torch knows it."""
     try:
-        program = trace()
-        nodes = [*program.graph.nodes, *program.run_decompositions().graph.nodes]
+        nodes = trace().graph.nodes
     except Exception:  # the error itself is reported without a line
         return None
     word = operation.rpartition(".")[2].lstrip("_")

@@ -28,7 +28,7 @@ from pydantic import (
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import OptionError, Section, shown
 from rankfall.registry.metric_names import forms, split_cutoffs, unknown_metric
-from rankfall.registry.references import is_reference
+from rankfall.registry.references import absolute, absolute_references, is_reference
 from rankfall.training.config.cascade_metric_names import (
     JOINT,
     JOINT_VALUE,
@@ -42,8 +42,6 @@ from rankfall.training.config.cascade_metric_names import (
     split_stage,
 )
 from rankfall.training.config.component_checks import (
-    absolute_metric,
-    absolute_references,
     check_metric,
     check_model,
     check_objective,
@@ -206,7 +204,7 @@ def _is_cascade_metric(name: str) -> str:
             "STAGE/alone/ndcg), joint_value, or joint/FEEDBACK"
         )
     stage, metric = split_stage(measured_name(name))
-    return f"{stage}/{absolute_metric(metric)}" if stage else metric
+    return f"{stage}/{absolute(metric)}" if stage else metric
 
 
 def _is_stage_metric(name: str) -> str:

@@ -89,22 +89,12 @@ def check_metric(name: str) -> str:
     Raises:
         ValueError: If no metric has the name, or its cutoffs do not fit.
     """
-    name = absolute_metric(name)
+    name = absolute(name)
     word, _ = split_cutoffs(name)
     if not _imports_allowed("metric", word):
         return name
     parse_name(name)
     return name
-
-
-def absolute_metric(name: str) -> str:
-    """Return the name of a metric with the absolute path of its file, if it has one.
-
-    >>> absolute_metric("ndcg@10")
-    'ndcg@10'
-    """
-    word, cutoffs = split_cutoffs(name)
-    return "@".join((absolute(word), *cutoffs))
 
 
 def read_schedule(name: str, value: Mapping[str, Any]) -> Schedule:
@@ -207,19 +197,6 @@ def is_own(kind: Kind, name: str) -> bool:
     return not registry.is_builtin(kind, name) and (is_reference(name) or registry.is_known(kind, name))
 
 
-def absolute_references(value: Any) -> Any:
-    """Return the content of a section with absolute paths in references to files.
-
-    >>> absolute_references({"name": "softmax_loss", "k": 3})
-    {'name': 'softmax_loss', 'k': 3}
-    """
-    if isinstance(value, dict):
-        return {key: absolute_references(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [absolute_references(one) for one in value]
-    return absolute(value) if isinstance(value, str) else value
-
-
 # --- names and values ---------------------------------------------------------------------------------------------
 
 
@@ -303,6 +280,8 @@ _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 def _may_be_none(option: Option) -> bool:
     """Return whether an option that takes a component may be left empty."""
+    if option.given is None:
+        return True
     if isinstance(option.annotation, str):
         return re.search(r"\bNone\b|\bOptional\b", option.annotation) is not None
     return type(None) in get_args(option.annotation)

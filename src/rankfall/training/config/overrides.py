@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankfall._yaml_config import ConfigError, Section, parse_yaml, shown, to_yaml
-from rankfall.registry.references import absolute as absolute_reference
+from rankfall.registry.references import absolute, absolute_references, is_file_reference
+from rankfall.training.config.cascade_metric_names import split_stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -75,26 +76,17 @@ def dump_absolute(config: Section) -> str:
 
 
 def with_absolute_path(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a configuration's mapping with absolute paths of data, examination curve and own components."""
-    absolute = set_option(content, "data.path", str(Path(content["data"]["path"]).absolute()))
-    absolute = {key: _with_absolute_references(value, key) for key, value in absolute.items()}
+    """Return a copy of a configuration's mapping with absolute paths of data, of the examination curve and of code."""
+    changed = set_option(absolute_references(dict(content)), "data.path", str(Path(content["data"]["path"]).absolute()))
     weight = content.get("weight")
     curve = weight.get("examination") if isinstance(weight, dict) else None
-    return set_option(absolute, "weight.examination", str(Path(curve).absolute())) if curve else absolute
-
-
-_WITHOUT_COMPONENTS = ("data", "weight", "optimizer", "against", "folds", "feedback", "share")
-
-
-def _with_absolute_references(value: Any, key: str) -> Any:
-    """Return a value in which the files of users' components have absolute paths."""
-    if key in _WITHOUT_COMPONENTS:
-        return value
-    if isinstance(value, dict):
-        return {name: _with_absolute_references(one, name) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_with_absolute_references(one, "") for one in value]
-    return absolute_reference(value) if isinstance(value, str) else value
+    if curve:
+        changed = set_option(changed, "weight.examination", str(Path(curve).absolute()))
+    metric = (content.get("training") or {}).get("metric")
+    if isinstance(metric, str) and is_file_reference(metric):
+        stage, own = split_stage(metric) if content.get("stages") else ("", metric)
+        changed = set_option(changed, "training.metric", f"{stage}/{absolute(own)}" if stage else absolute(own))
+    return changed
 
 
 def _merge(base: Mapping[str, Any], changes: Mapping[str, Any], section: str) -> dict[str, Any]:

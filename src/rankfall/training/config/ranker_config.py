@@ -19,8 +19,8 @@ from pydantic import (
 
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import KIND, OptionError, Section
+from rankfall.registry.references import absolute_references
 from rankfall.training.config.component_checks import (
-    absolute_references,
     check_loss,
     check_metric,
     check_model,

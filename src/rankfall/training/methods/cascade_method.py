@@ -99,7 +99,12 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
 
     def _build_loss(self) -> None:
         built = make_objective(try_depths(self.config))
-        check_objective(*built, stages=len(self.config.stages), classifies=self.config.objective.classifies)
+        check_objective(
+            *built,
+            stages=len(self.config.stages),
+            classifies=self.config.objective.classifies,
+            weighted=self.config.weight is not None,
+        )
 
     # --- data ---------------------------------------------------------------------------------------------------
 

@@ -737,7 +737,7 @@ def test_the_thread_ends_when_the_pass_does(log: ImpressionLog) -> None:
     iterator = iter(loader)
     next(iterator)
     assert len(loader_threads()) == 1
-    iterator.close()  # type: ignore[attr-defined]
+    iterator.close()
     assert not loader_threads()
     others = [iter(loader) for _ in range(3)]
     assert [len(next(other)) for other in others] == [2, 2, 2]
