@@ -61,8 +61,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = re.sub(r"\]\((?:\.\./)+(CONTRIBUTING|CHANGELOG)\.md", _link_to_file, markdown)
     if not page.file.src_uri.startswith("notebooks/"):
         markdown = re.sub(r"(\]\([^)\s]*notebooks/[\w-]+)\.ipynb\)", r"\1.md)", markdown)
+    directory = (Path(config.docs_dir) / page.file.src_uri).parent
+    markdown = re.sub(r"(\[[^\]]+\])\(([^)\s:]+/)\)", lambda found: _files_of(directory, *found.groups()), markdown)
     markdown = re.sub(r"\[([^\]]+)\]\((?:\.\./)+(?:experiments|examples|src|tests)/[^)]*\)", r"\1", markdown)
     return markdown.replace(_COMMANDS, commands.commands_page()) if _COMMANDS in markdown else markdown
+
+
+def _files_of(directory: Path, text: str, link: str) -> str:
+    """Return a link to a directory, which the site does not list, as links to its files."""
+    names = sorted(path.name for path in (directory / link).glob("*.*"))
+    return f"{text[1:-1]} ({', '.join(f'[{name}]({link}{name})' for name in names)})"
 
 
 def _link_to_file(found: re.Match[str]) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,7 +25,6 @@ from support.paths import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.xdist_group("docs")  # they share one training run
 
@@ -144,7 +145,8 @@ def marked(page: Path) -> Any:
 
 @pytest.mark.parametrize("page", [marked(page) for page in pages() if runnable(page)])
 def test_blocks_run_in_order(page: Path, example_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare_directory(page, tmp_path, example_files)
+    if page.parent.name != "tutorials":  # a tutorial makes everything itself
+        shutil.copytree(example_files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for block in runnable(page):
@@ -158,22 +160,15 @@ def test_blocks_run_in_order(page: Path, example_files: Path, tmp_path: Path, mo
         assert names["inclusion"].sum(-1).tolist() == pytest.approx([20.0] * 32, abs=1e-3)
 
 
-def prepare_directory(page: Path, directory: Path, examples: Path) -> None:
-    """Fill the directory in which a page runs; a tutorial makes everything itself from the files beside it."""
-    tutorial = {"letor-comparison": "letor", "own-log": "own-log"}.get(page.stem)
-    if tutorial:
-        shutil.copytree(ROOT / "docs" / "tutorials" / tutorial, directory, dirs_exist_ok=True)
-        script = next(directory.glob("make_*.py"))
-        subprocess.run([sys.executable, script.name, "shop.csv"], cwd=directory, check=True, timeout=60)
-    elif page.parent.name != "tutorials":
-        shutil.copytree(examples, directory, dirs_exist_ok=True)
-
-
 def execute(line: str, where: str) -> None:
     """Run one command: those of rankfall in this process, others in a shell."""
+    if copied := re.match(r"cp -r (docs/\S+) (\S+) && cd \2$", line):  # files of a tutorial, into an empty directory
+        shutil.copytree(ROOT / copied[1], ".", dirs_exist_ok=True)
+        return
     words = rankfall_words(line)
     if words is None:
-        subprocess.run(["bash", "-ec", line], check=True, timeout=60)
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        subprocess.run(["bash", "-ec", line], check=True, timeout=60, env=os.environ | {"PATH": path})
         return
     if not {"--append", "--resume"} & set(words):
         shutil.rmtree(output(words), ignore_errors=True)  # pages show alternatives with the same output
