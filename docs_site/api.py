@@ -29,11 +29,7 @@ MODULES = {
 
 def pages() -> dict[str, str]:
     """Return the pages of all public modules by their paths."""
-    return {
-        f"reference/api/{module.rpartition('.')[2]}.md": _page(module, title)
-        for module, title in MODULES.items()
-        if _file(module).exists()
-    }
+    return {f"reference/api/{module.rpartition('.')[2]}.md": _page(module, title) for module, title in MODULES.items()}
 
 
 def _file(module: str) -> Path:

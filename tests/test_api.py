@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import json
 import os
@@ -32,6 +33,7 @@ from rankfall.training.config.overrides import apply_overrides
 from support.bundles import platform_bundle, platform_run
 from support.cascades import content, liked_log
 from support.command_line import run as command
+from support.paths import ROOT
 from support.planted import config_for, planted_text
 from support.results import compared, streamed
 
@@ -88,6 +90,48 @@ def test_the_api_is_listed_and_imported_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_documentation_imports_public_names_only() -> None:
+    fence = re.compile(r"^ *```python\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    blocks = [block for page in pages for block in fence.findall(page.read_text(encoding="utf-8"))]
+    imported = [
+        name
+        for block in blocks
+        for node in ast.walk(ast.parse(block))
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [one.name for one in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
+    ]
+    assert imported.count("rankfall") > 5
+    public = {"rankfall", "rankfall.serving", *(f"rankfall.{name}" for name in rf.__all__)}
+    assert {name for name in imported if name.startswith("rankfall")} <= public
+
+
+def test_mistakes_are_found_before_torch_is_imported(config: dict[str, Any]) -> None:
+    wrong = config | {"objective": {"name": "lcorn"}}
+    methods = {"methods": {"a": {"objective": {"name": "lcorn"}}}}
+    days = {"data": {"path": config["data"]["path"]}, "training": {}}
+    calls = {
+        "train": wrong,
+        "tune": wrong | {"search": {"optimizer.lr": [0.1, 0.2]}},
+        "compare": config | methods,
+        "stream": config | days | methods,
+    }
+    program = (
+        f"import sys, rankfall as rf\nfor name, config in {calls!r}.items():\n"
+        "    try: getattr(rf, name)(config, 'out')\n"
+        "    except rf.ConfigError as error: assert \"found 'lcorn', did you mean 'lcron'\" in str(error)\n"
+        "    else: raise AssertionError(name)\n"
+        "print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 # --- configurations -----------------------------------------------------------------------------------------------
@@ -337,7 +381,7 @@ def test_prepare_letor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     expected = printed(capsys, "prepare", "letor", f"S1={file}", "--log1p", "--out", tmp_path / "other")
     assert result.manifest["splits"] == expected["splits"]
     assert result.to_polars()["lists"].to_list() == [3]
-    assert list(result.open()) == ["S1"]  # type: ignore[call-overload]
+    assert list(result.open()) == ["S1"]  # type: ignore[arg-type]
 
 
 def test_reproduce(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

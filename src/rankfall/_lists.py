@@ -95,7 +95,7 @@ def _check_pair(
     infinite: bool = False,
     names: tuple[str, str] = ("scores", "labels"),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    check_shape(names[1], labels, scores.shape, of=names[0])
+    check_like(names[1], labels, scores, of=names[0])
     if labels.is_complex():
         raise ValueError(f"{names[1]} must be real numbers, got {labels.dtype}")
     _check_mask(mask, scores)
@@ -139,6 +139,18 @@ def check_shape(name: str, tensor: Tensor, shape: torch.Size, *, of: str = "scor
         raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
     if tensor.shape != shape:
         raise ValueError(f"{name} must have the shape of {of}, {tuple(shape)}, got {tuple(tensor.shape)}")
+
+
+def check_device(name: str, tensor: Tensor, like: Tensor, *, of: str = "scores") -> None:
+    """Raise an error unless `tensor` is on the device of `like`, the argument named `of`."""
+    if tensor.device != like.device:
+        raise ValueError(f"{name} must be on the device of {of}, {like.device}, got {tensor.device}")
+
+
+def check_like(name: str, tensor: Tensor, like: Tensor, *, of: str = "scores") -> None:
+    """Raise an error unless `tensor` is a tensor of the shape and on the device of `like`, the argument named `of`."""
+    check_shape(name, tensor, like.shape, of=of)
+    check_device(name, tensor, like, of=of)
 
 
 def check_count(name: str, value: int) -> int:
@@ -190,7 +202,7 @@ def _check_float(name: str, tensor: Tensor) -> None:
 def _check_mask(mask: Tensor | None, scores: Tensor) -> None:
     if mask is None:
         return
-    check_shape("mask", mask, scores.shape)
+    check_like("mask", mask, scores)
     if mask.dtype != torch.bool:
         raise ValueError(f"mask must be boolean (True = real item), got {mask.dtype}")
 
@@ -299,6 +311,7 @@ def item_weight(weight: Tensor | None, scores: Tensor, mask: Tensor) -> Tensor |
         return None
     if not isinstance(weight, Tensor):
         raise TypeError(f"weight must be a torch.Tensor, got {type(weight).__name__}")
+    check_device("weight", weight, scores)
     if weight.shape == scores.shape:
         weight = weight.detach().to(scores.dtype).masked_fill(~mask, 0.0)
         check_values("weight", weight)

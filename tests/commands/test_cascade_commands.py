@@ -181,6 +181,14 @@ def test_training_days_are_evaluated_in_file_order(config: Path, tmp_path: Path)
     assert by_role.equals(by_name)
 
 
+def test_a_split_that_does_not_exist_is_called_a_split(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("evaluate", str(trained), "--split", "1999-01-01") == 1
+    printed = message(capsys)
+    assert "split: found '1999-01-01', expected train, valid, test of the configuration, or days of the log" in printed
+    assert f"has no day '1999-01-01'; it has {', '.join(DAYS)}" in printed
+    assert "days:" not in printed
+
+
 # --- other logs ---------------------------------------------------------------------------------------------------
 
 

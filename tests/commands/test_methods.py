@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,7 +15,12 @@ from rankfall.metrics.named import forms
 from rankfall.registry import names
 from rankfall.training.config.cascade_metric_names import METRICS_OF_CASCADES
 from support.command_line import run
+from support.own_components import here as here
+from support.own_components import write
 from support.paths import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_methods_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,6 +145,81 @@ def test_metrics_of_cascades_are_explained(name: str, form: str, capsys: pytest.
 def test_an_unknown_method_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("methods", "lcorn") == 2
     assert "did you mean 'lcron'" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+# --- components of users ------------------------------------------------------------------------------------------
+
+OWN = """
+    import rankfall as rf
+    from rankfall.option_types import NotNegative
+
+    def focal(scores, labels, *, mask=None, weight=None, gamma: NotNegative = 2.0):
+        '''Binary cross entropy with less weight on [easy] items (Burges 2010).
+
+        Use it for rare labels.
+
+        Args:
+            gamma: Exponent of the weight.
+        '''
+
+    @rf.register.metric(higher_is_better=False)
+    def own_cost(scores, labels, *, p: float, depth: int = 3, mask=None): ...
+
+    class Tower(rf.models.Scorer):
+        def __init__(self, features, *, width: int = 8): ...
+"""
+
+
+def test_a_reference_is_explained(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(here / "own.py", OWN)
+    assert run("methods", "./own.py:focal", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["name"], found["kind"], found["config"]) == ("focal", "loss", "./own.py:focal")
+    assert found["place"] == str((here / "own.py").resolve())
+    assert found["options"] == [
+        {"name": "gamma", "needed": False, "meaning": "Exponent of the weight.", "default": 2.0}
+    ]
+    assert found["text"] == ["Use it for rare labels."]
+    assert run("methods", "own:focal") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "focal (loss, in configurations own:focal): Binary cross entropy with less weight on [easy] items" in printed
+    assert "From RankNet to LambdaRank to LambdaMART" in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "names"),
+    [
+        ("own.py:own_cost", "metric", ["own.py:own_cost@p", "own.py:own_cost@p@depth"]),
+        ("own.py:own_cost@0.5", "metric", ["own.py:own_cost@p", "own.py:own_cost@p@depth"]),
+        ("own.py:Tower", "model", []),
+    ],
+)
+def test_the_kind_of_a_reference(
+    here: Path, capsys: pytest.CaptureFixture[str], name: str, kind: str, names: list[str]
+) -> None:
+    write(here / "own.py", OWN)
+    assert run("methods", name, "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["kind"], found["names"]) == (kind, names)
+
+
+def test_registered_components_are_listed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(here / "own.py", OWN)
+    assert run("methods", "own.py:own_cost", "--json") == 0  # imports the file, which registers it
+    capsys.readouterr()
+    assert run("methods", "--kind", "metric", "--json") == 0
+    listed = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert listed["own_cost"]["names"] == ["own_cost@p", "own_cost@p@depth"]
+    assert run("methods", "own_cots") == 2
+    assert "did you mean 'own_cost'" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_a_wrong_reference_is_an_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(here / "own.py", OWN)
+    assert run("methods", "own.py:focl") == 1
+    assert "own.py has no 'focl', did you mean 'focal'" in capsys.readouterr().err
+    assert run("methods", "own.py:focal", "--kind", "operator") == 1
+    assert "which lacks the parameter 'k'; expected a function f(scores, k" in capsys.readouterr().err
 
 
 def tables(page: str) -> dict[str, dict[str, str]]:

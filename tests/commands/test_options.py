@@ -23,6 +23,7 @@ VERB_SPECIFIC = {
     "--quick",  # each verb reduces something else
     "--recall",  # of an index, or of a plan
     "--seed",  # train: the seed of the configuration; tune: of the search
+    "--skip-bad",  # rows and whole requests, or lines
     "--split",  # evaluate measures on it, plan plans on it
     "--threads",  # of the service, or of the parser
     "--timeout",  # of processes, or of a search

@@ -251,7 +251,7 @@ def test_pages_fit_and_load_without_errors(browser: Browser, server: str, width:
 
 @pytest.mark.browser
 @chromium.needed
-@pytest.mark.parametrize(("words", "found"), [("lcron", "methods/objectives/lcron/"), ("quota", "concepts/cascades/")])
+@pytest.mark.parametrize(("words", "found"), [("lcron", "methods/objectives/lcron/"), ("auction", "faq/")])
 def test_search_finds(browser: Browser, server: str, words: str, found: str) -> None:
     problems: list[str] = []
     page = opened(browser, server, 1280, problems)

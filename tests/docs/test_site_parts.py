@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 from docs_site import blocks, config_keys, doc_strings, formulas, method_links, methods, navigation, notebooks, tables
 
+from rankfall import register
 from support.paths import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from torch import Tensor
 
 PAGE = """\
 # Title
@@ -119,3 +122,32 @@ def test_every_key_of_configurations_is_described() -> None:
     rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", config_keys.keys_page(), re.MULTILINE)
     assert len(rows) > 120
     assert [key for key, meaning in rows if not meaning.strip()] == []
+
+
+def test_a_newly_registered_loss_gets_a_page() -> None:
+    def cubic_loss(scores: Tensor, labels: Tensor, *, mask: Tensor | None = None, power: float = 3.0) -> Tensor:
+        r"""Power of the error (Holm 1979, eq. 3).
+
+        .. math:: |s - y|^p
+
+        Args:
+            scores: Scores.
+            labels: Labels.
+            mask: Real items.
+            power: Exponent :math:`p`.
+        """
+        return (scores - labels).abs().pow(power).mean()
+
+    register.loss("cubic_loss")(cubic_loss)
+    try:
+        methods.all_methods.cache_clear()
+        (method,) = [one for one in methods.all_methods() if one.name == "cubic_loss"]
+        page = methods.method_page(method)
+    finally:
+        register.unregister("loss", "cubic_loss")
+        methods.all_methods.cache_clear()
+    assert method.path == "methods/losses/cubic_loss.md"
+    for part in ("# cubic_loss", "Power of the error.", "Multiple Test Procedure", "eq. 3", "$$\n|s - y|^p\n$$"):
+        assert part in page
+    assert "| `power` | `3.0` | Exponent $p$. |" in page
+    assert "loss: {name: cubic_loss}" in page

@@ -320,7 +320,8 @@ FORMULAS: dict[str, Callable[..., float]] = {
     "sort_cross_entropy_loss": no_positive_is_zero(sort_cross_entropy),
     "relax_loss": no_positive_is_zero(relax),
     "topk_bce_loss": no_positive_is_zero(topk_bce),
-} | tables_of_files(Path(__file__).parent, "FORMULAS")
+}
+FORMULAS |= tables_of_files(Path(__file__).parent, "FORMULAS")
 
 # The slower tests use the first entry of a loss only.
 OPTIONS: dict[str, list[dict[str, Any]]] = {
@@ -367,7 +368,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"k": 2, "m": 3, "scale": "sum"},
         {"k": 1, "m": 2, "topk": ops.topk("neural_sort", tau=0.5)},
     ],
-} | tables_of_files(Path(__file__).parent, "OPTIONS")
+}
+OPTIONS |= tables_of_files(Path(__file__).parent, "OPTIONS")
 
 NAMES = list(OPTIONS)
 POINTWISE = {"mse_loss", "bce_loss", "grade_softmax_loss"}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +12,6 @@ from rankfall import losses
 from rankfall.losses import _pairs
 from support.standin_device import DEVICE, standin_device
 from support.variants import Device, Options, compare, make_lists, place, variants
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FUNCTIONS = [name for name in losses.__all__ if name.endswith("_loss")]
 MODULES = [name for name in losses.__all__ if name.endswith("Loss")]
@@ -32,9 +28,9 @@ def check(
         torch.manual_seed(0)
         scores = place(LISTS.scores, device, dtype).requires_grad_()
         inputs = torch.stack([scores, -scores, 2 * scores, scores / 2], -1) if "rade" in name else scores
-        component: Callable[..., Any] = getattr(losses, name)
+        component: Any = getattr(losses, name)
         given, set_ = place(arguments, device, dtype), place(options, device, dtype)
-        if inspect.isclass(component):
+        if name in MODULES:
             component, set_ = component(**set_).to(device, dtype, non_blocking=True), {}
         value = component(inputs, place(labels, device, dtype), **given, **set_)
         value.sum().backward()
@@ -74,6 +70,19 @@ def test_other_inputs() -> None:
     with standin_device() as device, device.without_synchronisation():
         logits = place(LISTS.scores, DEVICE).unsqueeze(-1).repeat(1, 1, 3).requires_grad_()
         losses.expected_grade(logits).sum().backward()
+
+
+@pytest.mark.parametrize("argument", ["labels", "mask", "weight"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_an_argument_on_the_cpu_is_named(name: str, argument: str) -> None:
+    needed = next(variants(getattr(losses, name), given=GIVEN))
+    given = {"labels": LISTS.labels, "mask": LISTS.mask, "weight": LISTS.weight}
+    with standin_device():
+        scores = place(LISTS.scores, DEVICE)
+        inputs = scores.unsqueeze(-1).repeat(1, 1, 4) if "rade" in name else scores
+        arguments = {key: value if key == argument else place(value, DEVICE) for key, value in given.items()}
+        with pytest.raises(ValueError, match=rf"{argument} must be on the device of (scores|logits), lazy:0, got cpu"):
+            getattr(losses, name)(inputs, **arguments, **needed)
 
 
 BAD: dict[str, tuple[str, float]] = {"scores": ("NaN or inf", torch.nan), "labels": ("NaN or inf", torch.inf)}

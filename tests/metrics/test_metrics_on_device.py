@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rankfall import metrics, registry
+from support.standin_device import DEVICE, standin_device
 from support.variants import Options, compare, make_lists, place, variants
 
 if TYPE_CHECKING:
@@ -50,3 +51,30 @@ def test_funnel_computes_what_a_cpu_computes() -> None:
 def test_every_metric_of_lists_is_tested() -> None:
     known = {registry.get("metric", name) for name in registry.names("metric")}
     assert known <= {getattr(metrics, name) for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_argument_on_the_cpu_is_named(name: str) -> None:
+    needed = next(variants(getattr(metrics, name), given=("scores", "labels", "mask")))
+    with standin_device(), pytest.raises(ValueError, match="labels must be on the device of scores, lazy:0, got cpu"):
+        getattr(metrics, name)(place(TIED, DEVICE), LISTS.labels, **needed)
+
+
+TESTS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "paired": metrics.paired_test,
+    "bootstrap": lambda a, b: metrics.paired_test(a, b, method="bootstrap", samples=50),
+    "two samples": metrics.two_sample_test,
+    "crossed": lambda a, b: metrics.crossed_test(a.view(5, 7), b.view(5, 7)),
+    "compare": lambda a, b: metrics.compare({"a": a, "b": b}),
+    "holm": lambda a, b: metrics.holm((a / 10).sigmoid()).tolist(),
+}
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_significance_of_values_on_a_device(test: str) -> None:
+    """The result consists of Python numbers, so these tests read values."""
+    a, b = LISTS.scores.flatten(), LISTS.scores.flatten().flip(0) + 0.1
+    expected = TESTS[test](a, b)
+    with standin_device():
+        found = TESTS[test](a.to(DEVICE), b.to(DEVICE))
+    assert str(found) == str(expected)

@@ -38,7 +38,7 @@ def check(name: str, options: Options, arguments: Options, *, like: Device = "cu
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_computes_what_a_cpu_computes(name: str) -> None:
     everything = LOGGED | LISTS.arguments[-1]
-    needed, *others = variants(OBJECTIVES[name], given=(), operators=2)  # tests of losses have all operators
+    needed, *others = variants(OBJECTIVES[name], given=(), operators=1)  # tests of losses have all operators
     check(name, needed, {})
     check(name, needed, everything, like="mps")
     check(name, needed, everything)
@@ -48,6 +48,15 @@ def test_computes_what_a_cpu_computes(name: str) -> None:
         if options.get("labels") == "relevance":
             options["relevant"] = 2
         check(name, options, everything)
+
+
+@pytest.mark.parametrize("argument", ["mask", "weight", *LOGGED])
+def test_an_argument_on_the_cpu_is_named(argument: str) -> None:
+    arguments = LOGGED | LISTS.arguments[-1]
+    with standin_device():
+        given = {key: value if key == argument else place(value, DEVICE) for key, value in arguments.items()}
+        with pytest.raises(ValueError, match=rf"{argument} must be on the device of scores, lazy:0, got cpu"):
+            RankFlow(relevant=2, quotas=[4, 3])([place(LISTS.scores, DEVICE)] * 2, place(LISTS.labels, DEVICE), **given)
 
 
 def test_the_counter_of_steps_stays_on_the_host() -> None:

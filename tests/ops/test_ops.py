@@ -1005,10 +1005,10 @@ def test_bad_input_is_refused_by_name(name: str, argument: str, change: dict[str
     [
         (lambda: ops.topk("bubble_sort"), "name must be one of 'dftopk'"),
         (lambda: ops.topk("dftopk", temperature=1.0), "dftopk has no option 'temperature'; its options are tau"),
-        (lambda: ops.soft_sort(GOOD, power=3), "power must be 1 or 2, got 3"),
+        (lambda: ops.soft_sort(GOOD, power=3), "power must be 1 or 2, got 3"),  # type: ignore[arg-type]
         (lambda: ops.sparse_topk(GOOD, 1, p=3), "p must be 2 or 4/3, got 3"),
-        (lambda: ops.diff_sort(GOOD, network="bubble"), "network must be one of 'odd_even', 'bitonic'"),
-        (lambda: ops.diff_sort(GOOD, swap="gauss"), "swap must be one of 'logistic'"),
+        (lambda: ops.diff_sort(GOOD, network="bubble"), "network must be one of 'odd_even', 'bitonic'"),  # type: ignore[arg-type]
+        (lambda: ops.diff_sort(GOOD, swap="gauss"), "swap must be one of 'logistic'"),  # type: ignore[arg-type]
         (lambda: ops.pirank_sort(GOOD, k=1, depth=0), "depth must be at least 1, got 0"),
     ],
 )

@@ -18,6 +18,11 @@ from support.variants import Device, Options, compare, make_lists, place, varian
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
+def _options(name: str) -> set[str]:
+    return set(registry.options("operator", name))
+
+
 every_operator = pytest.mark.parametrize("name", registry.names("operator"))
 LISTS = make_lists()
 MASKED = {"mask": LISTS.mask}
@@ -57,12 +62,17 @@ def test_computes_what_a_cpu_computes(name: str) -> None:
             check(operator, options, like="mps")
 
 
-@every_operator
-def test_one_temperature_per_list(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in registry.names("operator") if "tau" in _options(name)])
+def test_trained_temperatures_of_lists(name: str) -> None:
     operator = registry.get("operator", name)
     needed = next(variants(operator, given=("scores", "mask")))
-    if "tau" in registry.options("operator", name):
-        check(operator, needed | {"tau": torch.linspace(0.3, 1.0, 5, dtype=torch.float64).unsqueeze(-1)})
+
+    def run(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+        tau = place(torch.linspace(0.3, 1.0, 5, dtype=torch.float64).unsqueeze(-1), device, dtype).requires_grad_()
+        result = operator(place(LISTS.scores, device, dtype), tau=tau, **needed)
+        return [result, *torch.autograd.grad(result.square().sum(), tau)]
+
+    compare(run, name)
 
 
 INCLUSIONS = [
@@ -81,6 +91,14 @@ def test_inclusion_and_its_logarithm(name: str, options: Options) -> None:
     check(partial(operator, k=3), MASKED)
     check(partial(operator.log, k=3), MASKED)
     check(partial(operator.log, k=3), {})
+
+
+@every_operator
+def test_a_mask_on_the_cpu_is_named(name: str) -> None:
+    operator = registry.get("operator", name)
+    needed = next(variants(operator, given=("scores", "mask")))
+    with standin_device(), pytest.raises(ValueError, match="mask must be on the device of scores, lazy:0, got cpu"):
+        operator(place(LISTS.scores, DEVICE), mask=LISTS.mask, **needed)
 
 
 @every_operator

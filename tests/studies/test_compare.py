@@ -30,7 +30,7 @@ from rankfall.reporting.comparison_table import csv_table, markdown_table
 from rankfall.reporting.files import write_comparison
 from rankfall.studies import compare as comparing
 from rankfall.studies.baselines import lambdamart
-from rankfall.studies.baselines.lambdamart import TreesConfig
+from rankfall.studies.baselines.configs import TreesConfig
 from rankfall.studies.compare import Step, compare_methods, perform, validation
 from rankfall.studies.comparison_plan import load_comparison, make_plan
 from rankfall.studies.comparison_summary import Outcome, summarise

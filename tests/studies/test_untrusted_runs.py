@@ -124,3 +124,5 @@ def test_the_command_line_says_what_would_run(foreign: Path, capsys: pytest.Capt
         assert "loading it would run" in said, verb
         assert "Traceback" not in said
     assert not mark(foreign.parent).exists()
+    assert command("evaluate", foreign, "--trust") == 0
+    assert mark(foreign.parent).exists()

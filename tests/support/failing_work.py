@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from rankfall.data.impressions.loader import Impressions
+    from rankfall.data.sources.rows.row_files import InvalidRow
     from rankfall.training.learner import Learner, Position, StepResult
 
     Report = Callable[[int], None]
@@ -38,8 +39,10 @@ class DyingFile(RowFile):
 
     mark: str = ""
 
-    def batches(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-        for batch in super().batches(columns):
+    def batches(
+        self, columns: Sequence[str], on_invalid: Callable[[InvalidRow], None] | None = None
+    ) -> Iterator[pl.DataFrame]:
+        for batch in super().batches(columns, on_invalid):
             yield batch
             die_once(Path(self.mark))
 

@@ -86,7 +86,7 @@ class Witness:
 
     def number(self, feature: Dense, value: float | None) -> float:
         if value is None or math.isnan(value):
-            assert feature.missing is not None
+            assert isinstance(feature.missing, float)
             return feature.missing
         return math.copysign(math.log1p(abs(value)), value) if feature.log1p else float(value)
 

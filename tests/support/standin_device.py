@@ -11,8 +11,8 @@ every operation runs on that, forward and backward, with the bits of a CPU. Like
   blocking copies to the device. :meth:`StandinDevice.without_synchronisation` refuses them
   (:class:`SynchronisationError`); elsewhere they are recorded in :attr:`StandinDevice.synchronisations`.
 
-Autograd of ``lazy`` runs in the calling thread, unlike that of a device registered as PrivateUse1: such a device would
-be the accelerator of the whole process, of all other tests, too.
+Autograd of ``lazy`` runs in the calling thread. A device registered as PrivateUse1 would have to exist before the first
+backward pass of the process, and would be the accelerator of all other tests.
 """
 
 from __future__ import annotations

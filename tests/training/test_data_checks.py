@@ -91,7 +91,7 @@ def test_missing_splits(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert code == 1
     assert errors == [
         "error: config.yaml: data.train: lists has no split '5'; it has 1, 2",
-        "error: config.yaml: data.valid: lists has no split 'S1', did you mean '1'; it has 1, 2",
+        "error: config.yaml: data.valid: lists has no split 'S1'; it has 1, 2",
     ]
 
 

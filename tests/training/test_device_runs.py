@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from rankfall._yaml_config import ConfigError
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.models import MLP
 from rankfall.registry import names
@@ -31,10 +32,12 @@ from support.standin_device import DEVICE, MixedDevicesError, SynchronisationErr
 from support.standin_training import on_standin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import Tensor
+
+    from rankfall.training.learner import StepResult
 
 KINDS = pytest.mark.parametrize("kind", ["cascade", "ranker", "adamw", "sgd"])
 
@@ -119,6 +122,33 @@ def test_one_step_of_every_objective_and_model(name: str, liked: Path, tmp_path:
         on_device = trained()
     assert on_device[1] == results
     assert [key for key, value in weights.items() if not torch.equal(value, on_device[0][key])] == []
+
+
+class TwoAlike(Group):
+    """Two processes with equal shares, of which one is simulated."""
+
+    world = 2
+
+    def totals(self, numbers: Sequence[float]) -> list[float]:
+        return [2 * number for number in numbers]
+
+
+def test_results_are_totals_over_all_processes(liked: Path, tmp_path: Path) -> None:
+    log = ImpressionLog.load(liked)
+    config = with_depths(validate_cascade(content(liked)), log.spec.stage_names)
+
+    def results(group: Group) -> list[StepResult]:
+        torch.manual_seed(0)
+        learner, position = LogLearner(config, tmp_path, log, group), Position()
+        batches = [batch for batch, _ in zip(learner.loader, range(2), strict=False)]
+        if learner.placement.is_cpu:
+            return [learner.step(batch, position) for batch in batches]
+        return learner.read([learner.launch(batch, position) for batch in batches], position)
+
+    wanted = results(TwoAlike())
+    with on_standin():
+        assert results(TwoAlike()) == wanted
+    assert [result.count for result in wanted] == [32, 32]  # shares of 16
 
 
 @pytest.mark.usefixtures("same_noise")
@@ -246,6 +276,15 @@ def test_what_is_not_trained_is_named(liked: Path, tmp_path: Path) -> None:
         "objective": {"name": "per_stage", "loss": {"name": "lambda_recall_loss", "m": 50, "k": 2}}
     }
     with on_standin(), pytest.raises(TrainingError, match="of all weights of retrieval and of ranking was exactly 0"):
+        train(wanted, tmp_path / "run")
+
+
+def test_labels_a_loss_refuses_are_named(data: Path, tmp_path: Path) -> None:
+    wanted = config_for(data, loss={"name": "bce_loss", "threshold": None})
+    with (
+        on_standin(),
+        pytest.raises(ConfigError, match=r"bce_loss refuses labels of data\.train, such as 3: lab"),
+    ):
         train(wanted, tmp_path / "run")
 
 

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from rankfall._yaml_config import ConfigError, parse_yaml
-
 if TYPE_CHECKING:
     from rankfall._engine import Engine
     from rankfall.api.training import TrainedRun
@@ -32,6 +30,8 @@ def override_words(overrides: Overrides) -> list[str]:
     Raises:
         ConfigError: If it is one string, or a value cannot be written as YAML.
     """
+    from rankfall._yaml_config import ConfigError
+
     if isinstance(overrides, str):
         raise ConfigError(f"overrides: found the string {overrides!r}, expected a list of strings or a dictionary")
     if not isinstance(overrides, Mapping):
@@ -40,6 +40,8 @@ def override_words(overrides: Overrides) -> list[str]:
 
 
 def _value_text(key: str, value: Any) -> str:
+    from rankfall._yaml_config import ConfigError
+
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, str) and _is_plain(value):
@@ -60,6 +62,8 @@ def _escaped(letter: str) -> str:
 
 def _is_plain(text: str) -> bool:
     """Return whether YAML reads a text as itself."""
+    from rankfall._yaml_config import ConfigError, parse_yaml
+
     try:
         return bool(parse_yaml(text, "") == text)
     except ConfigError:

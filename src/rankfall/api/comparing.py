@@ -58,7 +58,7 @@ def compare(
 
     named = [] if against is None else [f"against={json.dumps(against)}"]
     comparison = load_comparison(config, [*override_words(overrides), *named])
-    # after the errors of the configuration, because these modules import torch
+    # after the configurations, whose errors need no torch
     from rankfall.reporting.files import write_comparison
     from rankfall.reporting.notebook import shown_in
     from rankfall.studies.compare import compare_methods
@@ -143,7 +143,7 @@ def tune(
     from rankfall.studies.search_space import load_search
 
     search, directory = load_search(config, override_words(overrides)), Path(out)
-    from rankfall.reporting.notebook import shown_in  # needs torch
+    from rankfall.reporting.notebook import shown_in  # after the configuration, whose errors need no torch
 
     options: dict[str, Any] = {"trials": trials, "timeout": timeout, "seed": seed, "jobs": jobs}
     in_this_process = jobs in (None, 1) and engine == "local"

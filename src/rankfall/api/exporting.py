@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall._results import Tables
+from rankfall._tables import Tables
 from rankfall.api.arguments import optional_path, run_directory
 from rankfall.api.display import Progress, issue, reported, stepper, warn
 from rankfall.api.extras import requires_extra

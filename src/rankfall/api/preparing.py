@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from rankfall._results import Tables
 from rankfall._suggestions import did_you_mean
+from rankfall._tables import Tables
 from rankfall.api.arguments import opened_engine
 from rankfall.api.display import Progress, counter, issue, reported, stepper, warn
 

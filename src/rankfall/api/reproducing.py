@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankfall._files import write_file
-from rankfall._results import Tables, json_text
+from rankfall._tables import Tables, json_text
 from rankfall.api.comparing import failure_texts
 from rankfall.api.display import Progress, issue, reported, stepper, warn
 from rankfall.api.extras import write_figures
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rankfall.api.arguments import PathLike
     from rankfall.api.display import OnNotice, ProgressLike
     from rankfall.reproductions.list_data import DataSource
@@ -79,6 +81,7 @@ def reproduce(
     data: str | None = None,
     quick: bool = False,
     improved: bool = False,
+    methods: PathLike | Mapping[str, Any] | None = None,
     seed: int = 0,
     jobs: int = 2,
     progress: ProgressLike = True,
@@ -92,6 +95,8 @@ def reproduce(
         data: Data to use: a directory, a file, or the name of a data set. Default: a sample, or simulated data.
         quick: Run a reduced version in one or two minutes.
         improved: Also run our better versions of the published methods.
+        methods: Also run methods of your own: a YAML file, or a mapping of names to changes of the configuration, as
+            `methods` of a comparison.
         seed: Random seed of the data and of the first training run.
         jobs: Training runs at the same time.
         progress: True shows progress on standard error, False shows none, a function receives
@@ -101,9 +106,10 @@ def reproduce(
     Raises:
         ValueError: If there is no such reproduction, or the data do not fit it.
     """
-    from rankfall.reproductions.catalogue import find_reproduction
+    from rankfall.reproductions.catalogue import find_reproduction, load_methods
 
     reproduction = find_reproduction(name)
+    own = [] if methods is None else load_methods(methods)
     source = data_source(reproduction, data)
     directory = Path(out) if out is not None else DEFAULT_OUT / reproduction.id
     directory.mkdir(parents=True, exist_ok=True)
@@ -119,6 +125,7 @@ def reproduce(
             jobs=jobs,
             progress=stepper(report),
             on_notice=on_notice,
+            methods=own,
             **settings,
         )
     content = {"experiment": reproduction.id, "paper": reproduction.paper, **settings, **found.results}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rankfall._results import Tables
+from rankfall._tables import Tables
 from rankfall.api.display import Progress, counter, reported
 
 if TYPE_CHECKING:

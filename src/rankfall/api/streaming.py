@@ -66,18 +66,19 @@ def stream(
         Stopped: If `stop` returned a true value. The result so far is in `out`, and the stream can be resumed.
         KeyboardInterrupt: At Ctrl-C. The stream can be resumed.
     """
-    from rankfall.studies.stream.stream_config import load_stream
+    from rankfall.studies.stream.stream_config import load_stream, make_runs
     from rankfall.training.run_directory import Stopped
 
     if force and resume:
         raise ValueError("force: found with resume; a stream is either replaced or continued")
-    if bundles:
-        check_installed("bundles")
     followed = [] if follow is None else [f"data.path={json.dumps(str(follow))}"]
     settings = load_stream(config, [*override_words(overrides), *followed])
-    from rankfall.reporting.notebook import shown_in  # needs torch
-
     directory = Path(out)
+    make_runs(settings, directory)
+    from rankfall.reporting.notebook import shown_in  # after the configurations, whose errors need no torch
+
+    if bundles:
+        check_installed("--bundles")
     # with several jobs, processes end at Ctrl-C and their runs are continued from their checkpoints
     asked = stop if stop is not None or jobs == 1 else lambda: False
     with reported(progress) as report, stop_at_ctrl_c(asked) as stopping:

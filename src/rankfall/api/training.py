@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankfall._interrupts import stop_at_ctrl_c
-from rankfall._results import Tables
+from rankfall._tables import Tables
 from rankfall.api.arguments import opened_engine, override_words
 from rankfall.api.display import Progress, issue, reported, warn
 
@@ -167,9 +167,10 @@ def train(
     if engine == "ray" and "WORLD_SIZE" in os.environ:
         raise ValueError("engine: processes are started either by torchrun or by Ray")
     words = [*override_words(overrides), *([] if seed is None else [f"training.seed={seed}"])]
-    read = partial(_read_config, config, words)
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        read = partial(_same, read())  # errors are raised before torch is imported
+    read: Callable[[], TrainConfig] = partial(_read_config, config, words)
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:  # several processes read it together, which needs torch
+        settings = read()
+        read = lambda: settings  # noqa: E731
     work = partial(_train_by_ray, workers=workers) if engine == "ray" else _train_here
     from rankfall.training.run_directory import Stopped
 
@@ -197,10 +198,6 @@ def _read_config(config: ConfigLike, words: list[str]) -> TrainConfig:
     from rankfall.training.config.load_config import load_config
 
     return load_config(config, words)
-
-
-def _same(config: TrainConfig) -> TrainConfig:
-    return config
 
 
 def _train_here(

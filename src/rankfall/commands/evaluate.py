@@ -69,9 +69,10 @@ def evaluate(
     changes = overrides or []
     options: dict[str, Any] = {"overrides": changes, "data": data, "out": out, "trust": trust}
     with Display() as display:
-        options |= {"progress": display.show, "on_notice": display.note}
-        diagnosis = api.diagnose(run, split, **options) if diagnose else None  # refuses the run of a ranker at once
-        summary = api.evaluate(run, split, **options)
+        options["progress"] = display.show
+        # first, since it refuses the run of a ranker at once; the evaluation has the same notices
+        diagnosis = api.diagnose(run, split, on_notice=lambda text: None, **options) if diagnose else None
+        summary = api.evaluate(run, split, on_notice=display.note, **options)
     directory = summary.directory
     if figures is not None:
         own = directory == run and split == "test"

@@ -163,11 +163,11 @@ def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
     for method in matches:
         others = _other_names(method)
         called = f", in configurations {', '.join(others)}" if others else ""
-        print_result(escape(f"{method.name} ({method.kind}{called}): {method.line}"))
+        print_result(f"{method.name} ({method.kind}{called}): {method.line}")
         if method.place:
-            print_result(escape(f"defined in {method.place}"))
+            print_result(f"defined in {method.place}")
         for paragraph in _text(method):
-            print_result(escape(paragraph))
+            print_result(paragraph)
         if options := find_options(method):
             print_result(_options_table(options))
     if any(method.papers for method in matches):
@@ -214,7 +214,7 @@ def _show_cascade_metric(form: str, definition: str, as_json: bool) -> None:
     if as_json:
         print_json([{"name": form, "kind": str(Kind.METRIC), "line": definition}])
     else:
-        print_result(escape(f"{form} (metric of a cascade): {definition}"))
+        print_result(f"{form} (metric of a cascade): {definition}")
 
 
 def _is_named(method: Method, name: str) -> bool:
@@ -234,7 +234,7 @@ def find_methods(kind: Kind) -> list[Method]:
 
     if kind is Kind.METRIC:
         return _find_metrics()
-    registered: registry.Kind = kind.value
+    registered = cast("registry.Kind", kind.value)
     by_name = {registry.python_name(registered, config): config for config in registry.builtins(registered)}
     return [_describe(kind, name, by_name[name], name_in_python=name) for name in sorted(by_name)]
 

@@ -34,7 +34,7 @@ EXAMPLES = examples(
     "rankfall reproduce arf-table2 --quick",
     "rankfall reproduce lambdaloss-table1 --data MSLR-WEB30K --out reproduced/lambdaloss",
     "rankfall reproduce pirank-table1 --data mq2007",
-    "rankfall reproduce lcron-table2 --quick",
+    "rankfall reproduce lcron-table2 --quick --methods mine.yaml",
     "rankfall reproduce dftopk-table1 --data prepared/recflow",
     "rankfall reproduce pirank-figure7 --json",
 )
@@ -68,6 +68,14 @@ def reproduce(
         bool,
         typer.Option("--improved", help="Also run our better versions of the published methods, beside them."),
     ] = False,
+    methods: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also run methods of your own: a YAML file with their names and what they change, as in a comparison.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[Path | None, out_option(show_default="reproduced/NAME")] = None,
     seed: Seed = 0,
     jobs: Annotated[int, jobs_option()] = 2,
@@ -100,6 +108,7 @@ def reproduce(
             data=data,
             quick=quick,
             improved=improved,
+            methods=methods,
             seed=seed,
             jobs=jobs,
             progress=display.show,

@@ -9,7 +9,6 @@ import typer
 
 from rankfall import api
 from rankfall.api.display import Display
-from rankfall.api.exporting import check_installed
 from rankfall.commands.options import AsJson, Config, Figures, Force, Out, Overrides, Resume, jobs_option
 from rankfall.commands.terminal import (
     examples,
@@ -71,15 +70,13 @@ def stream(
     if force and resume:
         raise typer.BadParameter("a stream is either replaced or continued", param_hint="--force, --resume")
     print_message("loading torch")
-    if bundles:
-        check_installed("--bundles")
     options: dict[str, Any] = {"follow": follow, "poll": poll, "bundles": bundles, "resume": resume, "force": force}
     result = _stream(config, out, jobs, overrides=overrides or (), **options)
+    from rankfall.reporting.stream_table import terminal_stream
+
     if as_json:
         print_json(result.to_json())
     else:
-        from rankfall.reporting.stream_table import terminal_stream
-
         print_result(terminal_stream(result))
     for text in result.warnings:
         print_message(f"warning: {text}")

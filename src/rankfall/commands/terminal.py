@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rankfall._interrupts import stoppable as stoppable
 from rankfall._progress import progress as progress
-from rankfall._results import json_text
+from rankfall._tables import json_text
 from rankfall.api.extras import requires_extra as requires_extra
 
 if TYPE_CHECKING:

@@ -139,15 +139,13 @@ def _watched(out: Path, *, first: bool, world: int) -> Iterator[tuple[Display, C
 @contextmanager
 def _stopping(display: Display | None, stop: Callable[[], int]) -> Iterator[None]:
     """Exit with the code of the signal if the run was stopped."""
+    from rankfall.training.run_directory import Stopped
+
     try:
         yield
-    except Exception as error:
-        from rankfall.training.run_directory import Stopped
-
-        if not isinstance(error, Stopped):
-            raise
+    except Stopped as stopped:
         if display is not None:
-            display.note(str(error))
+            display.note(str(stopped))
         raise typer.Exit(128 + (stop() or signal.SIGTERM)) from None  # the convention of shells
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rankfall.data.impressions.append import appending
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.impressions.spec import Features as Features  # what models are built for
 from rankfall.data.lists.ranking_data import RankingData, RankingSplit
@@ -39,6 +40,7 @@ __all__ = [
     "RankingSplit",
     "Recipe",
     "Scaling",
+    "appending",
     "prepare_letor",
 ]
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from rankfall import register
 from rankfall._lists import (
     Reduction,
+    check_device,
     check_lists,
     check_none,
     check_shape,
@@ -147,6 +148,7 @@ def grade_softmax_loss(
     """
     logits = _check_logits(logits)
     check_shape("labels", labels, logits.shape[:-1], of="logits without its grades")
+    check_device("labels", labels, logits, of="logits")
     _, labels, mask = check_lists(torch.zeros_like(logits[..., 0]), labels, mask)
     logits = logits.masked_fill(~mask[..., None], 0.0)
     check_values("logits", logits)

@@ -11,9 +11,9 @@ from torch import Tensor
 from rankfall._lists import (
     check_choice,
     check_count,
+    check_like,
     check_membership,
     check_ranking,
-    check_shape,
     operator,
     rank_order,
     safe_divide,
@@ -137,7 +137,7 @@ def _check(
     checked = [first]
     for stage, scores in enumerate(stage_scores[1:], 1):
         name = f"stage_scores[{stage}]"
-        check_shape(name, scores, first.shape, of="stage_scores[0]")
+        check_like(name, scores, first, of="stage_scores[0]")
         checked.append(check_ranking(scores, relevant, mask, names=(name, "relevant"))[0])
     dtype = torch.double if any(scores.dtype == torch.double for scores in checked) else torch.float
     return torch.stack([scores.to(dtype) for scores in checked], -2), widen(truth), real

@@ -57,7 +57,8 @@ class FeatureScaling(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         if widest(fn(torch.empty(0)).device) == torch.float32:
             self.mean, self.deviation = self.mean.float(), self.deviation.float()  # float64 cannot be moved there
-        return super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def extra_repr(self) -> str:
         return f"{len(self.mean)}, log1p={self.log1p}"

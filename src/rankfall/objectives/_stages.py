@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rankfall._lists import (
     check_count,
+    check_like,
     check_lists,
     check_shape,
     has_order,
@@ -179,10 +180,10 @@ class Objective(nn.Module):
         if relevance is None:
             best = grades
         else:
-            check_shape("relevance", relevance, scores[0].shape)
+            check_like("relevance", relevance, scores[0])
             best = relevant_order(relevance, grades, real)
         if depth is not None:
-            check_shape("depth", depth, scores[0].shape)
+            check_like("depth", depth, scores[0])
         if weight is not None:
             check_shape("weight", weight, scores[0].shape)  # one weight per list would be ambiguous in a sum of terms
             weight = item_weight(weight, grades, real)

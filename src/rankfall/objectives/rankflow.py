@@ -83,7 +83,7 @@ class RankFlow(Objective):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         counters = dict(self._buffers)
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._buffers.update(counters)  # the host reads the counter in every step, so it stays on the CPU
         return self
 

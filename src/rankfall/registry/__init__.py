@@ -29,7 +29,7 @@ from rankfall._suggestions import did_you_mean
 from rankfall.register import KINDS as KINDS
 from rankfall.register import Kind as Kind
 from rankfall.register import registered
-from rankfall.registry.builtin_components import builtins
+from rankfall.registry.builtin_components import builtins as builtins
 from rankfall.registry.contracts import check_component
 from rankfall.registry.references import entry_points, is_reference, resolve
 from rankfall.registry.signatures import REQUIRED as REQUIRED

@@ -39,19 +39,24 @@ def check_component(kind: Kind, name: str, component: object) -> Callable[..., A
     Raises:
         UnresolvedError: If it is another kind of object, or its signature does not fit.
     """
-    if not callable(component) or inspect.ismodule(component):
-        raise UnresolvedError(_refuse(kind, name, f"is {_described(component)}"))
-    is_module = _has_base(component, "torch.nn.modules.module", "Module")
-    if kind in ("objective", "model") and not is_module:
+    if not callable(component) or not _may_be(kind, component):
         raise UnresolvedError(_refuse(kind, name, f"is {_described(component)}"))
     if kind == "objective":
         _check_objective(name, component)
-    if kind in ("operator", "metric", "source") and inspect.isclass(component):
-        raise UnresolvedError(_refuse(kind, name, f"is {_described(component)}"))
-    if kind == "loss" and inspect.isclass(component) and not is_module:
-        raise UnresolvedError(_refuse(kind, name, f"is {_described(component)}"))
     _check_signature(kind, name, component)
     return component
+
+
+def _may_be(kind: Kind, component: object) -> bool:
+    """Return whether a component has the form of a kind: a function, or a class of modules."""
+    is_module = _has_base(component, "torch.nn.modules.module", "Module")
+    match kind:
+        case "objective" | "model":
+            return is_module
+        case "loss":
+            return is_module or not inspect.isclass(component)
+        case _:
+            return not inspect.isclass(component)
 
 
 def guess_kind(name: str, component: object) -> Kind:
@@ -102,7 +107,7 @@ def _check_signature(kind: Kind, name: str, component: Callable[..., Any]) -> No
         case "operator":
             _check_call(kind, name, component, positional=1, keywords=("k", "mask"))
         case "loss" if inspect.isclass(component):
-            forward: Any = component.forward
+            forward: Any = getattr(component, "forward", None)
             _check_call(kind, name, forward, positional=3, keywords=("mask",), options=False)  # with self
         case "loss":
             _check_call(kind, name, component, positional=2, keywords=("mask",), hidden=("reduction", "generator"))

@@ -193,7 +193,7 @@ def parameters_in(node: ast.FunctionDef, module: str, attribute: str, *, method:
     arguments = node.args
     plain = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(plain) - len(arguments.defaults)) + list(arguments.defaults)
-    named = [
+    named: list[tuple[ast.arg, ast.expr | None, Any]] = [
         *(
             (one, default, inspect.Parameter.POSITIONAL_OR_KEYWORD)
             for one, default in zip(plain, defaults, strict=True)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from pydantic import ValidationError
 
 from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import ConfigError, Section, explain, read_yaml
-from rankfall.reproductions.paper_schema import DRIVERS, Kind, PaperFile, Reproduction, Statement
+from rankfall._yaml_config import ConfigError, Section, explain, read_yaml, shown
+from rankfall.reproductions.paper_schema import DRIVERS, Kind, Method, PaperFile, Reproduction, Statement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,8 +68,32 @@ def find_reproduction(name: str) -> Reproduction:
 def run(reproduction: Reproduction, task: Task) -> Report:
     """Run a reproduction with its driver; our better versions of published methods only if the task includes them."""
     driver = importlib.import_module(f"rankfall.reproductions.drivers.{reproduction.driver}")
-    report: Report = driver.run(reproduction.with_variants(improved=task.improved), task)
+    chosen = reproduction.with_variants(improved=task.improved).with_methods(task.methods)
+    report: Report = driver.run(chosen, task)
     return report
+
+
+def load_methods(methods: str | Path | Mapping[str, Any]) -> list[Method]:
+    """Return methods of a user, which a reproduction runs beside those of the paper.
+
+    Args:
+        methods: YAML file, or its content: by the name of each method its changes to the training configuration, as
+            `methods` of a comparison, such as ``{"mine": {"loss": {"name": "./my_loss.py:focal"}}}``. `tune` has
+            values to try.
+
+    Raises:
+        ConfigError: If the content is not of this form.
+    """
+    where = "methods" if not isinstance(methods, str | Path) else str(methods)
+    content = read_yaml(Path(methods)) if isinstance(methods, str | Path) else dict(methods)
+    found = []
+    for name, changes in content.items():
+        if not isinstance(changes, dict):
+            raise ConfigError(f"{where}: {name}: found {shown(changes)}, expected keys and values of a configuration")
+        config = {key: value for key, value in changes.items() if key != "tune"}
+        given = {"name": name, "config": config, "tune": changes.get("tune", {})}
+        found.append(_validated(Method, given, f"{where}: {name}"))
+    return found
 
 
 # --- loading ------------------------------------------------------------------------------------------------------

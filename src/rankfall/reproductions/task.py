@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rankfall.reporting.figures import Plot
     from rankfall.reproductions.list_data import DataSource, ListData
     from rankfall.reproductions.log_data import LogData
-    from rankfall.reproductions.paper_schema import ListProtocol
+    from rankfall.reproductions.paper_schema import ListProtocol, Method
     from rankfall.studies.results import ComparisonResult
 
 
@@ -79,6 +79,7 @@ class Task:
         seed: Seed of the data and of the first training run.
         jobs: Training runs at the same time.
         improved: Whether our better versions of published methods are run beside them.
+        methods: Methods of the user, which are run beside those of the paper.
         progress: Receives a description of the current step, the steps done and their number.
         on_notice: Receives messages of training runs.
     """
@@ -89,6 +90,7 @@ class Task:
     seed: int = 0
     jobs: int = 2
     improved: bool = False
+    methods: Sequence[Method] = ()
     progress: Callable[[str, int, int], None] = lambda step, done, total: None
     on_notice: Callable[[str], None] = lambda text: None
 

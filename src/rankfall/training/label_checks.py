@@ -16,6 +16,8 @@ from rankfall.training.build_cascade import make_objective, try_depths
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from torch import nn
+
     from rankfall.data import ImpressionLog
     from rankfall.data.impressions.loader import Impressions
     from rankfall.data.impressions.spec import Spec
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from rankfall.training.loop import OnNotice
 
 SAMPLED_DAYS, SAMPLED_LISTS = 8, 2048  # days and lists that are looked at before training
+SHOWN_LABELS = 64  # of different labels, in the check of a loss
 LEAST_INFORMATIVE = 0.01  # share of lists with an order up to which nothing useful is learned
 
 _OF_RELEVANCE = "bce, lcron, icc, rankflow"
@@ -292,3 +295,26 @@ def check_lists(lists: Lists, name: str) -> None:
         f"loss: {name} learns from labels, but {_share(ordered, count)} lists of data.train give no order to learn"
         f"{labels}; try other splits, or prepare the data again from lists whose documents have different labels"
     )
+
+
+def check_label_values(loss: nn.Module, lists: Lists, name: str) -> None:
+    """Refuse training lists with labels that the loss refuses, before a device computes.
+
+    There a loss can stop the device, but not name the labels. One list with different labels is enough for the check.
+
+    Args:
+        loss: The loss, on the CPU.
+        lists: The training lists.
+        name: Name of the loss.
+
+    Raises:
+        ConfigError: If the loss refuses the labels.
+    """
+    found = np.unique(lists.labels)
+    found = found[np.linspace(0, len(found) - 1, min(len(found), SHOWN_LABELS)).astype(int)]
+    labels = torch.from_numpy(found)[None]
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            loss(torch.zeros_like(labels), labels, mask=torch.ones_like(labels, dtype=torch.bool))
+    except ValueError as error:
+        raise ConfigError(f"loss: {name} refuses labels of data.train, such as {found.max():g}: {error}") from None

@@ -402,6 +402,7 @@ class Loop(Generic[BatchT]):
 
     def _note_changed_versions(self, before: Mapping[str, str], on_notice: OnNotice) -> None:
         now = self._made_by
+        before = {"device": "cpu", "compile": "false", **before}  # earlier releases stored neither
         both = before.keys() & now.keys()
         changed = [f"{name} {before[name]}, now {now[name]}" for name in sorted(both) if before[name] != now[name]]
         if changed:

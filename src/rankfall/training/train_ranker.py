@@ -31,7 +31,7 @@ from rankfall.training.config.sections import Role
 from rankfall.training.device import CPU, moved, placement_of
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.divergence_hints import divergence_hints, temperature_hints
-from rankfall.training.label_checks import check_lists
+from rankfall.training.label_checks import check_label_values, check_lists
 from rankfall.training.learner import Learner
 from rankfall.training.loop import Loop, finished, train_in
 from rankfall.training.own_parts import component_files, sources_of, stored_sources
@@ -107,6 +107,8 @@ def train(
         check_loss(built[0], config.loss)
         checksums = data.manifest["files"]
         check_lists(lists["train"], config.loss.name)
+        if not placement.is_cpu and not classifies(config.loss):
+            check_label_values(built[0], lists["train"], config.loss.name)
     result = finished(out, config, checksums, force=force, resume=resume, on_notice=on_notice, group=group)
     if result is not None:
         return result

@@ -13,6 +13,7 @@ from rankfall._yaml_config import ConfigError, dump
 from rankfall.training.config.component_checks import without_imports
 from rankfall.training.config.load_config import load_config, validate_any
 from rankfall.training.config.overrides import with_absolute_path
+from support.command_line import run
 from support.own_components import here as here
 from support.own_components import write
 
@@ -193,6 +194,23 @@ def test_a_stored_configuration_can_be_read_without_its_code(own: Path) -> None:
     assert not (own / "imported").exists()
     assert {name.rpartition(":")[2] for name in skipped} == {"Tower", "Objective", "gain"}
     assert config.objective.name == "own:Objective"  # type: ignore[union-attr]
+
+
+def test_config_show_writes_out_the_options_of_own_components(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (own / "config.yaml").write_text(yaml.safe_dump(RANKER | {"model": {"kind": "own:Tower"}}))
+    run("config", "show", "config.yaml")  # says that the data do not exist
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["loss"] == {
+        "name": f"{own}/own.py:focal",
+        "gamma": 2.0,
+        "form": "soft",
+        "sizes": [],
+        "least": None,
+        "free": None,
+        "topk": None,
+    }
+    assert shown["model"] == {"kind": "own:Tower", "width": 8}
+    validate_any({key: shown[key] for key in ("data", "loss", "model")})
 
 
 # --- before torch is imported -------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -89,7 +89,7 @@ def recflow(
     from rankfall.data.sources.recflow import check_recflow, prepare_recflow
 
     count: Literal[2, 3] = 3 if stages is Cascade.THREE else 2
-    origin = None if sequences is None else sequences.value
+    origin: Any = None if sequences is None else sequences.value
     if check:
         with opened_engine(engine) as opened, steps() as on_progress:
             found = check_recflow(

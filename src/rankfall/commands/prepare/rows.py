@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -86,7 +86,7 @@ def rows(
     description = load_spec(spec)
     if not sources and description.source is None:
         raise typer.BadParameter("Missing argument 'SRC...', and the spec names no source")
-    tables = {"items": items, "users": users, "requests": requests}
+    tables: dict[str, Any] = {"items": items, "users": users, "requests": requests}
     if check:
         with opened_engine(engine) as opened, steps() as on_progress:
             found = check_rows(sources or [], description, **tables, engine=opened, on_progress=on_progress)

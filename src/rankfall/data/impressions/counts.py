@@ -38,7 +38,10 @@ class Counts:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Counts:
         """Read the counts stored in a manifest."""
-        return cls(**{name: Counter(value) if isinstance(value, dict) else value for name, value in content.items()})
+        counts: dict[str, Any] = {}
+        for name, value in content.items():
+            counts[name] = Counter(value) if isinstance(value, dict) else value
+        return cls(**counts)
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that is stored in a manifest."""

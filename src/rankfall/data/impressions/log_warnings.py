@@ -28,7 +28,7 @@ def share(count: int, of: int) -> str:
     return f"{count:,} ({count / of:.2%})" if count else "0"
 
 
-def _count_warnings(counts: dict[str, Any]) -> Iterator[str]:
+def _count_warnings(counts: Mapping[str, Any]) -> Iterator[str]:
     requests = counts["requests"]
     for name, unseen in counts["unseen"].items():
         if unseen >= WORTH_A_WARNING * (values := counts["values"][name]):
@@ -43,7 +43,7 @@ def _count_warnings(counts: dict[str, Any]) -> Iterator[str]:
             yield f"stage {stage}: the log has no items of it"
 
 
-def _source_warnings(about: dict[str, Any]) -> Iterator[str]:
+def _source_warnings(about: Mapping[str, Any]) -> Iterator[str]:
     for source in about["sources"]:
         if source["rows"] == 0:
             yield f"{source['path']} has no rows"

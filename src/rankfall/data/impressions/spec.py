@@ -338,11 +338,6 @@ def _source(value: object) -> object:
 class Spec(Section):
     """The columns, stages and features of a full-stage log."""
 
-    source: Annotated[dict[str, Any] | None, BeforeValidator(_source)] = Field(
-        default=None,
-        description="A function that yields tables of rows, instead of files: its name or reference, such as "
-        "./my_source.py:read, and its options. It is called by 'rankfall prepare rows' only.",
-    )
     request: str = Field(default="request_id", description="The column with the id of the request.")
     item: str = Field(default="item_id", description="The column with the id of the item.")
     user: str | None = Field(default=None, description="The column with the id of the user.")
@@ -371,6 +366,11 @@ class Spec(Section):
     negatives: int = Field(default=0, ge=0, description="The number of random items of the log added to each request.")
     features: FeatureGroups = FeatureGroups()
     sequences: dict[Name, SequenceConfig] = Field(default={}, description="Sequences of events, by name.")
+    source: Annotated[dict[str, Any] | None, BeforeValidator(_source)] = Field(
+        default=None,
+        description="A function that yields tables of rows, instead of files: its name or reference, such as "
+        "./my_source.py:read, and its options. It is called by 'rankfall prepare rows' only.",
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

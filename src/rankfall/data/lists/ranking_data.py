@@ -25,7 +25,6 @@ import pyarrow as pa
 
 from rankfall._files import checksum
 from rankfall._manifest import MANIFEST, has_format, read_manifest
-from rankfall._suggestions import did_you_mean
 from rankfall.data.moments import Moments
 
 if TYPE_CHECKING:
@@ -100,8 +99,7 @@ class RankingData:
         """Return a split by name; ``name:2/5`` is the second of five parts of its lists, in their order."""
         whole, colon, part = name.partition(":")
         if whole not in self.splits:
-            hint = did_you_mean(whole, self.splits)
-            raise ValueError(f"split: {self.path} has no split {whole!r}{hint}; it has {', '.join(self.splits)}")
+            raise ValueError(f"split: {self.path} has no split {whole!r}; it has {', '.join(self.splits)}")
         return _part(self.splits[whole], part) if colon else self.splits[whole]
 
     def __iter__(self) -> Iterator[str]:

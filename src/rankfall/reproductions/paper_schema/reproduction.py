@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rankfall._yaml_config import Section
+from rankfall._yaml_config import ConfigError, Section
 from rankfall.reproductions.paper_schema.methods import Method, check_names
 from rankfall.reproductions.paper_schema.printed import PublishedTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # what a reproduction runs on: ranking lists, impressions of a cascade, operators alone (it needs no data), or nothing
 Kind = Literal["lists", "impressions", "operators", "none"]
@@ -57,6 +60,20 @@ class Reproduction(Section):
             return self
         published = [method for method in self._all_methods if method.variant != "sound"]
         return self.model_copy(update={"methods": published})
+
+    def with_methods(self, own: Sequence[Method]) -> Self:
+        """Return a copy that also runs methods of the user.
+
+        Raises:
+            ConfigError: If it compares no methods, or a name is that of one of its methods.
+        """
+        if own and not self._all_methods:
+            raise ConfigError(f"methods: {self.id} compares no methods, so that none can be added")
+        try:
+            check_names(methods := [*self._all_methods, *own])
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        return self.model_copy(update={"methods": methods}) if own else self
 
     @property
     def _all_methods(self) -> list[Method]:

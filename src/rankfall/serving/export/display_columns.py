@@ -107,8 +107,8 @@ def _decoded(values: pa.Array, rule: Rule, name: str) -> pa.Array:
             raise ValueError(f"{name} is a vector of {rule.size} numbers, expected single numbers or text")
         if not rule.indicator:
             return pa.array(_raw_numbers(rule, np.asarray(values, np.float64)))
-        numbers, missing = np.asarray(values.flatten(), np.float64).reshape(-1, 2).T
-        return pa.array(_raw_numbers(rule, numbers), mask=missing > 0)
+        numbers, indicators = np.asarray(values.flatten(), np.float64).reshape(-1, 2).T
+        return pa.array(_raw_numbers(rule, numbers), mask=indicators > 0)
     if not isinstance(rule, NumberedIds | VocabularyIds):
         raise ValueError(
             f"{name} is hashed or in buckets, so that its values are not known; give a file with raw columns"

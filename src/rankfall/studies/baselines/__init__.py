@@ -21,5 +21,7 @@ def method_of(config: TrainConfig | BaselineConfig) -> Method[Any, Any]:
     from rankfall.training import methods
 
     if isinstance(config, BaselineConfig):
-        return {baseline.kind: baseline for baseline in (LambdaMART, Ridge)}[config.kind](config)
+        baselines: dict[str, Any] = {baseline.kind: baseline for baseline in (LambdaMART, Ridge)}
+        baseline: Method[Any, Any] = baselines[config.kind](config)
+        return baseline
     return methods.method_of(config)

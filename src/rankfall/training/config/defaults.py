@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rankfall.registry import config_value, explicit_operator, options
+from rankfall.registry import config_value, explicit_operator, options, written_default
 from rankfall.training.build_cascade import make_objective, try_depths
+from rankfall.training.config.ranker_config import OwnModelConfig
 
 if TYPE_CHECKING:
     from rankfall.registry import Kind
@@ -14,9 +15,11 @@ if TYPE_CHECKING:
 
 
 def ranker_with_defaults(config: RankerConfig) -> dict[str, Any]:
-    """Return the content of a ranker's configuration with every option of its loss written out."""
+    """Return the content of a ranker's configuration with every option of its loss and of its own model written out."""
     content = config.model_dump(mode="json")
     content["loss"] = _fill(content["loss"], _defaults("loss", config.loss.name))
+    if isinstance(config.model, OwnModelConfig):
+        content["model"] = _fill(content["model"], _defaults("model", config.model.kind))
     return content
 
 
@@ -35,7 +38,17 @@ def _fill(section: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
 
 
 def _defaults(kind: Kind, name: str) -> dict[str, Any]:
-    return {one.name: config_value(one.default) for one in options(kind, name).values() if not one.required}
+    """Return the defaults of a component, except objects of users that no configuration can write."""
+    defaults = {one.name: written_default(one) for one in options(kind, name).values() if not one.required}
+    return {option: default for option, default in defaults.items() if _is_plain(default)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(one) for one in value.values())
+    if isinstance(value, list):
+        return all(_is_plain(one) for one in value)
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _objective_defaults(config: CascadeConfig) -> dict[str, Any]:

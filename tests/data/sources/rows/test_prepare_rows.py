@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -22,11 +23,12 @@ from hypothesis import strategies as st
 from rankfall.data.impressions.counts import stage_counts
 from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.impressions.spec import Spec, validate_spec
+from rankfall.data.sources.problems import TooManyBadError
 from rankfall.data.sources.rows import fit
 from rankfall.data.sources.rows import incremental_merge as collect
 from rankfall.data.sources.rows import prepare_rows as preparing
 from rankfall.data.sources.rows import row_files as source
-from rankfall.data.sources.rows.prepare_rows import prepare_rows
+from rankfall.data.sources.rows.prepare_rows import check_rows, prepare_rows
 from support.rows_witness import Row, Witness
 
 if TYPE_CHECKING:
@@ -221,7 +223,9 @@ def test_impressions_are_those_of_a_loop_over_rows(folder: Path, data: st.DataOb
     rows, spec = data.draw(logs())
     seed = data.draw(st.integers(0, 3))
     suffix = data.draw(st.sampled_from(source.SUFFIXES))
-    log = prepare_rows([write_rows(rows, fresh(folder) / f"log{suffix}")], folder / "out", spec, seed=seed)
+    file = write_rows(rows, fresh(folder) / f"log{suffix}")
+    assert check_rows([file], spec).errors == []
+    log = prepare_rows([file], folder / "out", spec, seed=seed)
     witness = Witness(rows, spec, seed=seed)
     expected = witness.impressions()
     assert list(log.days) == list(expected)
@@ -243,6 +247,37 @@ def test_impressions_are_those_of_a_loop_over_rows(folder: Path, data: st.DataOb
         assert stages[stage]["kept"] == sum(row["depth"].count(place) for row in everything)
         sample = spec.stages[place].sample
         assert stages[stage]["short"] == sum(row["depth"].count(place) < (sample or 0) for row in everything)
+
+
+JUNK = ["", "x", "-1", "-2", "inf", "-inf", "nan", "1.5", "1e400", "9" * 20, "007", "true", "3", "ranked", "2024-01-13"]
+
+
+@pytest.mark.slow
+@examples(15)
+@given(st.data())
+def test_a_log_is_prepared_if_and_only_if_the_check_finds_no_error(folder: Path, data: st.DataObject) -> None:
+    """Cells of a good log are replaced by anything; what is left after dropping bad rows is prepared."""
+    rows, spec = data.draw(logs())
+    path = write_rows(rows, fresh(folder) / "log.csv")
+    frame = pl.read_csv(path, infer_schema_length=0)
+    for _ in range(data.draw(st.integers(1, 4))):
+        row, column = data.draw(st.integers(0, len(rows) - 1)), data.draw(st.sampled_from(frame.columns))
+        value = pl.lit(data.draw(st.sampled_from(JUNK)) or None, pl.String)
+        frame = frame.with_columns(pl.when(pl.int_range(pl.len()) == row).then(value).otherwise(column).alias(column))
+    frame.write_csv(path)
+    check = check_rows([path], spec)
+    try:
+        prepare_rows([path], folder / "out", spec)
+    except ValueError:
+        assert check.errors
+    else:
+        assert not check.errors, check.errors
+    if not check.errors or any(problem.dropped is None for problem in check.errors):
+        return
+    with suppress(TooManyBadError):  # every row is bad
+        log = prepare_rows([path], folder / "rest", spec, skip_bad=len(rows))
+        counts, skipped = log.manifest["about"]["counts"], log.manifest["about"]["skipped"]
+        assert counts["rows"] + skipped["rows"] == len(rows)
 
 
 @examples(20)

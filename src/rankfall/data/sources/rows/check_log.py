@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.spec import Spec
     from rankfall.data.sources.problems import Dropped, Unit
     from rankfall.data.sources.rows.columns import Origin
-    from rankfall.data.sources.rows.raw_log import Tables
+    from rankfall.data.sources.rows.raw_log import OnProblem, Tables
     from rankfall.data.sources.rows.row_files import InvalidRow, RowFile
     from rankfall.data.sources.rows.row_spool import RowSpool
 
@@ -77,37 +77,55 @@ def check_log(
         The problems, and the findings with the rows to be dropped.
     """
     found = Findings(limit)
-    opened = _collector(found)
-    raw = RawLog.open(spec, sources, tables, on_step("reading types of text files", None), engine, opened)
+    raw = RawLog.open(spec, sources, tables, on_step("reading types of text files", None), engine, _collector(found))
     if not raw.types or spec.item not in raw.origins or not raw.files["log"]:
         return DataCheck(0, found.problems()), found  # rows cannot be told apart
     raw = _without_units(raw, found)
     found.order = {str(file): number for number, file in enumerate(raw.files["log"])}
-    joined = {origin: _check_table(raw, origin, found) for origin in raw.files if origin != "log"}
+    joined: dict[Origin, pl.DataFrame] = {}
+    for origin in raw.files:
+        if origin != "log":
+            joined[origin] = _check_table(raw, origin, found)
     with tempfile.TemporaryDirectory(prefix="rankfall-check-", dir=inside) as directory:
         of_rows = _RowCheck(raw, joined, Path(directory), _portions(raw), limit)
-        rows = 0
-        spools: list[RowSpool] = []
-        with closing(engine.map(of_rows.files, raw.parts("log"), on_step("checking rows", None))) as results:
-            for result in results:
-                found.merge(result.findings)
-                rows += result.rows
-                spools += result.spools
+        rows, spools = _check_files(of_rows, found, engine, on_step("checking rows", None))
         of_requests = _RequestCheck(raw, spools, limit)
-        days: list[pl.DataFrame] = []
         on_rows = on_step("checking requests", rows)
-        with closing(engine.map(of_requests.portion, range(of_rows.portions), on_rows)) as portions:
-            for findings, of_portion in portions:
-                found.merge(findings)
-                days.append(of_portion)
+        days = _check_requests(of_requests, of_rows.portions, found, engine, on_rows)
     if not rows and not found.found:
         paths = [Place(str(file)) for file in raw.files["log"]]
         found.add(Kind("error", None, "found no rows", "files"), len(paths), paths)
-    _check_days(raw.spec, pl.concat(days), found)
+    _check_days(raw.spec, days, found)
     return DataCheck(rows, found.problems()), found
 
 
-def _collector(found: Findings) -> Callable[[str | None, str, Sequence[RowFile]], None]:
+def _check_files(check: _RowCheck, found: Findings, engine: Engine, on_rows: Report) -> tuple[int, list[RowSpool]]:
+    """Check the rows of all files by themselves; return their number, and the keys of the good ones."""
+    rows = 0
+    spools: list[RowSpool] = []
+    with closing(engine.map(check.files, check.raw.parts("log"), on_rows)) as results:
+        for result in results:
+            found.merge(result.findings)
+            rows += result.rows
+            spools += result.spools
+    return rows, spools
+
+
+def _check_requests(
+    check: _RequestCheck, portions: int, found: Findings, engine: Engine, on_rows: Report
+) -> pl.DataFrame:
+    """Check all requests; return the first and last time of each day, once for each portion."""
+    days: list[pl.DataFrame] = []
+    with closing(engine.map(check.portion, range(portions), on_rows)) as results:
+        for findings, of_portion in results:
+            found.merge(findings)
+            days.append(of_portion)
+    return pl.concat(days)
+
+
+def _collector(found: Findings) -> OnProblem:
+    """Return the function that counts problems of files and columns."""
+
     def add(column: str | None, message: str, files: Sequence[RowFile]) -> None:
         places = [Place(str(file)) for file in files]
         found.add(Kind("error", column, message, "files" if files else "columns"), max(len(files), 1), places)
@@ -302,8 +320,8 @@ class _RowCheck:
         if spec.day is not None and spec.day in rows.columns:
             columns[DAY] = pl.col(spec.day).cast(pl.String)
         shared = {f"\1{name}": _hashed(raw, rows, name) for name in _shared(raw)}
-        rank = [pl.col(spec.rank)] if spec.rank in rows.columns and spec.rank != spec.item else []
-        return rows.select(spec.request, spec.item, ROW, *rank, **columns, **shared)
+        rank = [spec.rank] if spec.rank in rows.columns else []
+        return rows.select(*dict.fromkeys([spec.request, spec.item, ROW, *rank]), **columns, **shared)
 
 
 def _hashed(raw: RawLog, rows: pl.DataFrame, name: str) -> pl.Expr:

@@ -215,7 +215,7 @@ def with_columns(spec: Spec, changes: Mapping[tuple[str, str], str | None]) -> S
             groups[group][feature_name] = feature
         elif changes[place] is not None:
             groups[group][feature_name] = feature.model_copy(update={"column": changes[place]})
-    new["features"] = spec.features.model_copy(update=dict(groups))
+    new["features"] = spec.features.model_copy(update={**groups})
     new["sequences"] = {
         name: sequence
         for name, sequence in spec.sequences.items()
