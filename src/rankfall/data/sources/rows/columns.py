@@ -207,7 +207,7 @@ def with_columns(spec: Spec, changes: Mapping[tuple[str, str], str | None]) -> S
             stage.model_copy(update={"flag": None}) if f"stages.{stage.name}" in flagless else stage
             for stage in spec.stages
         ]
-    groups: dict[Group, dict[str, FeatureConfig]] = {"user": {}, "context": {}, "item": {}}
+    groups: dict[str, dict[str, FeatureConfig]] = {"user": {}, "context": {}, "item": {}}
     for group, feature_name, feature in spec.features:
         place = f"{group}.{feature_name}", column_of(spec, feature_name, feature)
         follows_time = isinstance(feature, Time) and feature.column is None and changes.get(place)
