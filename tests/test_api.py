@@ -371,6 +371,8 @@ def test_prepare_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert check.to_polars()["count"].to_list() == [problem.count for problem in check.problems]
     with pytest.raises(ValueError, match="spec: missing"):
         rf.prepare(tmp_path / "log.csv", tmp_path / "new")
+    with pytest.raises(ValueError, match="source: missing, and the spec names no source"):
+        rf.prepare(out=tmp_path / "new", spec=SPEC)
     assert not (tmp_path / "new").exists()
 
 
@@ -382,6 +384,13 @@ def test_prepare_letor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert result.manifest["splits"] == expected["splits"]
     assert result.to_polars()["lists"].to_list() == [3]
     assert list(result.open()) == ["S1"]  # type: ignore[arg-type]
+    file.write_text(planted_text(3, 0) + "x qid:1 1:2\n")
+    check = rf.prepare({"S1": file}, layout="letor", check=True, progress=False)
+    capsys.readouterr()
+    assert command("prepare", "letor", f"S1={file}", "--check", "--json") == 1
+    assert as_json(check) == json.loads(capsys.readouterr().out)
+    with pytest.raises(ValueError, match="check: found with the layout mq2007, expected the layout rows or letor or"):
+        rf.prepare(tmp_path, layout="mq2007", check=True)
 
 
 def test_reproduce(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ PUBLIC: dict[str, Callable[..., Any]] = {
     for package in (ops, losses, objectives, metrics, models)
     for name in package.__all__
     if is_documented_by_arguments(getattr(package, name))
-} | {"rankfall.Cascade": rf.Cascade}
+} | {"rankfall.Cascade": rf.Cascade, "rankfall.Ranker": rf.Ranker}
 every_component = pytest.mark.parametrize("name", PUBLIC)
 
 

@@ -24,6 +24,8 @@ from rankfall.data import RankingData
 from rankfall.training.config.ranker_config import validate
 from rankfall.training.train_ranker import load_run, train
 from support.planted import WEIGHTS, config_for
+from support.standin_device import DEVICE
+from support.standin_training import on_standin
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,8 +78,12 @@ def hinge_loss(scores: torch.Tensor, labels: torch.Tensor, *, mask: torch.Tensor
                 "training": {"max_list": 6, "patience": 1, "epochs": 6},
             },
         ),
+        (
+            {"hidden": [4], "precision": "bfloat16", "device": "cpu"},
+            {"model": {"kind": "mlp", "hidden": [4]}, "training": {"precision": "bfloat16", "device": "cpu"}},
+        ),
     ],
-    ids=["linear", "mlp", "grades", "sgd"],
+    ids=["linear", "mlp", "grades", "sgd", "bfloat16"],
 )
 def test_weights_are_those_of_rankfall_train(
     arguments: dict[str, Any], sections: dict[str, Any], data: Path, tmp_path: Path
@@ -259,6 +265,18 @@ def test_equal_states_give_equal_weights(state: Any) -> None:
     assert not np.array_equal(found[0], small(random_state=6).fit(X, y, group).predict(X))
 
 
+def test_a_fit_with_weights_on_a_device_has_the_weights_of_the_cpu() -> None:
+    X, y, group = planted()
+    arguments: dict[str, Any] = {"sample_weight": 1 + y, "eval_X": X, "eval_y": y, "eval_group": group}
+    on_cpu = small().fit(X, y, group, **arguments)
+    with on_standin():
+        ranker = small().fit(X, y, group, **arguments)
+        assert {str(parameter.device) for parameter in ranker.model_.parameters()} == {str(DEVICE)}
+        scores = ranker.predict(X)
+    assert np.array_equal(scores, on_cpu.predict(X))
+    assert ranker.evals_result_ == on_cpu.evals_result_
+
+
 # --- inputs ---------------------------------------------------------------------------------------------------------
 
 
@@ -341,6 +359,12 @@ def test_wrong_data_are_refused(arguments: dict[str, Any], message: str) -> None
         ({"hidden": [4]}, "Ranker: model: unknown key 'hidden'"),
         ({"model": "mlp", "hidden": [0]}, "Ranker: hidden.0: found 0"),
         ({"epochs": 0}, "Ranker: epochs: found 0"),
+        ({"device": "gpu"}, "Ranker: device: found 'gpu'"),
+        pytest.param(
+            {"device": "cuda"},
+            "^device: found cuda, but torch",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU"),
+        ),
         ({"random_state": -1}, "Ranker: random_state: found -1"),
         ({"learning_rate": 1e30, "model": "mlp"}, "Try a smaller learning_rate than 1e\\+30, clip=1$"),
     ],

@@ -43,9 +43,9 @@ from rankfall.training.build_components import check_loss, classifies, make_loss
 from rankfall.training.build_ranker import make_ranker
 from rankfall.training.config.ranker_config import LossConfig, RankerConfig, validate
 from rankfall.training.device import placement_of
-from rankfall.training.in_memory import ListLearner, LossFunction, WeightedLoss, mean_over_lists
+from rankfall.training.in_memory import ListLearner, ListLoop, LossFunction, WeightedLoss, mean_over_lists
 from rankfall.training.label_checks import check_lists
-from rankfall.training.loop import BEST, Loop, train_in
+from rankfall.training.loop import BEST, train_in
 from rankfall.training.own_parts import own_code
 from rankfall.training.run_directory import CHECKPOINTS, TrainingError
 from rankfall.training.scoring import measure, score
@@ -343,7 +343,7 @@ class Ranker:
                 "device": self.device,
                 "precision": self.precision,
                 "compile": self.compile,
-                "checkpoint_every": 1e9,  # nobody resumes it
+                "checkpoint_every": 1e9,  # seconds: never, since a fit cannot be resumed
             },
         }
         return validate(_plain(content), where="Ranker")
@@ -403,14 +403,14 @@ class Ranker:
         data = RankingData(Path("memory"), manifest, {TRAINING: train, **evaluated})
         lists = Lists([train])
         check_lists(lists, self._shown(config).loss.name)
-        # The loop writes its checkpoints to a directory. It is the loop of `rankfall train`.
+        # The loop of `rankfall train` writes the best weights to a directory.
         with tempfile.TemporaryDirectory(prefix="rankfall-") as directory:
             out = Path(directory)
             with seeded(config.training.seed, config.training.threads, placement_of(config.training).device):
                 grades = count_grades(lists, self._shown(config).loss.name) if self._classifies(config) else None
                 model = make_ranker(config.model, fit_scaling(data, config.data), grades)
                 learner = ListLearner(self._shown(config), out, model, built, lists, evaluated, metrics, weights)
-                loop = Loop(learner, config, out, data={}, on_epoch=self._on_epoch)
+                loop = ListLoop(learner, config, out, data={}, on_epoch=self._on_epoch)
                 result = train_in(loop, {}, resume=False, on_notice=warnings.warn)
             learner.load_best(out / CHECKPOINTS / BEST)
         return learner, result

@@ -362,6 +362,31 @@ def test_wrong_roles_are_refused(given: str, message: str, tmp_path: Path, capsy
     assert message in capsys.readouterr().err
 
 
+def test_values_that_prepare_cannot_read_are_named(tmp_path: Path) -> None:
+    rows = [
+        {
+            "ImpressionID": number,
+            "Time": f"{time:%m/%d/%Y %I:%M:%S %p}",
+            "visitor_country_id": user % 3,
+            "History": f"N{user} N7",
+            "News": f"N{product}",
+            "pCTR": 0.25 + place / 64,
+            "Clicked": ["no", "yes"][(number + place) % 2],
+        }
+        for number, time, user in shop(40)
+        for place, product in enumerate(random_values.sample(list(PRODUCTS), 6))
+    ]
+    draft = draft_files([write_csv(tmp_path / "mind.csv", rows)], tmp_path)
+    time_problem, label_problem = draft.problems
+    assert time_problem.startswith(
+        "time: found '03/01/2024 12:00:00 ' in Time, expected times such as 2024-01-13T08:30:00"
+    )
+    assert label_problem == "label: found the texts no, yes in Clicked, expected 0 or 1"
+    assert draft.guesses is not None
+    found = {name: guess.role for name, guess in draft.guesses.of.items()}
+    assert (found["visitor_country_id"], found["History"], found["pCTR"]) == ("context_feature", "ignore", "ignore")
+
+
 def test_existing_files_are_never_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.yaml").write_text("mine")
     assert run("init", unnamed(tmp_path), "--out", tmp_path) == 1

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.log import ImpressionLog
     from rankfall.data.impressions.spec import Spec
     from rankfall.data.lists.ranking_data import RankingData
+    from rankfall.data.sources.letor.recipe import Recipe
     from rankfall.data.sources.problems import DataCheck
 
 Layout = Literal["rows", "letor", "recflow", "movielens", "mq2007"]
@@ -98,8 +99,8 @@ def _split_row(name: str, about: Mapping[str, Any]) -> dict[str, Any]:
 
 @overload
 def prepare(
-    source: Sources,
-    out: PathLike,
+    source: Sources | None = None,
+    out: PathLike | None = None,
     *,
     layout: Layout = "rows",
     spec: ConfigLike | None = None,
@@ -114,7 +115,7 @@ def prepare(
 
 @overload
 def prepare(
-    source: Sources,
+    source: Sources | None = None,
     out: PathLike | None = None,
     *,
     check: Literal[True],
@@ -129,7 +130,7 @@ def prepare(
 
 
 def prepare(
-    source: Sources,
+    source: Sources | None = None,
     out: PathLike | None = None,
     *,
     layout: Layout = "rows",
@@ -144,13 +145,14 @@ def prepare(
     """Prepare raw data for training, or check them.
 
     Args:
-        source: Files or directories. For ``layout="letor"`` a dictionary with the file or files of each split, for
-            RecFlow, MovieLens and MQ2007 their directory.
+        source: Files or directories of rows; none if `spec` names a source. For ``layout="letor"`` a dictionary with
+            the file or files of each split, for RecFlow, MovieLens and MQ2007 their directory.
         out: Directory to write. A check needs none.
         layout: ``"rows"``, your own log with one row per request and item; ``"letor"``, ranking text; ``"recflow"``,
             ``"movielens"`` or ``"mq2007"``, public data as they are published.
         spec: For ``"rows"``: description of columns, stages and features, as a YAML file, a dictionary or a model.
-        check: For ``"rows"``: read everything, write nothing, and return all problems of the log.
+        check: Read everything, write nothing, and return all problems of the data; for ``"rows"``, ``"letor"`` and
+            ``"recflow"``.
         force: Replace data in `out`.
         engine: ``"local"`` or, for ``"rows"`` and ``"recflow"``, ``"ray"``.
         progress: True shows progress on standard error, False shows none, a function receives
@@ -174,7 +176,7 @@ def prepare(
         report(Progress("reading"))
         work = _Preparation(source, Path(out or ""), described, force, opened, report, options)
         if check:
-            return _check_rows(work)
+            return _CHECKS[layout](work)
         prepared = _LAYOUTS[layout](work)
     result = PreparedData(prepared.manifest, Path(work.out))
     issue(result.warnings, on_notice)
@@ -191,7 +193,7 @@ def _check_arguments(layout: str, out: PathLike | None, spec: ConfigLike | None,
         raise ValueError("out: missing, expected a directory to write")
     for name, found, layouts in (
         ("spec", spec is not None, ("rows",)),
-        ("check", check, ("rows",)),
+        ("check", check, tuple(_CHECKS)),
         ("engine", engine != "local", ("rows", "recflow")),
     ):
         if found and layout not in layouts:
@@ -212,7 +214,7 @@ def _spec(spec: ConfigLike) -> Spec:
 class _Preparation:
     """The arguments of :func:`prepare`."""
 
-    source: Sources
+    source: Sources | None
     out: Path
     spec: Spec | None
     force: bool
@@ -246,6 +248,10 @@ class _Preparation:
         """Return files and directories of rows."""
         if isinstance(self.source, Mapping):
             raise ValueError("source: found a dictionary, expected files or directories of rows")
+        if self.source is None:
+            if self.spec is None or self.spec.source is None:
+                raise ValueError("source: missing, and the spec names no source")
+            return []
         given = [self.source] if isinstance(self.source, str | os.PathLike) else self.source
         paths = [Path(one) for one in given]
         for path in paths:
@@ -282,7 +288,21 @@ def _check_rows(work: _Preparation) -> DataCheck:
 
 
 def _letor(work: _Preparation) -> Any:
-    from rankfall.data import Recipe, prepare_letor
+    from rankfall.data import prepare_letor
+
+    splits, recipe, options = _letor_arguments(work)
+    return prepare_letor(splits, work.out, recipe, force=work.force, **options)
+
+
+def _check_letor(work: _Preparation) -> DataCheck:
+    from rankfall.data.sources.letor.check_letor import check_letor
+
+    splits, recipe, options = _letor_arguments(work)
+    return check_letor(splits, recipe, **options)
+
+
+def _letor_arguments(work: _Preparation) -> tuple[dict[str, list[Path]], Recipe, dict[str, Any]]:
+    from rankfall.data import Recipe
 
     names = [one.name for one in fields(Recipe)]
     options = work.among([*names, "groups", "threads"])
@@ -290,7 +310,7 @@ def _letor(work: _Preparation) -> Any:
     splits = work.splits()
     total = sum(path.stat().st_size for paths in splits.values() for path in paths if path.is_file())
     count = counter(work.report, "reading (bytes)")
-    return prepare_letor(splits, work.out, recipe, force=work.force, on_read=lambda read: count(read, total), **options)
+    return splits, recipe, {**options, "on_read": lambda read: count(read, total)}
 
 
 def _recflow(work: _Preparation) -> Any:
@@ -300,6 +320,13 @@ def _recflow(work: _Preparation) -> Any:
     return prepare_recflow(
         work.directory(), work.out, force=work.force, engine=work.engine, on_progress=shown, **options
     )
+
+
+def _check_recflow(work: _Preparation) -> DataCheck:
+    from rankfall.data.sources.recflow import check_recflow
+
+    options, shown = work.checked(check_recflow), stepper(work.report)
+    return check_recflow(work.directory(), engine=work.engine, on_progress=shown, **options)
 
 
 def _movielens(work: _Preparation) -> Any:
@@ -329,4 +356,9 @@ _LAYOUTS: dict[str, Callable[[_Preparation], Any]] = {
     "recflow": _recflow,
     "movielens": _movielens,
     "mq2007": _mq2007,
+}
+_CHECKS: dict[str, Callable[[_Preparation], DataCheck]] = {
+    "rows": _check_rows,
+    "letor": _check_letor,
+    "recflow": _check_recflow,
 }

@@ -80,8 +80,6 @@ def compare(
             progress=display.show,
             on_notice=display.note,
         )
-    from rankfall.reporting.comparison_table import terminal_table
-
     if as_json:
         print_json(result.to_json())
     elif result.methods:

@@ -92,8 +92,6 @@ def tune(
                 on_notice=display.note,
                 stop=stop,
             )
-    from rankfall.reporting.search_table import terminal_search
-
     if as_json:
         print_json(result.to_json())
     else:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from rankfall._tensor_file import read_checkpoint
 from rankfall.data.lists.list_loader import Lists
-from rankfall.training.device import device_of
+from rankfall.training.device import moved
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.divergence_hints import divergence_hints
+from rankfall.training.loop import Loop
 from rankfall.training.run_directory import TrainingError
 from rankfall.training.scoring import measure, score
 from rankfall.training.train_ranker import RankerLearner
@@ -60,7 +61,7 @@ class ListLearner(RankerLearner):
         """Compute the loss of a batch."""
         if self.weights is not None:
             padded = batch.pad(self.weights[torch.from_numpy(batch.rows)])
-            self.loss.weight = padded.to(device_of(self.model))
+            self.loss.weight = moved(padded.pin_memory() if self.placement.pins else padded, self.placement.device)
         return super().terms(batch, position)
 
     def validate(self) -> dict[str, float]:
@@ -89,6 +90,13 @@ class ListLearner(RankerLearner):
         """Load the weights of the best epoch."""
         tensors, _ = read_checkpoint(path, lambda name: name.startswith("model."))
         self.model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()})
+
+
+class ListLoop(Loop["ListBatch"]):
+    """The loop of a fit. It keeps the best weights and writes no checkpoints, because a fit cannot be resumed."""
+
+    def save(self) -> None:
+        """Do nothing instead of writing a checkpoint."""
 
 
 class WeightedLoss(nn.Module):

@@ -51,16 +51,33 @@ SCORE = {"score", "scores", "logit", "prediction", "pred", "predicted", "punktza
 SEQUENCE = {"history", "hist", "sequence", "seq", "recent", "last", "past", "previous", "verlauf", "events"}
 CATEGORY = {
     *("category", "cat", "kategorie", "brand", "marke", "type", "typ", "class", "group", "segment", "gender", "city"),
-    *("country", "land", "stadt", "region", "zip", "plz", "device", "channel", "level", "author", "seller", "shop"),
+    *(
+        "country",
+        "location",
+        "destination",
+        "land",
+        "stadt",
+        "region",
+        "zip",
+        "plz",
+        "device",
+        "channel",
+        "level",
+        "author",
+        "seller",
+        "shop",
+    ),
     *("store", "color", "farbe", "size", "genre", "language", "sprache", "province", "weekday", "month", "hour"),
 }
+
+COARSE = {"coarse", "rough", "grob"}
 
 # Names of stages and of what happens to items, from the beginning of the funnel to its end.
 FUNNEL: list[set[str]] = [
     {"candidate", "candidates", "pool", "none", "kandidat"},
     {"retrieval", "retrieved", "recall", "recalled", "match", "matched", "matching", "gefunden"},
     {"prerank", "preranked", "preranking", "preselection", "vorauswahl", "vorsortiert", "filter", "filtered"},
-    {"coarse", "rough", "grob"},
+    COARSE,
     {"rank", "ranked", "ranking", "fine", "fein", "sortiert", "gerankt", "scored"},
     {"rerank", "reranked", "reranking", "mix", "mixed", "final", "blended"},
     {*SHOWN, "impression", "impressed", "view", "viewed", "ansicht", "display", "listed", "page"},
@@ -80,7 +97,7 @@ FUNNEL: list[set[str]] = [
         "conversion",
     },
 ]
-_PREFIXES = {"pre": "pre", "re": "re"}  # pre_rank and pre-rank are one word
+_PREFIXES = {"pre", "re", "p"}  # pre_rank, pre-rank and pCTR are one word
 _OUTCOMES = {"neg": 0, "negative": 0, "dropped": 0, "pos": 1, "positive": 1, "kept": 1}
 
 
@@ -117,6 +134,8 @@ def key_match(name: str, role: str) -> int:
 
     >>> key_match("userId", "user"), key_match("user_city", "user"), key_match("parent_product_id", "item")
     (3, 0, 1)
+    >>> key_match("visitor_country_id", "user")
+    0
     """
     found = words(name)
     rest = [word for word in found if word not in ID]
@@ -125,7 +144,8 @@ def key_match(name: str, role: str) -> int:
         return 3
     if not rest and found:
         return 1 if role == "request" else 0  # a column "id"
-    return 1 if len(rest) < len(found) and any(word in known for word in rest) else 0
+    of_part = len(rest) < len(found) and any(word in known for word in rest) and not CATEGORY & set(rest)
+    return 1 if of_part else 0
 
 
 def funnel_place(name: str) -> tuple[int, int] | None:
@@ -133,9 +153,12 @@ def funnel_place(name: str) -> tuple[int, int] | None:
 
     >>> funnel_place("prerank_neg") < funnel_place("rank_neg") < funnel_place("rank_pos") < funnel_place("is_shown")
     True
+    >>> funnel_place("coarse_rank") < funnel_place("fine_rank")
+    True
     """
     found = words(name)
     places = [place for place, known in enumerate(FUNNEL) if known & set(found)]
     if not places:
         return None
-    return max(places), max((_OUTCOMES[word] for word in found if word in _OUTCOMES), default=0)
+    place = min(places) if COARSE & set(found) else max(places)
+    return place, max((_OUTCOMES[word] for word in found if word in _OUTCOMES), default=0)

@@ -6,6 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
 from rankfall.data.impressions.stage_depth import above_zero
@@ -25,6 +26,8 @@ _YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 _COMMENT_AT = 46
 _MANY_VALUES = 20_000
 _SKEWED = 20.0  # the largest number over the median from which a logarithm helps
+_KEYS: tuple[Role, ...] = ("request", "item", "user")
+_PLACES: tuple[Role, ...] = ("stage", "rank", "position")
 _GROUPS: dict[Group, Role] = {"user": "user_feature", "context": "context_feature", "item": "item_feature"}
 
 
@@ -103,8 +106,8 @@ class _SpecDraft:
         return f"{text:<{_COMMENT_AT}}  # {comment}" if comment else text
 
     def _keys(self) -> Iterator[str]:
-        for role in ("request", "item", "user"):
-            if (column := self.guesses.one(role)) is not None:  # type: ignore[arg-type]
+        for role in _KEYS:
+            if (column := self.guesses.one(role)) is not None:
                 yield self._line(f"{role}: {quoted(column)}", column)
         if (column := self.guesses.one("time")) is not None:
             unit = self.facts[column].unit
@@ -112,8 +115,8 @@ class _SpecDraft:
             yield self._line(f"time: {text}", column, "days begin in UTC unless zone: says otherwise")
         if (column := self.guesses.one("day")) is not None:
             yield self._line(f"day: {quoted(column)}", column)
-        for role in ("stage", "rank", "position"):
-            if (column := self.guesses.one(role)) is not None:  # type: ignore[arg-type]
+        for role in _PLACES:
+            if (column := self.guesses.one(role)) is not None:
                 yield self._line(f"{role}: {quoted(column)}", column)
 
     def _stages(self) -> Iterator[str]:
@@ -185,7 +188,7 @@ class _SpecDraft:
         if facts.kind == "vector":
             return f"{{kind: dense{options}, size: {facts.size}}}"
         values = self.sample.frame[facts.name].cast(pl.Float64).drop_nulls().drop_nans()
-        median = float(values.median() or 0)  # type: ignore[arg-type]
+        median = float(np.median(values.to_numpy()))
         if facts.low >= 0 and facts.high > _SKEWED * max(median, 1e-9):
             options += ", log1p: true"
         if facts.missing:

@@ -23,6 +23,8 @@ def guess_features(seen: Evidence) -> None:
             _guess_sequence(seen, facts, of_request=of_request)
         elif facts.kind == "time":
             seen.set(facts.name, "ignore", "medium", "another time; a feature {kind: time} can use a part of it")
+        elif facts.kind == "text" and SEQUENCE & set(words(facts.name)) and " " in facts.examples[0]:
+            seen.set(facts.name, "ignore", "medium", "text of several values; a sequence needs a column of lists")
         elif facts.kind == "text" and facts.distinct > 0.5 * len(seen.frame):
             seen.set(facts.name, "ignore", "medium", "text that is different in most rows")
         elif of_request and seen.is_constant(user, facts.name):

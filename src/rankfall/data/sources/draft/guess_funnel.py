@@ -154,8 +154,14 @@ def guess_labels(seen: Evidence) -> None:
     if label is None and not seen.guesses.stages:
         flags = [facts.name for facts in seen.free() if facts.is_flag and not seen.is_constant(item, facts.name)]
         flags = [name for name in flags if not seen.is_constant(seen.column("request"), name)]
+        texts = [facts for facts in seen.free() if facts.kind == "text" and LABEL & set(words(facts.name))]
         if len(flags) == 1:
             seen.set(flags[0], "label", "low", "the only column of 0 and 1 that differs within a request")
+        elif texts:
+            values = ", ".join(texts[0].examples)
+            seen.guesses.problems.append(
+                f"label: found the texts {values} in {texts[0].name}, expected numbers, 0 or 1"
+            )
         else:
             seen.problem("label", "no column says which items are relevant, such as clicked or bought", flags)
 
@@ -220,13 +226,14 @@ def _set_place(seen: Evidence, facts: ColumnFacts, request: str, *, is_position:
         return
     keys = [request, facts.name, *filter(None, [seen.column("stage")])]
     repeats = share(shown.select(keys).is_duplicated())
-    role: Role = "position" if is_position and shown[facts.name].min() == 0 else "rank"
+    first = min(shown[facts.name].to_list(), default=0)
+    role: Role = "position" if is_position and first == 0 else "rank"
     if repeats > 0.02:
         seen.set(facts.name, "ignore", "low", "the name of a rank, but items of a request share values")
     elif seen.column(role) is not None:
         seen.set(facts.name, "ignore", "medium", f"a second {role}")
     else:
-        seen.set(facts.name, role, "high", f"its name, from {shown[facts.name].min()}, differs within a request")
+        seen.set(facts.name, role, "high", f"its name, from {first}, differs within a request")
         if is_position and role == "rank":
             seen.guesses.checks.append(
                 f"{facts.name} counts from 1 and is used as rank; for click bias, add a column from 0 and name "

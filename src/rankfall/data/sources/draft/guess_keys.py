@@ -89,6 +89,11 @@ def _choose_moment(seen: Evidence) -> None:
         return
     if times:
         seen.problem("time", f"{times[0]} has several values within a request; a request has one time", times)
+    elif unread := [facts for facts in seen.free() if facts.kind == "text" and MOMENT & set(words(facts.name))]:
+        name, example = unread[0].name, unread[0].examples[0]
+        seen.guesses.problems.append(
+            f"time: found {example!r} in {name}, expected times such as 2024-01-13T08:30:00 or whole numbers since 1970"
+        )
     else:
         seen.problem("time", "no column has dates, times or numbers of seconds since 1970 and the name of a time")
 
