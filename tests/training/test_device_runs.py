@@ -26,6 +26,7 @@ from rankfall.training.run_directory import Stopped, TrainingError
 from rankfall.training.train_cascade import LogLearner
 from support.cascades import content, liked_log
 from support.interrupted import cascade_content, outcome, train
+from support.logs import DAYS
 from support.planted import config_for
 from support.resuming import contents
 from support.standin_device import DEVICE, MixedDevicesError, SynchronisationError
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 KINDS = pytest.mark.parametrize("kind", ["cascade", "ranker", "adamw", "sgd"])
 
+ONE_EPOCH = {"training": {"epochs": 1, "checkpoint_every": 1e9}}
 # the kernel of neural_sort for CPUs adds in another order
 SAME_BITS = {"name": "dftopk", "tau": {"start": 10, "end": 1}}
 
@@ -76,9 +78,10 @@ def after(batches: int) -> Callable[[], bool]:
 @pytest.mark.usefixtures("same_noise")
 def test_an_interrupted_run_on_a_device_ends_as_one_on_the_cpu(kind: str, tmp_path: Path) -> None:
     # noise, dropout, sparse and shared tables, learned weights, schedules, every optimizer
-    wanted = merge(contents()[kind], {"training": {"epochs": 1, "checkpoint_every": 1e9}})
+    wanted = merge(contents()[kind], ONE_EPOCH)
     if kind == "cascade":
         wanted["objective"]["topk"] = SAME_BITS
+        wanted["data"]["train"] = DAYS[0]
     train(wanted, tmp_path / "cpu")
     notices: list[str] = []
     with on_standin(synchronises=kind == "cascade"):
@@ -154,7 +157,7 @@ def test_results_are_totals_over_all_processes(liked: Path, tmp_path: Path) -> N
 @pytest.mark.usefixtures("same_noise")
 def test_a_stream_on_a_device(tmp_path: Path, log: Path) -> None:
     opened = ImpressionLog.load(log)
-    days = {name: day.manifest["sha256"] for name, day in opened.days.items()}
+    days = {name: opened.days[name].manifest["sha256"] for name in DAYS[:2]}
     wanted = cascade_content(log)
     wanted["objective"]["topk"] = SAME_BITS
     config = validate_cascade(wanted)
@@ -192,7 +195,7 @@ def test_evaluation_follows_the_device(liked: Path, tmp_path: Path, data: Path) 
 
 
 def test_noise_is_the_same_after_an_interruption(tmp_path: Path) -> None:
-    wanted = merge(contents()["cascade"], {"training": {"epochs": 1, "checkpoint_every": 1e9}})
+    wanted = merge(contents()["cascade"], {**ONE_EPOCH, "data": {"train": DAYS[0]}})
     with on_standin(synchronises=True):
         train(wanted, tmp_path / "whole")
         with pytest.raises(Stopped):
