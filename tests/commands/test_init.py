@@ -381,7 +381,7 @@ def test_values_that_prepare_cannot_read_are_named(tmp_path: Path) -> None:
     assert time_problem.startswith(
         "time: found '03/01/2024 12:00:00 ' in Time, expected times such as 2024-01-13T08:30:00"
     )
-    assert label_problem == "label: found the texts no, yes in Clicked, expected 0 or 1"
+    assert label_problem == "label: found the texts no, yes in Clicked, expected numbers, 0 or 1"
     assert draft.guesses is not None
     found = {name: guess.role for name, guess in draft.guesses.of.items()}
     assert (found["visitor_country_id"], found["History"], found["pCTR"]) == ("context_feature", "ignore", "ignore")
