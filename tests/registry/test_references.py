@@ -186,6 +186,14 @@ def test_entry_points_are_named_without_importing_them(installed: Path) -> None:
         registry.get("model", "toy")
 
 
+def test_two_packages_with_one_name_are_named(installed: Path) -> None:
+    write(installed / "other-1.0.dist-info" / "METADATA", "Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    write(installed / "other-1.0.dist-info" / "entry_points.txt", "[rankfall]\nloss.toy_focal = other.losses:focal\n")
+    with pytest.raises(UnresolvedError, match=r"'toy_focal', which is an entry point of two packages: by .* and by .*"):
+        registry.get("loss", "toy_focal")
+    assert "toy_focal" in registry.names("loss")
+
+
 # --- decorators ---------------------------------------------------------------------------------------------------
 
 

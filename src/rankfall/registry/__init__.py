@@ -31,7 +31,7 @@ from rankfall.register import Kind as Kind
 from rankfall.register import registered
 from rankfall.registry.builtin_components import builtins as builtins
 from rankfall.registry.contracts import check_component
-from rankfall.registry.references import entry_points, is_reference, resolve
+from rankfall.registry.references import entry_point, entry_points, is_reference, resolve
 from rankfall.registry.signatures import REQUIRED as REQUIRED
 from rankfall.registry.signatures import Option as Option
 from rankfall.registry.signatures import Parameter, namespace_of, options_of, parameters_of
@@ -95,8 +95,8 @@ def get(kind: Kind, name: str) -> Callable[..., Any]:
         return check_component(kind, name, resolve(kind, name))
     if name in registered(kind):
         return check_component(kind, name, registered(kind)[name].component)
-    if name in (points := entry_points(kind)):
-        return check_component(kind, name, resolve(kind, points[name]))
+    if reference := entry_point(kind, name):
+        return check_component(kind, name, resolve(kind, reference))
     raise ValueError(f"{kind}: {unknown(kind, name)}")
 
 

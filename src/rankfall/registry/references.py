@@ -164,21 +164,38 @@ def source_of(kind: Kind, name: str) -> Source | None:
         return None
     if found := register.registered(kind).get(name):
         return _source(kind, name, Path(found.file) if found.file and Path(found.file).is_file() else None)
-    points = entry_points(kind)
-    if name not in points:
+    reference = entry_point(kind, name)
+    if reference is None:
         raise UnresolvedError(f"{kind}: found {name!r}, which is neither built in nor registered")
-    return _source(kind, name, find(kind, points[name]))
+    return _source(kind, name, find(kind, reference))
 
 
 @cache
-def _all_entry_points() -> tuple[tuple[str, str], ...]:
-    return tuple((one.name, one.value) for one in importlib.metadata.entry_points(group=ENTRY_POINTS))
+def _all_entry_points() -> tuple[tuple[str, str, str], ...]:
+    """Return the name, the reference and the package of every entry point."""
+    found = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    return tuple((one.name, one.value, one.dist.name if one.dist else "") for one in found)
 
 
 def entry_points(kind: Kind) -> dict[str, str]:
     """Return the references of the installed entry points of one kind by name, without importing them."""
-    named = [(name.partition("."), value) for name, value in _all_entry_points()]
+    named = [(name.partition("."), value) for name, value, _ in _all_entry_points()]
     return {name: value for (of, _, name), value in named if of == kind and name}
+
+
+def entry_point(kind: Kind, name: str) -> str | None:
+    """Return the reference of an entry point, or None if there is none of this name.
+
+    Raises:
+        UnresolvedError: If two packages use the name for different components.
+    """
+    found = {value: package for full, value, package in _all_entry_points() if full == f"{kind}.{name}"}
+    if len(found) > 1:
+        places = " and by ".join(f"{package} ({value})" for value, package in found.items())
+        raise UnresolvedError(
+            f"found {name!r}, which is an entry point of two packages: by {places}; uninstall one of them"
+        )
+    return next(iter(found), None)
 
 
 # --- modules ------------------------------------------------------------------------------------------------------
@@ -210,7 +227,7 @@ def _load_file(kind: str, reference: str) -> ModuleType:
 
 def _load_module(kind: str, reference: str, name: str) -> ModuleType:
     file = _find_module(reference, name)
-    if str(file) not in _LOADED and reference not in dict(_all_entry_points()).values():
+    if str(file) not in _LOADED and reference not in {value for _, value, _ in _all_entry_points()}:
         check_import(reference, file)
     here = str(Path.cwd())
     if here not in sys.path:

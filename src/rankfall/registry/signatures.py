@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -124,13 +125,17 @@ class Option:
 def part_of(annotation: Any) -> Part | None:
     """Return the kind of component that an annotation stands for.
 
-    >>> part_of("rf.ops.TopK | None"), part_of("SoftSort"), part_of("int")
+    >>> part_of("rf.ops.TopK | None"), part_of("Optional[SoftSort]"), part_of("int")
     ('topk', 'sort', None)
     """
     if isinstance(annotation, str):
-        names = [one.strip().rpartition(".")[2] for one in annotation.split("|")]
+        members = re.split(r"[|,\[\]]", annotation) if "Literal" not in annotation else []
     else:
-        names = [getattr(one, "__name__", "") for one in get_args(annotation) or (annotation,)]
+        members = [
+            getattr(one, "__forward_arg__", None) or getattr(one, "__name__", "")
+            for one in get_args(annotation) or (annotation,)
+        ]
+    names = [one.strip().rpartition(".")[2] for one in members]
     return next((_PARTS[name] for name in names if name in _PARTS), None)
 
 
