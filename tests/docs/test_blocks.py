@@ -37,10 +37,19 @@ objective: {name: lcron, topk: {name: lapsum_topk, tau: 1.0}}
 training: {batch: 256}
 """
 RANKER = """\
-data: {path: mq2007, train: [S1, S2, S3], valid: S4, test: S5}
+data: {path: prepared/mq2007, train: [S1, S2, S3], valid: S4, test: S5}
 model: {kind: mlp, hidden: [8]}
 loss: {name: lambda_loss, k: 5}
 training: {epochs: 1, batch: 8}
+"""
+COMPARISON = """\
+data: {path: prepared/mq2007, train: [S1, S2, S3], valid: S4, test: S5}
+model: {kind: mlp, hidden: [8]}
+training: {batch: 8}
+methods:
+  RankNet: {loss: {name: ranknet_loss}}
+  LambdaLoss: {loss: {name: lambda_loss}}
+seeds: [0, 1]
 """
 
 
@@ -125,13 +134,15 @@ def example_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (directory / f"{split}.txt").write_text("\n".join(rows) + "\n", encoding="utf-8")
     (directory / "config.yaml").write_text(CONFIG, encoding="utf-8")
     (directory / "ranker.yaml").write_text(RANKER, encoding="utf-8")
+    (directory / "mq2007.yaml").write_text(COMPARISON, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(directory)
         assert run("simulate", "log", "--preset", "tiny") == 0
-        assert run("prepare", "letor", *(f"S{n}=S{n}.txt" for n in range(1, 6)), "--out", "mq2007") == 0
+        assert run("prepare", "letor", *(f"S{n}=S{n}.txt" for n in range(1, 6)), "--out", "prepared/mq2007") == 0
         assert run("train", "config.yaml", "--out", "runs/lcron") == 0
     shutil.copytree(directory / "runs" / "lcron", directory / "runs" / "first")
     shutil.copytree(directory / "log", directory / "other-log")
+    shutil.copytree(directory / "prepared" / "mq2007", directory / "elsewhere")
     return directory
 
 
@@ -151,6 +162,8 @@ def test_blocks_run_in_order(page: Path, example_files: Path, tmp_path: Path, mo
     names: dict[str, Any] = {}
     for block in runnable(page):
         if block.language == "python":
+            for made in re.findall(r'rf\.train\(.*"(runs/\w+)"', block.body):
+                shutil.rmtree(made, ignore_errors=True)
             exec(compile("\n" * block.line + block.body, str(page), "exec"), names)
         for line in lines(block) if block.language == "sh" else ():
             execute(line, f"{name(page)}:{block.line}")
