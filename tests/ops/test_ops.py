@@ -13,7 +13,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from rankfall import ops
+from rankfall import ops, registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +50,9 @@ INCLUSIONS: dict[str, dict[str, Any]] = {
     "topk/dftopk": {"tau": 0.7},
     "topk/sparse_topk": {"tau": 0.7},
 }
+# An operator without an entry of its own is tested with its default options.
+SORTS |= {name: {} for name in registry.sorts() if name not in SORTS}
+TOPKS |= {name: {} for name in registry.builtins("operator") if name not in {*SORTS, *TOPKS, "hard_topk"}}
 SOFT_TOPKS = {**TOPKS, **INCLUSIONS}
 ALL = {**SORTS, **SOFT_TOPKS, "hard_topk": {}}
 

@@ -187,6 +187,9 @@ def test_a_module_that_is_not_found_from_here(parts: Path) -> None:
         SourceError, match=rf"parts_elsewhere is not found from here; it was {parts}.*in {parts.parent}"
     ):
         check_present([source], "runs/first")
+    registered = Source("loss", "of_a_notebook", str(parts), checksum(parts))
+    with pytest.raises(SourceError, match=rf"'of_a_notebook' was defined in {parts} .* neither registered in this"):
+        check_present([registered], "runs/first")
 
 
 def test_resuming_with_other_code_is_refused(parts: Path, log: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,6 @@ from rankfall.api.display import Progress, issue, reported, stepper, warn
 from rankfall.api.extras import write_figures
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from rankfall.api.arguments import PathLike
     from rankfall.api.display import OnNotice, ProgressLike
     from rankfall.reproductions.list_data import DataSource
@@ -109,7 +108,7 @@ def reproduce(
     from rankfall.reproductions.catalogue import find_reproduction, load_methods
 
     reproduction = find_reproduction(name)
-    own = [] if methods is None else load_methods(methods)
+    own = [] if methods is None else load_methods(methods if isinstance(methods, Mapping) else Path(methods))
     source = data_source(reproduction, data)
     directory = Path(out) if out is not None else DEFAULT_OUT / reproduction.id
     directory.mkdir(parents=True, exist_ok=True)

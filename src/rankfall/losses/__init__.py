@@ -57,8 +57,6 @@ Examples:
     tensor(0.2414)
 """
 
-from typing import TYPE_CHECKING
-
 from rankfall.losses.adaptive import ARFLoss, ARFv2Loss
 from rankfall.losses.approx import ApproxNDCGLoss, approx_ndcg_loss
 from rankfall.losses.listwise import ListMLELoss, SoftmaxLoss, listmle_loss, softmax_loss
@@ -131,5 +129,4 @@ __all__ = [
     "topk_bce_loss",
 ]
 
-if not TYPE_CHECKING:  # the components of files that are not imported above
-    __getattr__ = export_others(__name__, __all__)
+export_others(__name__, __all__)  # the components of files that are not imported above

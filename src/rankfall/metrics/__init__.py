@@ -31,8 +31,6 @@ Examples:
     tensor([1., 1.])
 """
 
-from typing import TYPE_CHECKING
-
 from rankfall.metrics.funnel import FunnelResult, funnel
 from rankfall.metrics.ranking import arp, average_precision, hit_rate, mrr, ndcg, opa, precision, recall
 from rankfall.metrics.significance import Row, TestResult, compare, crossed_test, holm, paired_test, two_sample_test
@@ -58,5 +56,4 @@ __all__ = [
     "two_sample_test",
 ]
 
-if not TYPE_CHECKING:  # the components of files that are not imported above
-    __getattr__ = export_others(__name__, __all__)
+export_others(__name__, __all__)  # the components of files that are not imported above

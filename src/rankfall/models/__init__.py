@@ -62,8 +62,7 @@ __all__ = [
     "from_config",
 ]
 
-if not TYPE_CHECKING:  # the models of files that are not imported above
-    __getattr__ = export_others(__name__, __all__)
+export_others(__name__, __all__)  # the models of files that are not imported above
 
 KINDS: dict[str, type[Scorer]] = {
     name: registry.get("model", name)  # type: ignore[misc]  # built-in models are scorers

@@ -27,8 +27,6 @@ Examples:
     ['e2e', 'stage1/single', 'stage2/single']
 """
 
-from typing import TYPE_CHECKING
-
 from rankfall.objectives._stages import Impression as Impression  # the argument of `terms`, for your own objectives
 from rankfall.objectives._stages import Objective
 from rankfall.objectives.icc import ICC
@@ -52,5 +50,4 @@ __all__ = [
     "SortCE",
 ]
 
-if not TYPE_CHECKING:  # the components of files that are not imported above
-    __getattr__ = export_others(__name__, __all__)
+export_others(__name__, __all__)  # the components of files that are not imported above

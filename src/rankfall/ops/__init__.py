@@ -34,8 +34,6 @@ Examples:
             [1., 0., 0.]])
 """
 
-from typing import TYPE_CHECKING
-
 from rankfall.ops._rows import LOG_ZERO
 from rankfall.ops.dftopk import dftopk
 from rankfall.ops.diff_sort import diff_sort
@@ -68,5 +66,4 @@ __all__ = [
     "topk",
 ]
 
-if not TYPE_CHECKING:  # the components of files that are not imported above
-    __getattr__ = export_others(__name__, __all__)
+export_others(__name__, __all__)  # the components of files that are not imported above

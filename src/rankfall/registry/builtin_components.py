@@ -7,6 +7,7 @@ with :mod:`ast`: everything in the packages below that has a decorator of :mod:`
 from __future__ import annotations
 
 import ast
+import sys
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -17,7 +18,7 @@ from rankfall.register import Kind, snake_case
 from rankfall.registry.signatures import parameters_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from rankfall.registry.signatures import Parameter
 
@@ -84,27 +85,20 @@ def place(kind: Kind, name: str) -> str | None:
     return None if found is None else f"{found.module}.{found.attribute}"
 
 
-def export_others(package: str, listed: list[str]) -> Callable[[str], object]:
+def export_others(package: str, listed: list[str]) -> None:
     """Export the components of a package's files that its ``__init__`` does not import.
 
-    So a new component needs nothing but its file.
+    So a new component needs nothing but its file. A package calls this function after its own imports.
 
     Args:
         package: Name of the package, such as ``"rankfall.losses"``.
         listed: Its ``__all__``, to which the names of the other components are added.
-
-    Returns:
-        The ``__getattr__`` of the package.
     """
-    others = {name: module for name, module in _public_names(package) if name not in listed}
-    listed.extend(others)
-
-    def find(name: str) -> object:
-        if name in others:
-            return getattr(import_module(others[name]), name)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
-
-    return find
+    for name, module in _public_names(package):
+        if name not in listed:
+            component = getattr(import_module(module), name)
+            setattr(sys.modules[package], name, component)  # not the module, which may have the same name
+            listed.append(name)
 
 
 def _public_names(package: str) -> list[tuple[str, str]]:

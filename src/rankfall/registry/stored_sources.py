@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankfall._trust import is_trusted
-from rankfall.registry.references import UnresolvedError, source_of
+from rankfall.registry.references import UnresolvedError, is_reference, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,6 +34,14 @@ def check_present(sources: Iterable[Source], where: str | Path) -> None:
 
 
 def _missing(source: Source) -> str:
+    if not is_reference(source.name):
+        where = (
+            f"was defined in {source.file} ({_digest(source.sha256)})" if source.file else "was defined without a file"
+        )
+        return (
+            f"is not found: the {source.kind} {source.name!r} {where}, and is neither registered in this process nor "
+            "an entry point of an installed package. Import the module that registers it, or install its package"
+        )
     if source.file and Path(source.file).is_file():  # a module of another directory
         return (
             f"is not found: {source.name.rpartition(':')[0]} is not found from here; it was {source.file} "

@@ -6,6 +6,7 @@ import importlib
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -73,7 +74,7 @@ def run(reproduction: Reproduction, task: Task) -> Report:
     return report
 
 
-def load_methods(methods: str | Path | Mapping[str, Any]) -> list[Method]:
+def load_methods(methods: str | PathLike[str] | Mapping[str, Any]) -> list[Method]:
     """Return methods of a user, which a reproduction runs beside those of the paper.
 
     Args:
@@ -84,8 +85,10 @@ def load_methods(methods: str | Path | Mapping[str, Any]) -> list[Method]:
     Raises:
         ConfigError: If the content is not of this form.
     """
-    where = "methods" if not isinstance(methods, str | Path) else str(methods)
-    content = read_yaml(Path(methods)) if isinstance(methods, str | Path) else dict(methods)
+    if isinstance(methods, str | PathLike):
+        where, content = str(methods), read_yaml(Path(methods))
+    else:
+        where, content = "methods", dict(methods)
     found = []
     for name, changes in content.items():
         if not isinstance(changes, dict):

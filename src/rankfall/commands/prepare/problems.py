@@ -56,8 +56,7 @@ def report_check(check: DataCheck, *, as_json: bool) -> None:
     else:
         print_result(f"{check.rows:,} rows, no problem found")
     if not as_json:
-        errors, warnings = len(check.errors), len(check.warnings)
-        print_message(f"{errors} kinds of errors, {warnings} of warnings; nothing was written")
+        print_message(f"errors: {len(check.errors)}, warnings: {len(check.warnings)}; nothing was written")
     if check.errors:
         raise typer.Exit(1)
 

@@ -35,7 +35,7 @@ def rows(
     sources: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="SRC...",
+            metavar="SRC",
             exists=True,
             help="Files (.csv, .csv.gz, .parquet, .feather, .arrow, .ipc) or directories of them, with one row per "
             "request and item. The result does not depend on how the log is split into files.",

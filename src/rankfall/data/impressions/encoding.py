@@ -167,7 +167,7 @@ def dense_values(feature: Dense, raw: pl.Series) -> Floats:
 def count_missing(feature: Dense, raw: pl.Series) -> int:
     """Return how many of the numbers, or vectors with at least one such number, are null, NaN or infinite."""
     missing = ~np.isfinite(_floats(raw, feature.size))
-    return int(missing.reshape(len(raw), -1).any(axis=1).sum())
+    return int(missing.reshape(len(raw), feature.size).any(axis=1).sum())
 
 
 # --- columns as arrays --------------------------------------------------------------------------------------------

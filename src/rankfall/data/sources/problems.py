@@ -41,7 +41,7 @@ class Place(Result):
 
     def __str__(self) -> str:
         """The place for messages and tables."""
-        text = self.file if self.row is None else f"{self.file}, row {self.row:,}"
+        text = self.file if self.row is None else f"{self.file}, row {self.row}"
         if self.line is not None:
             text += f":{self.line}"
         if self.request is not None:

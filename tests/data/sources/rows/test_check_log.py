@@ -322,7 +322,7 @@ def test_the_check_prints_a_table(folder: Path, capsys: pytest.CaptureFixture[st
         main(["prepare", "rows", "log.csv", "--spec", "spec.yaml", "--check"])
     printed = capsys.readouterr()
     assert "log.csv, row 135: 'cheap'" in " ".join(printed.out.split())
-    assert "13 kinds of errors, 0 of warnings; nothing was written" in printed.err
+    assert "errors: 13, warnings: 0; nothing was written" in printed.err
     assert sorted(path.name for path in folder.iterdir()) == ["log.csv", "spec.yaml"]
 
 
