@@ -137,8 +137,8 @@ class LogConfig(Section):
 class StageConfig(Section):
     """Stage of a cascade: a model and the number of items it keeps."""
 
-    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    quota: Count
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="Name of the stage in tables and metrics.")
+    quota: Count = Field(description="Number of items that the stage keeps.")
     model: dict[str, Any] = Field(
         description="kind (two_tower, din, mlp, or the name or reference of your own model) and the options of the "
         "model, or preset and the options that differ."
@@ -171,7 +171,9 @@ class ObjectiveConfig(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    name: ObjectiveName
+    name: ObjectiveName = Field(
+        description="A built-in or registered objective, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE."
+    )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -280,7 +282,7 @@ Feedback = dict[Annotated[str, AfterValidator(_is_feedback)], Pooling]
 class CascadeOptimizerConfig(OptimizerConfig):
     """Optimizer and its options, with the default learning rate of the papers on cascades."""
 
-    lr: float = Field(default=1e-2, gt=0)
+    lr: float = Field(default=1e-2, gt=0, description="Learning rate.")
 
 
 class CascadeTrainingConfig(Section):
@@ -314,7 +316,7 @@ class CascadeConfig(Section):
 
     data: LogConfig
     relevant: Count = Field(default=10, description="Relevant items per impression: those of the best grades.")
-    stages: list[StageConfig] = Field(min_length=1)
+    stages: list[StageConfig] = Field(min_length=1, description="Stages in the order of the cascade.")
     share: list[str] = Field(default=[], description="Embedding tables that all stages share.")
     objective: ObjectiveConfig
     weight: Annotated[WeightConfig | None, BeforeValidator(_weight_of)] = Field(

@@ -103,7 +103,7 @@ class MLPConfig(Section):
 
     kind: Literal["mlp"] = "mlp"
     hidden: list[Count] = Field(default=[256, 128], min_length=1, description="Widths of the hidden layers.")
-    activation: Activation = "relu"
+    activation: Activation = Field(default="relu", description="Activation of the hidden layers.")
     batch_norm: bool = Field(default=True, description="Normalise each layer over the real documents of a batch.")
     norm_momentum: float = Field(
         default=0.1,
@@ -186,7 +186,7 @@ class LossConfig(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    name: LossName
+    name: LossName = Field(description="A built-in or registered loss, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE.")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -235,7 +235,7 @@ class RankerConfig(Section):
     """Configuration of a training run of one ranker."""
 
     data: DataConfig
-    model: ModelConfig = MLPConfig()
+    model: ModelConfig = Field(default=MLPConfig(), description="Model of the documents: its kind and options.")
     loss: LossConfig
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()

@@ -82,9 +82,9 @@ TrackerNames = Annotated[
 class OptimizerConfig(Section):
     """Optimizer and its options."""
 
-    name: Literal["adam", "adamw", "adagrad", "sgd"] = "adam"
-    lr: float = Field(default=1e-3, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
+    name: Literal["adam", "adamw", "adagrad", "sgd"] = Field(default="adam", description="Optimizer of torch.")
+    lr: float = Field(default=1e-3, gt=0, description="Learning rate.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Weight decay of the optimizer.")
     clip: float | None = Field(default=None, gt=0, description="Largest norm of the gradient of all weights together.")
 
 
@@ -95,4 +95,4 @@ class MLflowConfig(Section):
         default=None,
         description="Server or database; by default MLFLOW_TRACKING_URI, or a database in the run directory.",
     )
-    experiment: str = Field(default="rankfall", min_length=1)
+    experiment: str = Field(default="rankfall", min_length=1, description="Name of the experiment.")
