@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import re
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankfall import register, registry
+from rankfall._trust import UntrustedError, stored_code
 from rankfall.registry import user_files
 from rankfall.registry.references import (
     Source,
@@ -60,6 +63,13 @@ def test_the_source_is_known_without_running_it(here: Path) -> None:
     assert source_of("loss", "softmax_loss") is None
     with pytest.raises(UnresolvedError, match="neither built in nor registered"):
         source_of("loss", "no_such_loss")
+
+
+def test_the_source_of_a_metric_in_a_folder_with_an_at_sign(here: Path) -> None:
+    write(here / "me@work" / "own.py", MARKER)
+    file = str((here / "me@work" / "own.py").resolve())
+    source = source_of("metric", f"{file}:rbp@0.8")
+    assert source == Source("metric", f"{file}:rbp", file, hashlib.sha256(MARKER.encode()).hexdigest())
 
 
 def test_the_source_of_a_registered_component_is_its_file(here: Path) -> None:
@@ -184,6 +194,17 @@ def test_entry_points_are_named_without_importing_them(installed: Path) -> None:
     assert registry.get("loss", "softmax_loss").__module__ == "rankfall.losses.listwise"
     with pytest.raises(UnresolvedError, match="toy_parts has no module 'models'"):
         registry.get("model", "toy")
+
+
+def test_installed_entry_points_need_no_trust_unless_the_current_directory_hides_them(installed: Path) -> None:
+    here = installed.parent
+    write(here / "toy_parts" / "__init__.py", "")
+    write(here / "toy_parts" / "losses.py", "raise SystemExit('ran code of the current directory')\n")
+    with stored_code("runs/first"):
+        with pytest.raises(UntrustedError, match=re.escape(str(here / "toy_parts" / "losses.py"))):
+            registry.get("loss", "toy_focal")
+        shutil.rmtree(here / "toy_parts")
+        assert registry.get("loss", "toy_focal").__module__ == "toy_parts.losses"
 
 
 def test_two_packages_with_one_name_are_named(installed: Path) -> None:

@@ -73,6 +73,17 @@ def is_file_reference(name: object) -> bool:
     return isinstance(name, str) and name.rpartition(":")[0].endswith(".py")
 
 
+def split_cutoffs(name: str) -> tuple[str, list[str]]:
+    """Return the name or reference of a metric without its cutoffs, and the cutoffs.
+
+    >>> split_cutoffs("./my@home/metrics.py:rbp@0.8")
+    ('./my@home/metrics.py:rbp', ['0.8'])
+    """
+    place, colon, last = name.rpartition(":")
+    word, *cutoffs = last.split("@")
+    return f"{place}{colon}{word}", cutoffs
+
+
 def absolute(name: str) -> str:
     """Return the reference of a file with its absolute path, and every other name unchanged.
 
@@ -157,7 +168,7 @@ def source_of(kind: Kind, name: str) -> Source | None:
     Raises:
         UnresolvedError: If the name leads nowhere.
     """
-    name = name.partition("@")[0] if kind == "metric" else name
+    name = split_cutoffs(name)[0] if kind == "metric" else name
     if is_reference(name):
         return _source(kind, name, find(kind, name))
     if builtin_place(kind, name):
@@ -227,7 +238,7 @@ def _load_file(kind: str, reference: str) -> ModuleType:
 
 def _load_module(kind: str, reference: str, name: str) -> ModuleType:
     file = _find_module(reference, name)
-    if str(file) not in _LOADED and reference not in {value for _, value, _ in _all_entry_points()}:
+    if str(file) not in _LOADED and not _is_installed_part(reference, name):
         check_import(reference, file)
     here = str(Path.cwd())
     if here not in sys.path:
@@ -240,6 +251,15 @@ def _load_module(kind: str, reference: str, name: str) -> ModuleType:
     if file is not None:
         _LOADED.setdefault(str(file), user_files.sha256(file))
     return module
+
+
+def _is_installed_part(reference: str, name: str) -> bool:
+    """Return whether a reference is that of an entry point whose package no module of the current directory hides."""
+    if reference not in {value for _, value, _ in _all_entry_points()}:
+        return False
+    top = name.partition(".")[0]
+    installed, found = importlib.util.find_spec(top), _find_top(top)
+    return installed is not None and found is not None and installed.origin == found.origin
 
 
 _LOADED: dict[str, str] = {}  # hashes of the files of modules when they were imported: what runs, whatever is edited
