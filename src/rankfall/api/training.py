@@ -211,26 +211,28 @@ def _train_here(
     stop: Callable[[], int],
 ) -> tuple[TrainedRun, bool]:
     """Return the run, and whether this is the process that reports it."""
-    from rankfall.training.distributed.group import is_first_start, joined
-    from rankfall.training.run_directory import mark_for_replacement
-    from rankfall.training.train import train
+    with reported(progress if os.environ.get("RANK", "0") == "0" else False) as report:
+        report(Progress("loading torch"))
+        from rankfall.training.distributed.group import is_first_start, joined
+        from rankfall.training.run_directory import mark_for_replacement
+        from rankfall.training.train import train
 
-    if existing["force"] and is_first_start():
-        mark_for_replacement(out)
-    with joined(timeout) as group, reported(progress if group.first else False) as report:
-        report(Progress("opening the data"))
-        with group.together():
-            settings = read()
-        result = train(
-            settings,
-            out,
-            group=group,
-            progress=_step_report(report, settings),
-            on_notice=on_notice,
-            stop=stop,
-            **existing,
-        )
-        warnings = _warnings(settings, report) if group.first else []
+        if existing["force"] and is_first_start():
+            mark_for_replacement(out)
+        with joined(timeout) as group:
+            report(Progress("opening the data"))
+            with group.together():
+                settings = read()
+            result = train(
+                settings,
+                out,
+                group=group,
+                progress=_step_report(report, settings),
+                on_notice=on_notice,
+                stop=stop,
+                **existing,
+            )
+            warnings = _warnings(settings, report) if group.first else []
     return TrainedRun(settings, result, settings.training.metric, warnings, out), group.first
 
 
