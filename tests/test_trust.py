@@ -65,3 +65,15 @@ def test_a_damaged_record_trusts_nothing(file: Path, tmp_path: Path) -> None:
     remember([file])
     record = json.loads((tmp_path / "state" / "rankfall" / "trusted.json").read_text())
     assert list(record) == [str(file.resolve())]
+
+
+def test_a_user_without_a_home_directory_trusts_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr("pathlib.Path.home", home)
+    with pytest.raises(OSError, match="XDG_STATE_HOME"):
+        remember([file])
+    with stored_code("runs/first"), pytest.raises(UntrustedError):
+        check_import("own.py:value", file)

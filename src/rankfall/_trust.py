@@ -106,8 +106,13 @@ def remember(files: Iterable[str | Path]) -> None:
 
 
 def _record() -> Path:
-    home = os.environ.get(STATE)
-    return (Path(home) if home else Path.home() / ".local" / "state") / "rankfall" / TRUSTED
+    state = os.environ.get(STATE)
+    if state:
+        return Path(state) / "rankfall" / TRUSTED
+    try:
+        return Path.home() / ".local" / "state" / "rankfall" / TRUSTED
+    except RuntimeError:  # a user without a home directory, as in some containers
+        raise OSError(f"there is no home directory; {STATE} can name one for the record of trusted files") from None
 
 
 def _known() -> dict[str, list[str]]:
