@@ -42,7 +42,7 @@ def _output(output: dict[str, Any]) -> str:
     data = output.get("data", {"text/plain": output.get("text", "")})
     for form in ("image/svg+xml", "text/html"):
         if form in data:
-            return f"<div>\n{''.join(data[form])}\n</div>"
+            return f'<div style="overflow-x: auto">\n{"".join(data[form])}\n</div>'
     if "image/png" in data:
         return f"![output](data:image/png;base64,{''.join(data['image/png']).strip()})"
     return f"```text\n{''.join(data['text/plain'])}\n```"
