@@ -202,7 +202,13 @@ def guess_user(seen: Evidence) -> None:
     request = seen.column("request")
     assert request is not None
     requests = seen.facts[request].distinct
-    ids = [facts for facts in keys if 20 < facts.distinct < requests and not set(words(facts.name)) & (DAY | MOMENT)]
+    ids = [
+        facts
+        for facts in keys
+        if 20 < facts.distinct < requests
+        and not set(words(facts.name)) & (DAY | MOMENT)
+        and not any(" " in value for value in facts.examples)  # sentences, or lists of ids
+    ]
     if len(ids) == 1:
         seen.set(ids[0].name, "user", "low", "the only id with one value per request that occurs in several")
     else:
