@@ -50,7 +50,7 @@ def test_methods_need_a_table_of_methods_and_new_names() -> None:
 
 def test_methods_use_the_setting_that_a_sweep_varies() -> None:
     own = load_methods({"mine": {"loss": {"name": "softmax_loss"}}})
-    with pytest.raises(ConfigError, match=r"arf-table6: methods.mine: found the variables none, expected \$tau"):
+    with pytest.raises(ConfigError, match=r"arf-table6: methods.mine: found no variable, expected \$tau"):
         find_reproduction("arf-table6").with_methods(own)
     find_reproduction("lambdaloss-figure1").with_methods(own)  # varies the learning rate, which every method has
 

@@ -35,7 +35,7 @@ ENTRY_POINTS = "rankfall"
 
 
 class UnresolvedError(ValueError):
-    """A reference that leads nowhere, or code that cannot be imported."""
+    """A reference to a module, file or attribute that does not exist, or code that cannot be imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def source_of(kind: Kind, name: str) -> Source | None:
         The source. None if the component is built in.
 
     Raises:
-        UnresolvedError: If the name leads nowhere.
+        UnresolvedError: If no component has the name, or its module or file does not exist.
     """
     name = split_cutoffs(name)[0] if kind == "metric" else name
     if is_reference(name):

@@ -118,10 +118,8 @@ def check_variables(methods: list[Method], known: set[str], *, required: set[str
     for method in methods:
         found = variables_in(method.config)
         if not required <= found <= known:
-            expected = _listed(required or known) or "none"
-            raise ValueError(
-                f"methods.{method.name}: found the variables {_listed(found) or 'none'}, expected {expected}"
-            )
+            text = f"the variables {_listed(found)}" if found else "no variable"
+            raise ValueError(f"methods.{method.name}: found {text}, expected {_listed(required or known) or 'none'}")
 
 
 def _listed(variables: set[str]) -> str:
