@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankfall._interrupts import stop_at_ctrl_c
-from rankfall._tables import Tables
+from rankfall._tables import StoredTables
 from rankfall.api.arguments import opened_engine, override_words
 from rankfall.api.display import Progress, issue, reported, warn
 
@@ -29,7 +29,7 @@ TIMEOUT = 600.0  # seconds; longer than the first process takes to write a check
 
 
 @dataclass(frozen=True, repr=False)
-class TrainedRun(Tables):
+class TrainedRun(StoredTables):
     """A finished training run.
 
     Attributes:
@@ -63,12 +63,6 @@ class TrainedRun(Tables):
         if not is_finished(path):
             raise ValueError(f"{path} is a run that did not finish; continue it with resume=True")
         return cls(config, read_result(path), config.training.metric, [], path)
-
-    @property
-    def directory(self) -> Path:
-        """Run directory."""
-        assert self._directory is not None  # only the function of the API makes such a result
-        return self._directory
 
     def evaluate(self, split: str = "test", **options: Any) -> SplitEvaluation:
         """Evaluate the run; see :func:`rankfall.evaluate`."""

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ConfigDict,
     Field,
     field_validator,
     model_validator,
@@ -51,6 +50,7 @@ from rankfall.training.config.component_checks import (
 from rankfall.training.config.network_presets import with_preset
 from rankfall.training.config.sections import (
     Compile,
+    ComponentSection,
     Count,
     DeviceName,
     Kept,
@@ -163,33 +163,21 @@ class StageConfig(Section):
         return with_preset(absolute_references(model), embedded=True)
 
 
-class ObjectiveConfig(Section):
+class ObjectiveConfig(ComponentSection):
     """Name of an objective, and its options as further keys. The stages supply quotas and their own number.
 
     A temperature is a number, or ``{start: 10, end: 1, schedule: exponential}`` over the whole training run.
     """
-
-    model_config = ConfigDict(extra="allow")
 
     name: ObjectiveName = Field(
         description="A built-in or registered objective, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE."
     )
 
     @property
-    def options(self) -> dict[str, Any]:
-        """The options of the objective, without its name."""
-        return dict(self.model_extra or {})
-
-    @property
     def classifies(self) -> bool:
         """Whether the loss of the stages takes logits of the label grades instead of scores."""
         loss = self.options.get("loss") if self.name == "per_stage" else None
         return (loss.get("name") if isinstance(loss, dict) else loss) == "grade_softmax_loss"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _make_paths_absolute(cls, content: object) -> object:
-        return absolute_references(content)
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:

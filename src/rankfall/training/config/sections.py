@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import Section
@@ -13,6 +13,24 @@ from rankfall.option_types import Activation as Activation
 from rankfall.option_types import Count as Count
 from rankfall.option_types import Init as Init
 from rankfall.option_types import Share as Share
+from rankfall.registry.references import absolute_references
+
+
+class ComponentSection(Section):
+    """Name or kind of a component, and its options as further keys."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the component, without its name or kind."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _make_paths_absolute(cls, content: object) -> object:
+        return absolute_references(content)
+
 
 Role = Literal["train", "valid", "test"]
 TrackerName = Literal["tensorboard", "mlflow"]
