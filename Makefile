@@ -1,10 +1,11 @@
 # Every target does its own set-up: `make demo` and `make test` work in a fresh clone.
 PYTHON ?= python3
 BIN := .venv/bin
+DOCS_ADDRESS ?= 127.0.0.1:8000
 # Tests start many processes, each of which would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast browser bench docs lint experiments clean
+.PHONY: setup demo test test-fast browser bench docs docs-site docs-tables lint experiments clean
 
 setup: .venv/.dev
 
@@ -26,7 +27,7 @@ demo: .venv/.installed
 lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict src tests
+	$(BIN)/mypy --strict src tests docs_site
 	$(BIN)/lint-imports
 
 # Tests of the service's page need a browser. Only root may install Debian's; where there is none those tests skip.
@@ -53,7 +54,15 @@ bench: .venv/.installed
 	$(BIN)/rankfall bench loader
 	$(BIN)/rankfall bench step
 
+# Serves the site and builds it again at each change. `make test` builds it with --strict.
 docs: .venv/.dev
+	@echo "documentation: http://$(DOCS_ADDRESS)/"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr $(DOCS_ADDRESS)
+
+docs-site: .venv/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-tables: .venv/.dev
 	$(BIN)/pytest --collect-only --quiet --correctness=docs/reference/correctness.md
 	$(BIN)/python -m rankfall.reproductions.coverage docs/reference/coverage.md
 
@@ -77,4 +86,4 @@ experiments: .venv/.dev
 	$(BIN)/rankfall compare experiments/lcron_table2.yaml --out runs/lcron_table2_noisy --jobs 2 data.path=prepared/recflow-noisy-1500
 
 clean:
-	rm -rf .venv demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

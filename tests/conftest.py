@@ -2,7 +2,7 @@
 
 A test that compares a function with an independent reference is marked with ``@pytest.mark.witness(kind)``; the
 function is the test's parameter `name`, or the marker's second argument. ``pytest --collect-only --correctness=FILE``
-writes the table of functions and their witnesses (``make docs``).
+writes the table of functions and their witnesses (``make docs-tables``).
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ _INTRODUCTION = """\
 # Correctness
 
 Each public function is compared with independent references, called witnesses. The tables show the number of test
-cases per function and witness. `make docs` generates this page from the tests; `make test` fails if a public function
-has no witness.
+cases per function and witness. `make docs-tables` generates this page from the tests; `make test` fails if a public
+function has no witness.
 
 | witness | reference |
 |---|---|

@@ -38,7 +38,7 @@ from support.planted import config_for, planted_text
 from support.results import compared, streamed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 pytestmark = pytest.mark.filterwarnings("ignore::rankfall.RankfallWarning")
 
@@ -404,6 +404,7 @@ def test_reproduce(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_report(trained: rf.api.TrainedRun, tmp_path: Path) -> None:
+    trained.evaluate(progress=False)  # figures are those of an evaluation
     page = rf.report(trained, tmp_path / "page.html", figures=tmp_path / "figures")
     assert page.read_text().startswith("<!doctype html>")
     assert any((tmp_path / "figures").glob("*.svg"))
@@ -485,10 +486,18 @@ def test_pandas_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- interruption, progress and notices ---------------------------------------------------------------------------
 
 
+@pytest.fixture
+def sigint() -> Iterator[Any]:
+    """The usual handler of Ctrl-C; a shell that starts tests in the background ignores the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
 def test_ctrl_c_leaves_a_run_that_continues_with_the_same_weights(
-    trained: rf.api.TrainedRun, config: dict[str, Any], tmp_path: Path
+    trained: rf.api.TrainedRun, config: dict[str, Any], tmp_path: Path, sigint: Any
 ) -> None:
-    out, before = tmp_path / "run", signal.getsignal(signal.SIGINT)
+    out, before = tmp_path / "run", sigint
 
     def interrupt(progress: rf.api.Progress) -> None:
         if progress.done == 3:

@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -134,14 +136,21 @@ def test_messages_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) ->
 # --- demo ---------------------------------------------------------------------------------------------------
 
 
+DEMO_SEED = "3"
+of_the_demo = pytest.mark.xdist_group("demo")  # one process runs it once for all
+
+
 @pytest.fixture(scope="module")
 def demonstration(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output directory of a quick demo."""
+    """The output directory of a quick demo, with what it printed in printed.txt."""
     out: Path = tmp_path_factory.mktemp("demo") / "new"
-    assert run("demo", "--quick", "--out", str(out)) == 0
+    with redirect_stdout(StringIO()) as printed:
+        assert run("demo", "--quick", "--seed", DEMO_SEED, "--out", str(out)) == 0
+    (out / "printed.txt").write_text(printed.getvalue())
     return out
 
 
+@of_the_demo
 def test_demo_writes_the_files_that_scripts_rely_on(demonstration: Path) -> None:
     names = {path.name for path in demonstration.iterdir()}
     assert {"log", "runs", "config.yaml", "comparison.json", "comparison.yaml", "report.html"} <= names
@@ -156,6 +165,7 @@ def test_demo_writes_the_files_that_scripts_rely_on(demonstration: Path) -> None
     assert len(written["tests"]) == 2 * len(written["metrics"])
 
 
+@of_the_demo
 def test_the_report_is_self_contained(demonstration: Path) -> None:
     page = (demonstration / "report.html").read_text()
     written = json.loads((demonstration / "comparison.json").read_text())
@@ -181,18 +191,18 @@ def test_demo_does_not_replace_other_files(tmp_path: Path, capsys: pytest.Captur
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
-@pytest.mark.slow
-def test_demo_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("demo", "--quick", "--seed", "3", "--json") == 0
+@of_the_demo
+def test_demo_prints_a_table(demonstration: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("demo", "--quick", "--seed", DEMO_SEED, "--json") == 0
     printed, err = capsys.readouterr()
     assert "training bce and lcron" in err
-    assert run("demo", "--quick", "--seed", "3") == 0
-    out, _ = capsys.readouterr()
+    out = (demonstration / "printed.txt").read_text()
     for method in json.loads(printed)["methods"]:  # the same seed gives the same figures
         assert f"{method['metrics']['joint_recall']['mean']:.3f}".removeprefix("0") in out
     assert "[bold]" not in out
 
 
+@of_the_demo
 def test_the_output_of_the_demo_can_be_trained_on(
     demonstration: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

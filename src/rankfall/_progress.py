@@ -1,4 +1,4 @@
-"""Progress of long work on standard error: bars on a terminal, a line a minute elsewhere."""
+"""Progress of long work on standard error: bars on a terminal, one line per minute elsewhere."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def progress(*, console: Console | None = None, clock: Callable[[], float] | Non
     """Return the progress of work on standard error.
 
     On a terminal it is drawn as bars. Elsewhere, such as in a log file of a job, it is printed as lines: the first
-    after some seconds, then at most one a minute.
+    after some seconds, then at most one per minute.
 
     Args:
         console: Where it is printed; by default standard error.

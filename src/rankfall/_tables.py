@@ -111,6 +111,16 @@ class Tables:
         return f'<div><p><b>{title}</b></p><div style="overflow-x:auto">{table}</div>{_html_figure(self)}</div>'
 
 
+class StoredTables(Tables):
+    """A result of a function that always writes files."""
+
+    @property
+    def directory(self) -> Path:
+        """Directory of the files of this result."""
+        assert self._directory is not None  # only functions of the API make such results
+        return self._directory
+
+
 def _column(values: Sequence[Any]) -> list[Any]:
     """Return values of one type: undefined numbers as None, lists and mixed types as JSON text."""
     plain = [None if isinstance(value, float) and math.isnan(value) else value for value in values]

@@ -161,8 +161,8 @@ class Cascade(nn.Module):
             path: File written by :meth:`save`.
             models: Models by stage, for stages whose models are not from :mod:`rankfall.models`. Their weights are
                 loaded.
-            trust: Import the code of models that the file names by ``module:class`` or ``file.py:class``, whoever
-                wrote it. Without it, only files that you have trained with before are imported.
+            trust: Import the code of models that the file names by ``module:class`` or ``file.py:class``, also
+                of other users. Without it, only files that you have trained with before are imported.
 
         Raises:
             ValueError: If the file is no checkpoint of a cascade, its weights do not fit the models, or it names code

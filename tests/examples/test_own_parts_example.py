@@ -133,22 +133,33 @@ def test_components_of_an_installed_package_have_names(
     installed: Path, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content: dict[str, Any] = yaml.safe_load((place / "compare.yaml").read_text())
-    stages = content["methods"]["own objective and model"]["stages"]
-    stages[1]["model"]["kind"] = "toy_cross"
-    del content["methods"], content["seeds"]
-    content |= {"stages": stages, "objective": {"name": "lcron", "topk": {"name": "toy_gaussian", "tau": 0.5}}}
+    toy = content["methods"]["own objective and model"]
+    toy["stages"][1]["model"]["kind"] = "toy_cross"
+    toy["objective"] = {"name": "lcron", "topk": {"name": "toy_gaussian", "tau": 0.5}}
+    content |= {"methods": {"LCRON": content["methods"]["LCRON"], "toy": toy}, "seeds": [0]}
     content["training"]["epochs"] = 1
-    (place / "train.yaml").write_text(yaml.safe_dump(content))
+    (place / "compare.yaml").write_text(yaml.safe_dump(content))
     for name in FILES:
         (place / name).unlink()
-    assert run("train", "train.yaml", "--out", "run") == 0
-    sources = json.loads((place / "run" / "components.json").read_text())
+    assert run("compare", "compare.yaml", "--out", "comparison") == 0
+    result = json.loads((place / "comparison" / "comparison.json").read_text())
+    assert result["failed"] == []
+    (trained,) = (method["runs"][0]["directory"] for method in result["methods"] if method["name"] == "toy")
+    trained = place / "comparison" / trained
+    sources = json.loads((trained / "components.json").read_text())
     assert {(one["kind"], one["name"]) for one in sources} == {("model", "toy_cross"), ("operator", "toy_gaussian")}
     assert all(one["file"].startswith(str(installed)) for one in sources)
     monkeypatch.setenv("XDG_STATE_HOME", str(place / "of another user"))  # installed packages need no trust
     for name in [name for name in sys.modules if name.startswith("toy_parts")]:
         del sys.modules[name]
-    assert run("evaluate", "run") == 0
+    assert run("evaluate", trained) == 0
+    assert run("export", trained, "--out", "bundle", "--examples", "2") == 0
+    manifest = json.loads((place / "bundle" / "manifest.json").read_text())
+    assert ("model", "toy_cross") in [(one["kind"], one["name"]) for one in manifest["components"]]
+    capsys.readouterr()
+    (place / "train.yaml").write_text(
+        yaml.safe_dump({key: one for key, one in (content | toy).items() if key not in ("methods", "seeds")})
+    )
     assert run("train", "train.yaml", "objective.name=toy_consistant", "--out", "other") != 0
     assert "did you mean 'toy_consistent'" in " ".join(capsys.readouterr().err.split())
     loss = "objective={name: per_stage, labels: relevance, loss: {name: toy_focal, gama: 1}}"

@@ -372,7 +372,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 OPTIONS |= tables_of_files(Path(__file__).parent, "OPTIONS")
 
 NAMES = list(OPTIONS)
-POINTWISE = {"mse_loss", "bce_loss", "grade_softmax_loss"}
+POINTWISE = {"mse_loss", "bce_loss", "grade_softmax_loss", *tables_of_files(Path(__file__).parent, "POINTWISE")}
 
 
 def positional(name: str, options: dict[str, Any]) -> bool:

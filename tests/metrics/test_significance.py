@@ -309,6 +309,15 @@ def test_methods_without_randomness_differ_by_queries_only() -> None:
     assert crossed_test(a, a).p_value == crossed_test(a, a, over="seeds").p_value == 1
 
 
+def test_equal_methods_whose_runs_have_nearly_equal_means_do_not_differ() -> None:
+    """The runs of both methods differ in single queries and hardly in their means, as those of a shared stage can."""
+    run = torch.linspace(0, 1, 500, dtype=torch.double)
+    values = torch.stack([run, run.flip(0) + 1e-9])
+    result = crossed_test(values, values.clone())
+    assert result.p_value == 1
+    assert result.low < result.difference == 0 < result.high < 1e-6
+
+
 @pytest.mark.witness("hand", "crossed_test")
 def test_undefined_queries_are_dropped_from_their_folds() -> None:
     a, b = crossed(3, 12, torch.Generator().manual_seed(1), of_seeds=0.01)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import pickle
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankfall import register, registry
+from rankfall._trust import UntrustedError, stored_code
 from rankfall.registry import user_files
 from rankfall.registry.references import (
     Source,
@@ -60,6 +63,13 @@ def test_the_source_is_known_without_running_it(here: Path) -> None:
     assert source_of("loss", "softmax_loss") is None
     with pytest.raises(UnresolvedError, match="neither built in nor registered"):
         source_of("loss", "no_such_loss")
+
+
+def test_the_source_of_a_metric_in_a_folder_with_an_at_sign(here: Path) -> None:
+    write(here / "me@work" / "own.py", MARKER)
+    file = str((here / "me@work" / "own.py").resolve())
+    source = source_of("metric", f"{file}:rbp@0.8")
+    assert source == Source("metric", f"{file}:rbp", file, hashlib.sha256(MARKER.encode()).hexdigest())
 
 
 def test_the_source_of_a_registered_component_is_its_file(here: Path) -> None:
@@ -118,6 +128,12 @@ def test_module_names_encode_paths(path: str) -> None:
         ("own loss:focal", r"expected a module such as my_package.parts, or a file whose name ends with .py"),
         ("./broken.py:x", r"importing .*broken.py fails: ZeroDivisionError: division by zero \(.*broken.py, line 3\)"),
         ("./wrong.py:x", r"importing .*wrong.py fails: SyntaxError: .* \(.*wrong.py, line 1\)"),
+        ("./exits.py:x", r"importing .*exits.py fails: SystemExit: 3 \(.*exits.py, line 1\)"),
+        ("exits:x", r"importing exits fails: SystemExit: 3 \(.*exits.py, line 1\)"),
+        (
+            "random:x",
+            r"which is .*/random.py here, but this process has imported the module 'random' from .*'./random.py:",
+        ),
         (
             "needs:x",
             r"importing needs fails: ModuleNotFoundError: No module named 'not_installed' \(.*needs.py, line 1\)",
@@ -130,6 +146,8 @@ def test_a_reference_that_leads_nowhere(here: Path, reference: str, message: str
     write(here / "package" / "other.py", "")
     write(here / "broken.py", "def inner():\n    import math\n    return 1 / 0\ninner()\n")
     write(here / "wrong.py", "def f(:\n")
+    write(here / "exits.py", "raise SystemExit(3)\n")
+    write(here / "random.py", "def x(scores, labels, *, mask=None): ...\n")
     write(here / "needs.py", "import not_installed\n")
     with pytest.raises(UnresolvedError, match=message):
         registry.get("loss", reference)
@@ -184,6 +202,16 @@ def test_entry_points_are_named_without_importing_them(installed: Path) -> None:
     assert registry.get("loss", "softmax_loss").__module__ == "rankfall.losses.listwise"
     with pytest.raises(UnresolvedError, match="toy_parts has no module 'models'"):
         registry.get("model", "toy")
+
+
+def test_the_current_directory_does_not_hide_installed_entry_points(installed: Path) -> None:
+    here = installed.parent
+    write(here / "toy_parts" / "__init__.py", "")
+    write(here / "toy_parts" / "losses.py", "raise SystemExit('ran code of the current directory')\n")
+    with stored_code("runs/first"):
+        assert inspect.getsourcefile(registry.get("loss", "toy_focal")) == str(installed / "toy_parts" / "losses.py")
+        with pytest.raises(UntrustedError, match=re.escape(str(here / "toy_parts"))):
+            registry.get("loss", "toy_parts.losses:focal")
 
 
 def test_two_packages_with_one_name_are_named(installed: Path) -> None:

@@ -30,7 +30,7 @@ DRAWINGS = {"ARF": [1], "PiRank": [2, 3], "LCRON": [1], "DFTopK": [1]}  # figure
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text() == page(), "run `make docs`"
+    assert PAGE.read_text() == page(), "run `make docs-tables`"
 
 
 def test_every_table_and_figure_has_an_entry() -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankfall._yaml_config import ConfigError
-from rankfall.reproductions.catalogue import find_reproduction, load_methods, run
+from rankfall.reporting.figures import Lines
+from rankfall.reproductions.catalogue import find_reproduction, load_methods, reproductions, run
 from rankfall.reproductions.list_data import find
 from rankfall.reproductions.task import Size, Task
 from support.own_parts import write_parts
@@ -15,6 +16,8 @@ from support.reproductions import check_report
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from rankfall.reproductions.task import Report
 
 TINY = Size(test_lists=1, generated_lists=12, epochs=1, patience=1, seeds=1, tune=False, points=2)
 
@@ -45,14 +48,53 @@ def test_methods_need_a_table_of_methods_and_new_names() -> None:
         table.with_methods(known)
 
 
+def test_methods_use_the_setting_that_a_sweep_varies() -> None:
+    own = load_methods({"mine": {"loss": {"name": "softmax_loss"}}})
+    with pytest.raises(ConfigError, match=r"arf-table6: methods.mine: found no variable, expected \$tau"):
+        find_reproduction("arf-table6").with_methods(own)
+    find_reproduction("lambdaloss-figure1").with_methods(own)  # varies the learning rate, which every method has
+
+
+def test_every_reproduction_with_methods_takes_methods_of_users() -> None:
+    for one in reproductions().values():
+        methods = getattr(one, "methods", [])
+        if methods:
+            mine = methods[0].model_copy(update={"name": "mine"})
+            assert one.with_methods([mine]).methods == [*methods, mine]  # type: ignore[attr-defined]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lambdaloss-figure1"])
-def test_methods_of_users_are_run_beside_those_of_the_paper(name: str, tmp_path: Path) -> None:
-    parts = write_parts(tmp_path / "code")
+def test_methods_of_users_are_run_beside_those_of_the_paper(tmp_path: Path) -> None:
+    name, parts = "lambdaloss-figure1", write_parts(tmp_path / "code")
     methods = load_methods({"mine": {"loss": {"name": f"{parts}:squared", "margin": 0.1}}})
     task = Task(out=tmp_path / "out", source=find("generated"), size=TINY, jobs=1, methods=methods)
     report = run(find_reproduction(name), task)
     check_report(report, name)
-    for _, comparison in report.comparisons:
-        assert comparison.failed == []
-        assert any(method.name.startswith("mine") for method in comparison.methods)
+    comparison = report.results["comparison"]
+    assert comparison["failed"] == []
+    assert [one["name"].startswith("mine ") for one in comparison["methods"]].count(True) == TINY.points
+    (sheet,) = report.sheets
+    assert "mine" in [row[0] for row in sheet.rows]
+    assert _drawn(report, name).count("mine") == TINY.points
+
+
+@pytest.mark.slow
+def test_a_published_sweep_is_shown_beside_methods_of_users(tmp_path: Path) -> None:
+    table = find_reproduction("arf-table6")
+    (paper,) = table.methods  # type: ignore[attr-defined]
+    methods = [paper.model_copy(update={"name": "mine"})]
+    task = Task(out=tmp_path / "out", source=find("generated"), size=TINY, jobs=1, methods=methods)
+    report = run(table, task)
+    for sheet in report.sheets:
+        assert sheet.columns == ["tau", "here, ARF", "here, mine", "published, MSLR-WEB30K", "published, Istella"]
+        trained = [row for row in sheet.rows if row[1] != "-"]
+        assert len(trained) == TINY.points
+        assert all(ours == mine for _, ours, mine, *_ in trained)  # the same loss, data and seed
+    assert _drawn(report, table.id).count("mine") == TINY.points
+
+
+def _drawn(report: Report, name: str) -> list[str]:
+    """Return the series of each point of a figure."""
+    figure = report.plots[name]
+    assert isinstance(figure, Lines)
+    return [row["series"] for row in figure.rows]

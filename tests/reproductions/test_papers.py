@@ -101,7 +101,7 @@ def test_loading_does_not_import_torch() -> None:
         ({"driver": "objective_swep"}, "lcron-table8: driver: found 'objective_swep', did you mean 'objective_sweep'"),
         ({"protocol": "two_stage"}, "lcron-table8: protocol: found 'two_stage', did you mean 'two_stages'"),
         ({"methods": ["LCRON"]}, "lcron-table8: methods.0: found 'LCRON'.*; defined are BCE"),
-        ({"variable": "weight"}, r"found the variables \['tau'\], expected \$weight"),
+        ({"variable": "weight"}, r"found the variables \$tau, expected \$weight"),
         ({"digits": 3}, "lcron-table8: unknown key 'digits'"),
         (
             {"published": {"along": "tau", "points": [1, 2], "values": {"RecFlow": {"m": {"joint_recall": [0.5]}}}}},

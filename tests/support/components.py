@@ -24,7 +24,7 @@ def tables_of_files(folder: Path, table: str) -> dict[str, Any]:
     """The entries of a table in the test files of single components, ``test_NAME.py`` beside the common tests.
 
     A file ``tests/losses/test_hinge_loss.py`` with ``FORMULAS = {"hinge_loss": ...}`` adds its loss to all tests of
-    losses.
+    losses. A file may lack a table, and may have a set of names instead.
     """
     found: dict[str, Any] = {}
     for kind in registry.KINDS:
@@ -36,5 +36,6 @@ def tables_of_files(folder: Path, table: str) -> dict[str, Any]:
                 assert spec.loader is not None
                 module = importlib.util.module_from_spec(spec)
                 spec.loader.exec_module(module)
-                found |= getattr(module, table)
+                entries = getattr(module, table, {})
+                found |= entries if isinstance(entries, dict) else dict.fromkeys(entries)
     return found

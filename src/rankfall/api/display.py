@@ -104,7 +104,7 @@ def warn(text: str) -> None:
 
 
 def issue(texts: Iterable[str], on_notice: OnNotice) -> None:
-    """Issue what a result has to say as warnings, unless the caller receives notices itself and reads the result."""
+    """Issue the warnings of a result, unless the caller receives notices itself and reads them from the result."""
     if on_notice is warn:
         for text in texts:
             warn(text)

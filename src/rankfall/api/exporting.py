@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall._tables import Tables
+from rankfall._tables import StoredTables
 from rankfall.api.arguments import optional_path, run_directory
 from rankfall.api.display import Progress, issue, reported, stepper, warn
 from rankfall.api.extras import requires_extra
@@ -22,7 +22,7 @@ _REPORTED = ("items", "display", "stages", "checks", "measured", "files", "made_
 
 
 @dataclass(frozen=True, repr=False)
-class ExportedBundle(Tables):
+class ExportedBundle(StoredTables):
     """A bundle that was written and checked.
 
     Attributes:
@@ -33,12 +33,6 @@ class ExportedBundle(Tables):
     manifest: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     _directory: Path | None = None
-
-    @property
-    def directory(self) -> Path:
-        """Directory of the bundle."""
-        assert self._directory is not None  # only the function of the API makes such a result
-        return self._directory
 
     def load(self) -> Bundle:
         """Load the bundle, to rank items with it."""

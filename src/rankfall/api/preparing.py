@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from rankfall._suggestions import did_you_mean
-from rankfall._tables import Tables
+from rankfall._tables import StoredTables
 from rankfall.api.arguments import opened_engine
 from rankfall.api.display import Progress, counter, issue, reported, stepper, warn
 
@@ -36,7 +36,7 @@ _SUPPLIED = ("source", "sources", "out", "spec", "recipe", "force", "engine", "a
 
 
 @dataclass(frozen=True, repr=False)
-class PreparedData(Tables):
+class PreparedData(StoredTables):
     """Prepared data: an impression log, or lists.
 
     Attributes:
@@ -45,12 +45,6 @@ class PreparedData(Tables):
 
     manifest: dict[str, Any]
     _directory: Path | None = None
-
-    @property
-    def directory(self) -> Path:
-        """Directory of the data."""
-        assert self._directory is not None  # only the function of the API makes such a result
-        return self._directory
 
     def open(self) -> ImpressionLog | RankingData:
         """Open the data: an :class:`~rankfall.data.ImpressionLog`, or :class:`~rankfall.data.RankingData`."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankfall._files import write_file
-from rankfall._tables import Tables, json_text
+from rankfall._tables import StoredTables, json_text
 from rankfall.api.comparing import failure_texts
 from rankfall.api.display import Progress, issue, reported, stepper, warn
 from rankfall.api.extras import write_figures
@@ -25,7 +25,7 @@ DEFAULT_OUT = Path("reproduced")
 
 
 @dataclass(frozen=True, repr=False)
-class ReproductionResult(Tables):
+class ReproductionResult(StoredTables):
     """A reproduced table or figure.
 
     Attributes:
@@ -38,12 +38,6 @@ class ReproductionResult(Tables):
     content: dict[str, Any]
     report: Report
     _directory: Path | None = None
-
-    @property
-    def directory(self) -> Path:
-        """Directory of the results."""
-        assert self._directory is not None  # only the function of the API makes such a result
-        return self._directory
 
     @property
     def parts(self) -> list[dict[str, Any]]:

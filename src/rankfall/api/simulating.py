@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rankfall._tables import Tables
+from rankfall._tables import StoredTables
 from rankfall.api.display import Progress, counter, reported
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class SimulatedLog(Tables):
+class SimulatedLog(StoredTables):
     """A log of a simulated platform.
 
     Attributes:
@@ -40,12 +40,6 @@ class SimulatedLog(Tables):
     stages: dict[str, dict[str, int]] = field(repr=False)
     seconds: float
     _directory: Path | None = None
-
-    @property
-    def directory(self) -> Path:
-        """Directory of the log."""
-        assert self._directory is not None  # only the function of the API makes such a result
-        return self._directory
 
     @property
     def impressions(self) -> int:

@@ -75,13 +75,14 @@ def stream(
     settings = load_stream(config, [*override_words(overrides), *followed])
     directory = Path(out)
     make_runs(settings, directory)
-    from rankfall.reporting.notebook import shown_in  # after the configurations, whose errors need no torch
-
-    if bundles:
-        check_installed("--bundles")
     # with several jobs, processes end at Ctrl-C and their runs are continued from their checkpoints
     asked = stop if stop is not None or jobs == 1 else lambda: False
     with reported(progress) as report, stop_at_ctrl_c(asked) as stopping:
+        report(Progress("loading torch"))  # after the configurations, whose errors need no torch
+        from rankfall.reporting.notebook import shown_in
+
+        if bundles:
+            check_installed("--bundles")
         work = _StreamWork(directory, len(settings.methods or [""]) * len(settings.seeds), report, on_notice)
         exports = work.exports(bundles, jobs) if bundles else None
         try:

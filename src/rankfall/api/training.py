@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankfall._interrupts import stop_at_ctrl_c
-from rankfall._tables import Tables
+from rankfall._tables import StoredTables
 from rankfall.api.arguments import opened_engine, override_words
 from rankfall.api.display import Progress, issue, reported, warn
 
@@ -29,7 +29,7 @@ TIMEOUT = 600.0  # seconds; longer than the first process takes to write a check
 
 
 @dataclass(frozen=True, repr=False)
-class TrainedRun(Tables):
+class TrainedRun(StoredTables):
     """A finished training run.
 
     Attributes:
@@ -63,12 +63,6 @@ class TrainedRun(Tables):
         if not is_finished(path):
             raise ValueError(f"{path} is a run that did not finish; continue it with resume=True")
         return cls(config, read_result(path), config.training.metric, [], path)
-
-    @property
-    def directory(self) -> Path:
-        """Run directory."""
-        assert self._directory is not None  # only the function of the API makes such a result
-        return self._directory
 
     def evaluate(self, split: str = "test", **options: Any) -> SplitEvaluation:
         """Evaluate the run; see :func:`rankfall.evaluate`."""
@@ -211,26 +205,28 @@ def _train_here(
     stop: Callable[[], int],
 ) -> tuple[TrainedRun, bool]:
     """Return the run, and whether this is the process that reports it."""
-    from rankfall.training.distributed.group import is_first_start, joined
-    from rankfall.training.run_directory import mark_for_replacement
-    from rankfall.training.train import train
+    with reported(progress if os.environ.get("RANK", "0") == "0" else False) as report:
+        report(Progress("loading torch"))
+        from rankfall.training.distributed.group import is_first_start, joined
+        from rankfall.training.run_directory import mark_for_replacement
+        from rankfall.training.train import train
 
-    if existing["force"] and is_first_start():
-        mark_for_replacement(out)
-    with joined(timeout) as group, reported(progress if group.first else False) as report:
-        report(Progress("opening the data"))
-        with group.together():
-            settings = read()
-        result = train(
-            settings,
-            out,
-            group=group,
-            progress=_step_report(report, settings),
-            on_notice=on_notice,
-            stop=stop,
-            **existing,
-        )
-        warnings = _warnings(settings, report) if group.first else []
+        if existing["force"] and is_first_start():
+            mark_for_replacement(out)
+        with joined(timeout) as group:
+            report(Progress("opening the data"))
+            with group.together():
+                settings = read()
+            result = train(
+                settings,
+                out,
+                group=group,
+                progress=_step_report(report, settings),
+                on_notice=on_notice,
+                stop=stop,
+                **existing,
+            )
+            warnings = _warnings(settings, report) if group.first else []
     return TrainedRun(settings, result, settings.training.metric, warnings, out), group.first
 
 

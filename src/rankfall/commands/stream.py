@@ -69,7 +69,6 @@ def stream(
     """
     if force and resume:
         raise typer.BadParameter("a stream is either replaced or continued", param_hint="--force, --resume")
-    print_message("loading torch")
     options: dict[str, Any] = {"follow": follow, "poll": poll, "bundles": bundles, "resume": resume, "force": force}
     result = _stream(config, out, jobs, overrides=overrides or (), **options)
     from rankfall.reporting.stream_table import terminal_stream

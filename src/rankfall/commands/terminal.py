@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import RenderableType
-    from rich.progress import Progress
 
     from rankfall.studies.results import RunFailure
 
@@ -72,8 +71,3 @@ def interruptible(message: Callable[[], str]) -> Iterator[None]:
     except KeyboardInterrupt:
         print_message(f"interrupted: {message()}")
         raise typer.Exit(INTERRUPTED) from None
-
-
-def print_note(bar: Progress, text: str) -> None:
-    """Print a note above a progress bar, where it remains."""
-    bar.console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)

@@ -84,8 +84,6 @@ def train(
     if engine is EngineName.RAY and "WORLD_SIZE" in os.environ:
         raise typer.BadParameter("processes are started either by torchrun or by Ray", param_hint="--engine")
     first, world = os.environ.get("RANK", "0") == "0", int(os.environ.get("WORLD_SIZE", "1"))
-    if first:
-        print_message("loading torch")
     announce(engine)
     with _watched(out, first=first, world=world) as (display, stop):
         run = api.train(

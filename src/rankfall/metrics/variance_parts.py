@@ -47,5 +47,10 @@ def total_variance(parts: Sequence[VariancePart]) -> float:
 
 
 def satterthwaite(variance: float, parts: Sequence[VariancePart]) -> float:
-    """Return the degrees of freedom of a sum of independent variances."""
-    return variance**2 / sum(part.variance**2 / part.freedom for part in parts)
+    """Return the degrees of freedom of a sum of independent variances.
+
+    A sum never has fewer than its part with the fewest. A part that is subtracted can leave next to nothing, for which
+    the formula gives nearly 0.
+    """
+    freedom = variance**2 / sum(part.variance**2 / part.freedom for part in parts)
+    return max(freedom, min(part.freedom for part in parts))

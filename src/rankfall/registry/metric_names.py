@@ -19,6 +19,7 @@ from rankfall.register import registered
 from rankfall.registry.builtin_components import builtins
 from rankfall.registry.option_values import expected_type
 from rankfall.registry.references import UnresolvedError, entry_points, find, is_reference
+from rankfall.registry.references import split_cutoffs as split_cutoffs
 from rankfall.registry.signatures import REQUIRED
 
 if TYPE_CHECKING:
@@ -73,17 +74,6 @@ def parse_name(name: str) -> MetricName:
     whole = all(_accepts(one, int) and not _accepts(one, float) for one in given)
     kind = "whole numbers above 0" if whole else "numbers in the range of the signature"
     raise ValueError(f"found {name!r}; expected {' or '.join(name_forms(word))}, where cutoffs are {kind}")
-
-
-def split_cutoffs(name: str) -> tuple[str, list[str]]:
-    """Return the name of a metric without its cutoffs, and the cutoffs.
-
-    >>> split_cutoffs("./my@home/metrics.py:rbp@0.8")
-    ('./my@home/metrics.py:rbp', ['0.8'])
-    """
-    place, colon, last = name.rpartition(":")
-    word, *cutoffs = last.split("@")
-    return f"{place}{colon}{word}", cutoffs
 
 
 def forms(function: str | None = None) -> list[str]:
@@ -201,9 +191,7 @@ def _number(option: Option, text: str) -> Any:
         if number is int and not _accepts(option, int) and not _accepts(option, float):
             continue
         try:
-            TypeAdapter(expected_type(option), config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(
-                value
-            )
+            TypeAdapter(expected_type(option), config=_STRICT).validate_python(value)
         except ValidationError:
             continue
         return value

@@ -35,7 +35,7 @@ ENTRY_POINTS = "rankfall"
 
 
 class UnresolvedError(ValueError):
-    """A reference that leads nowhere, or code that cannot be imported."""
+    """A reference to a module, file or attribute that does not exist, or code that cannot be imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,17 @@ def is_file_reference(name: object) -> bool:
     (True, False)
     """
     return isinstance(name, str) and name.rpartition(":")[0].endswith(".py")
+
+
+def split_cutoffs(name: str) -> tuple[str, list[str]]:
+    """Return the name or reference of a metric without its cutoffs, and the cutoffs.
+
+    >>> split_cutoffs("./my@home/metrics.py:rbp@0.8")
+    ('./my@home/metrics.py:rbp', ['0.8'])
+    """
+    place, colon, last = name.rpartition(":")
+    word, *cutoffs = last.split("@")
+    return f"{place}{colon}{word}", cutoffs
 
 
 def absolute(name: str) -> str:
@@ -168,9 +179,9 @@ def source_of(kind: Kind, name: str) -> Source | None:
         The source. None if the component is built in.
 
     Raises:
-        UnresolvedError: If the name leads nowhere.
+        UnresolvedError: If no component has the name, or its module or file does not exist.
     """
-    name = name.partition("@")[0] if kind == "metric" else name
+    name = split_cutoffs(name)[0] if kind == "metric" else name
     if is_reference(name):
         return _source(kind, name, find(kind, name))
     if builtin_place(kind, name):
@@ -250,13 +261,19 @@ def _load_file(kind: str, reference: str) -> ModuleType:
         return user_files.load(file)
     except UntrustedError:  # the file was changed after the check above
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UnresolvedError(f"found {reference!r}, but importing {file} fails: {_explain(error)}") from error
 
 
 def _load_module(reference: str, name: str, *, installed: bool) -> ModuleType:
     file = _find_module(reference, name, installed=installed)
     module = _import(reference, name) if installed else _import_checked(reference, name, file)
+    imported = getattr(module, "__file__", None)
+    if file is not None and imported is not None and Path(imported).resolve() != file:
+        raise UnresolvedError(
+            f"found {reference!r}, which is {file} here, but this process has imported the module {name!r} from "
+            f"{imported}; name the file by its path, such as './{file.name}:...'"
+        )
     if file is not None:
         _LOADED.setdefault(str(file), user_files.read_hash(name) or user_files.sha256(file))
     return module
@@ -281,7 +298,7 @@ def _import(reference: str, name: str) -> ModuleType:
         return importlib.import_module(name)
     except UntrustedError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UnresolvedError(f"found {reference!r}, but importing {name} fails: {_explain(error)}") from error
 
 

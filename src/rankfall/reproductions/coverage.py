@@ -1,6 +1,6 @@
 """The page that lists every table, figure, equation and protocol of the papers, and where we have it.
 
-``python -m rankfall.reproductions.coverage FILE`` writes it; ``make docs`` calls this.
+``python -m rankfall.reproductions.coverage FILE`` writes it; ``make docs-tables`` calls this.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 STATES = ("runs", "done", "tested", "differs", "unavailable")
 HEAD = """# Coverage of the papers
 
-This page lists every table, figure, equation and protocol of the five papers. `make docs` generates it from the files
-in `src/rankfall/reproductions/papers`, which also hold the printed numbers; [reproductions](reproductions.md) describes
-how tables are run.
+This page lists every table, figure, equation and protocol of the five papers. `make docs-tables` generates it from
+the files in `src/rankfall/reproductions/papers`, which also hold the printed numbers; [reproductions](reproductions.md)
+describes how tables are run.
 
 | state | meaning |
 |---|---|

@@ -43,17 +43,17 @@ Values = Annotated[list[Any], Field(min_length=1)]
 class Fold(Section):
     """Splits that a fold trains, validates and tests on."""
 
-    train: Names = Field(min_length=1)
-    valid: Names = Field(min_length=1)
-    test: Names = Field(min_length=1)
+    train: Names = Field(min_length=1, description="Splits to train on.")
+    valid: Names = Field(min_length=1, description="Splits for early stopping and for choosing settings.")
+    test: Names = Field(min_length=1, description="Splits for the evaluation.")
 
 
 class ComparisonConfig(Section):
     """A training configuration, and the methods that change it."""
 
-    data: dict[str, Any]
-    model: dict[str, Any] = Field(default={})
-    loss: dict[str, Any] = Field(default={})
+    data: dict[str, Any] = Field(description="As in a training configuration.")
+    model: dict[str, Any] = Field(default={}, description="Rankers only: as in a training configuration.")
+    loss: dict[str, Any] = Field(default={}, description="Rankers only: as in a training configuration.")
     relevant: int | None = Field(default=None, description="Cascades only: number of relevant items.")
     stages: list[dict[str, Any]] = Field(
         default=[], description="Stages of a cascade; a comparison without stages is one of rankers."
@@ -65,13 +65,13 @@ class ComparisonConfig(Section):
     weight: str | dict[str, Any] | None = Field(
         default=None, description="Cascades only: weights of items in the objective."
     )
-    optimizer: dict[str, Any] = Field(default={})
-    training: dict[str, Any] = Field(default={})
+    optimizer: dict[str, Any] = Field(default={}, description="As in a training configuration.")
+    training: dict[str, Any] = Field(default={}, description="As in a training configuration.")
     metrics: list[str] = Field(default=[], description="Metrics to evaluate, the same for all methods.")
     methods: Methods = Field(min_length=1, description="Changes of each method, by its name in the table.")
     tune: dict[str, Values] = Field(default={}, description="Values to try, by dotted key, for all rankers.")
     budget: Count | None = Field(default=None, description="Settings tried for each method, drawn from its grid.")
-    seeds: Seeds = Field(default=[0])
+    seeds: Seeds = Field(default=[0], description="Seeds of the runs of each method.")
     against: str | None = Field(
         default=None, description="Method that the others are tested against, instead of the one with the best mean."
     )

@@ -44,8 +44,8 @@ _MEASURED = (
 class Range(Section):
     """Numbers from low to high, continuous or in steps."""
 
-    low: int | float
-    high: int | float
+    low: int | float = Field(description="Smallest value.")
+    high: int | float = Field(description="Largest value.")
     log: bool = Field(default=False, description="Draw uniformly on a logarithmic scale.")
     step: int | float | None = Field(
         default=None, description="Distance of the values; whole numbers are drawn if low, high and step are whole."

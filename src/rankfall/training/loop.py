@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     OnNotice = Callable[[str], None]
 
 BEST, LAST = "best.safetensors", "last.safetensors"
-UNREAD_STEPS, UNREAD_SECONDS = 32, 0.5  # on a device: at most so many batches, or so long, until results are read
+UNREAD_STEPS, UNREAD_SECONDS = 32, 0.5  # on a device, results are read after this number of batches or seconds
 LOCK_TIMEOUT = 30.0  # seconds for a lost process to release the lock of the directory
 
 

@@ -118,7 +118,7 @@ def read_config(directory: Path, *, trust: bool = False) -> TrainConfig:
 
     Args:
         directory: Run directory.
-        trust: Import the code that the configuration names, whoever wrote it; see :mod:`rankfall._trust`.
+        trust: Import the code that the configuration names, also that of other users; see :mod:`rankfall._trust`.
 
     Raises:
         ValueError: If the directory has no run, or its configuration names code that is missing or not trusted.

@@ -103,7 +103,9 @@ class Categorical(Section):
     column: str | None = Field(default=None, description="The column of the log; by default the name of the feature.")
     num_buckets: Buckets | None = Field(default=None, description="Values are whole numbers from 0 to below this.")
     hash_bucket_size: Buckets | None = Field(default=None, description="Values are hashed into this many ids.")
-    vocabulary: Annotated[Vocabulary | None, BeforeValidator(_vocabulary)] = None
+    vocabulary: Annotated[Vocabulary | None, BeforeValidator(_vocabulary)] = Field(
+        default=None, description="Values are those that occur; true, or the options of the vocabulary."
+    )
     embedding: Name | None = Field(
         default=None, description="Features with the same name here share ids and embeddings."
     )
@@ -144,15 +146,15 @@ class Dense(Section):
     """
 
     kind: Literal["dense"] = "dense"
-    column: str | None = None
-    size: Count = 1
-    log1p: bool = False
+    column: str | None = Field(default=None, description="The column of the log; by default the name of the feature.")
+    size: Count = Field(default=1, description="The number of values per row; above 1, the column holds lists.")
+    log1p: bool = Field(default=False, description="Replace a value v by sign(v) log(1 + abs(v)).")
     missing: Annotated[float | Literal["indicator"] | None, BeforeValidator(_missing)] = Field(
         default=None,
         description="Replaces null and NaN, which are errors otherwise. indicator: they become 0, and the model also "
         "receives a number that is 1 where the value is missing; with bucketize they have their own id.",
     )
-    standardise: bool = False
+    standardise: bool = Field(default=False, description="Scale to mean 0 and variance 1, fitted to the first days.")
     bucketize: Annotated[int | list[float] | None, AfterValidator(_edges)] = Field(
         default=None, description="The inner edges of the buckets, or the number of buckets of equal counts to fit."
     )
@@ -187,8 +189,10 @@ class Time(Section):
     kind: Literal["time"] = "time"
     column: str | None = Field(default=None, description="The column of the log; by default the time of the request.")
     unit: Unit | None = Field(default=None, description="The unit of a column of whole numbers; dates need none.")
-    part: Part
-    embedding: Name | None = None
+    part: Part = Field(description="The part of the time that is the feature.")
+    embedding: Name | None = Field(
+        default=None, description="Features with the same name here share ids and embeddings."
+    )
 
     @model_validator(mode="after")
     def _has_a_column_for_its_unit(self) -> Self:
@@ -213,9 +217,9 @@ FeatureConfig = Annotated[
 class FeatureGroups(Section):
     """The features of the user, of the context of the request and of the items."""
 
-    user: dict[Name, FeatureConfig] = Field(default={})
-    context: dict[Name, FeatureConfig] = Field(default={})
-    item: dict[Name, FeatureConfig] = Field(default={})
+    user: dict[Name, FeatureConfig] = Field(default={}, description="Features of the user, by name.")
+    context: dict[Name, FeatureConfig] = Field(default={}, description="Features of the request, by name.")
+    item: dict[Name, FeatureConfig] = Field(default={}, description="Features of the items, by name.")
 
     def __iter__(self) -> Iterator[tuple[Group, str, FeatureConfig]]:  # type: ignore[override]
         """Iterate over all features with their group and name."""
@@ -265,7 +269,7 @@ def _ids(feature: Categorical | Time) -> object:
 class LoggedStage(Section):
     """A stage of the logged funnel: it contains the items dropped here, the last stage those that passed all others."""
 
-    name: Name
+    name: Name = Field(description="The name of the stage, as in the column `stage`.")
     sample: Count | None = Field(default=None, description="The number of items sampled per request; by default all.")
     flag: str | None = Field(default=None, description="A column that is above 0 for the items that reached the stage.")
 
@@ -273,7 +277,7 @@ class LoggedStage(Section):
 class TimeColumn(Section):
     """The time of a request."""
 
-    column: str
+    column: str = Field(description="The column with the time of the request.")
     unit: Unit | None = Field(
         default=None, description="The unit of a column of whole numbers since 1970; dates need none."
     )
@@ -283,8 +287,8 @@ class TimeColumn(Section):
 class Relevant(Section):
     """The relevant items: those that reached a stage, or those with a column above 0."""
 
-    stage: str | None = None
-    column: str | None = None
+    stage: str | None = Field(default=None, description="Items that reached this stage are relevant.")
+    column: str | None = Field(default=None, description="Items with a value above 0 in this column are relevant.")
 
     @model_validator(mode="after")
     def _is_one_of_them(self) -> Self:
@@ -299,7 +303,7 @@ class SequenceConfig(Section):
     Events are the items with a feedback above 0 earlier in the log, or are given with the request as columns of lists.
     """
 
-    max_length: Count = 50
+    max_length: Count = Field(default=50, description="The number of events that are kept, the latest.")
     features: list[str] = Field(min_length=1, description="The item features of events; they share their ids.")
     feedback: str | None = Field(
         default=None, description="Events are the items of the user with this feedback above 0."
@@ -334,10 +338,12 @@ def _source(value: object) -> object:
 class Spec(Section):
     """The columns, stages and features of a full-stage log."""
 
-    request: str = "request_id"
-    item: str = "item_id"
-    user: str | None = None
-    time: Annotated[TimeColumn | None, BeforeValidator(_column_name)] = None
+    request: str = Field(default="request_id", description="The column with the id of the request.")
+    item: str = Field(default="item_id", description="The column with the id of the item.")
+    user: str | None = Field(default=None, description="The column with the id of the user.")
+    time: Annotated[TimeColumn | None, BeforeValidator(_column_name)] = Field(
+        default=None, description="The column with the time of the request, or the column, its unit and the time zone."
+    )
     day: str | None = Field(default=None, description="A column with the names of days; by default the date of `time`.")
     stage: str | None = Field(
         default=None, description="A column with the name, or the index from 0, of an item's stage."
@@ -351,7 +357,7 @@ class Spec(Section):
         description="The stages in the order of the funnel; by default one, which contains every item.",
     )
     relevant: Annotated[Relevant, BeforeValidator(_stage_name)]
-    feedback: list[str] = Field(default=[])
+    feedback: list[str] = Field(default=[], description="Columns with feedback of users, such as clicks or revenue.")
     position: str | None = Field(
         default=None,
         description="A column with the place at which an item was shown, 0 for the first; null or -1 if it was not.",
@@ -359,7 +365,7 @@ class Spec(Section):
     truth: str | None = Field(default=None, description="A column with the true relevance, in simulated logs.")
     negatives: int = Field(default=0, ge=0, description="The number of random items of the log added to each request.")
     features: FeatureGroups = FeatureGroups()
-    sequences: dict[Name, SequenceConfig] = Field(default={})
+    sequences: dict[Name, SequenceConfig] = Field(default={}, description="Sequences of events, by name.")
     source: Annotated[dict[str, Any] | None, BeforeValidator(_source)] = Field(
         default=None,
         description="A function that yields tables of rows, instead of files: its name or reference, such as "

@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
 
 def run(reproduction: LossSweep, task: Task) -> Report:
-    """Train every loss at every point, all else equal; several losses with one seed each."""
+    """Train every loss at every point, all else equal; losses without a published sweep with one seed each."""
     data = task.lists(reproduction.protocol)
     points = pick_points(reproduction.points, task.size.points)
-    single = len(reproduction.methods) == 1
     sections = {
         _label(reproduction, method.name, point): _section(reproduction, method, point)
         for method in reproduction.methods
@@ -39,7 +38,7 @@ def run(reproduction: LossSweep, task: Task) -> Report:
         data,
         sections,
         metrics=reproduction.metrics,
-        seeds=task.seeds if single else task.seeds[:1],
+        seeds=task.seeds if reproduction.published else task.seeds[:1],
     )
     comparison = run_comparison(task, config)
     metric = reproduction.metrics[0]
@@ -50,7 +49,7 @@ def run(reproduction: LossSweep, task: Task) -> Report:
         }
         for method in reproduction.methods
     }
-    report = _report_of_one if single else _report_of_several
+    report = _report_beside_published if reproduction.published else _report_of_several
     results = {"oracle": oracle(data, reproduction.metrics), "data": data.summary()}
     made = report(reproduction, data, curves, points, comparison, results)
     return replace(made, notes=[*deviations(reproduction.protocol, task, data), *made.notes])
@@ -66,10 +65,10 @@ def _label(reproduction: LossSweep, method: str, point: Number) -> str:
     return f"{variable} = {point:g}" if len(reproduction.methods) == 1 else f"{method} {variable}={point:g}"
 
 
-# --- one loss -----------------------------------------------------------------------------------------------------
+# --- one published loss, and those of the user --------------------------------------------------------------------
 
 
-def _report_of_one(
+def _report_beside_published(
     reproduction: LossSweep,
     data: ListData,
     curves: Mapping[str, Curve],
@@ -77,29 +76,31 @@ def _report_of_one(
     comparison: ComparisonResult,
     results: dict[str, Any],
 ) -> Report:
-    """Report a loss at each point beside the published values, with confidence intervals."""
-    ((method, curve),) = curves.items()
+    """Report the loss of the paper at each point beside the published values, and losses of the user beside it."""
+    method = reproduction.methods[0].name
     metric, published, variable = reproduction.metrics[0], reproduction.published, reproduction.variable
+    curve = curves[method]
     best = max(curve, key=lambda point: curve[point].mean, default=None)
     claims = len(comparison.seeds) > 1
     measured = {one.name: one.metrics for one in comparison.methods}
     here = {
         name: {
-            point: measured[label][name].mean
-            for point in points
-            if (label := _label(reproduction, method, point)) in measured
+            loss if len(curves) > 1 else data.name: {
+                point: measured[label][name].mean
+                for point in points
+                if (label := _label(reproduction, loss, point)) in measured
+            }
+            for loss in curves
         }
         for name in reproduction.metrics
     }
     return Report(
         comparisons=[(f"{method}, {reproduction.id} on {data.name}", comparison)],
         sheets=[
-            _beside_published(
-                f"{method}, {name}", variable, {data.name: here[name]}, _published(published, name), claims=claims
-            )
+            _beside_published(f"{method}, {name}", variable, here[name], _published(published, name), claims=claims)
             for name in reproduction.metrics
         ],
-        plots={reproduction.id: _figure_of_one(reproduction, data, method, curve)},
+        plots={reproduction.id: _figure_beside_published(reproduction, data, curves)},
         results={
             "comparison": comparison.to_json(),
             f"best_{variable}": best,
@@ -110,14 +111,15 @@ def _report_of_one(
     )
 
 
-def _figure_of_one(reproduction: LossSweep, data: ListData, method: str, curve: Curve) -> Lines:
+def _figure_beside_published(reproduction: LossSweep, data: ListData, curves: Mapping[str, Curve]) -> Lines:
     metric, published = reproduction.metrics[0], reproduction.published
     ours = [
-        {"panel": data.name, "series": method, "x": point, "y": values.mean, "low": values.low, "high": values.high}
+        {"panel": data.name, "series": loss, "x": point, "y": values.mean, "low": values.low, "high": values.high}
+        for loss, curve in curves.items()
         for point, values in curve.items()
     ]
     theirs = [
-        {"panel": f"published, {source}", "series": method, "x": point, "y": value}
+        {"panel": f"published, {source}", "series": reproduction.methods[0].name, "x": point, "y": value}
         for source, values in _published(published, metric).items()
         for point, value in values.items()
     ]
@@ -130,13 +132,15 @@ def _figure_of_one(reproduction: LossSweep, data: ListData, method: str, curve: 
         y=metric,
         series="data",
         log_x=True,
-        ticks=sorted({*curve, *(published.points if published else ())}),
+        ticks=sorted(
+            {point for curve in curves.values() for point in curve} | {*(published.points if published else ())}
+        ),
         span=(published.best[0], published.best[1]) if published and published.best else None,
     )
 
 
 def _published(published: PublishedSweep | None, metric: str) -> dict[str, dict[Number, float]]:
-    """Published values of the only method, by data set and point."""
+    """Published values of the only method of the paper, by data set and point."""
     if published is None:
         return {}
     found = {}

@@ -118,5 +118,9 @@ def check_variables(methods: list[Method], known: set[str], *, required: set[str
     for method in methods:
         found = variables_in(method.config)
         if not required <= found <= known:
-            expected = ", ".join(f"${name}" for name in sorted(required or known))
-            raise ValueError(f"methods.{method.name}.config: found the variables {sorted(found)}, expected {expected}")
+            text = f"the variables {_listed(found)}" if found else "no variable"
+            raise ValueError(f"methods.{method.name}: found {text}, expected {_listed(required or known) or 'none'}")
+
+
+def _listed(variables: set[str]) -> str:
+    return ", ".join(f"${name}" for name in sorted(variables))

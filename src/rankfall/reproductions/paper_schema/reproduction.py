@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from rankfall._yaml_config import ConfigError, Section
+from rankfall._yaml_config import ConfigError, Section, explain
 from rankfall.reproductions.paper_schema.methods import Method, check_names
 from rankfall.reproductions.paper_schema.printed import PublishedTable
 
@@ -62,18 +62,21 @@ class Reproduction(Section):
         return self.model_copy(update={"methods": published})
 
     def with_methods(self, own: Sequence[Method]) -> Self:
-        """Return a copy that also runs methods of the user.
+        """Return a copy that also runs methods of the user, after those of the paper.
 
         Raises:
-            ConfigError: If it compares no methods, or a name is that of one of its methods.
+            ConfigError: If it compares no methods, a name is that of one of its methods, or a method does not use the
+                setting that the reproduction varies.
         """
-        if own and not self._all_methods:
+        if not own:
+            return self
+        if not self._all_methods:
             raise ConfigError(f"methods: {self.id} compares no methods, so that none can be added")
+        changed = self.model_copy(update={"methods": [*self._all_methods, *own]})
         try:
-            check_names(methods := [*self._all_methods, *own])
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-        return self.model_copy(update={"methods": methods}) if own else self
+            return self.model_validate(changed.model_dump())
+        except ValidationError as error:
+            raise ConfigError(explain(error, self.id)) from None
 
     @property
     def _all_methods(self) -> list[Method]:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ConfigDict,
     Field,
     field_validator,
     model_validator,
@@ -51,6 +50,7 @@ from rankfall.training.config.component_checks import (
 from rankfall.training.config.network_presets import with_preset
 from rankfall.training.config.sections import (
     Compile,
+    ComponentSection,
     Count,
     DeviceName,
     Kept,
@@ -137,8 +137,8 @@ class LogConfig(Section):
 class StageConfig(Section):
     """Stage of a cascade: a model and the number of items it keeps."""
 
-    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    quota: Count
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="Name of the stage in tables and metrics.")
+    quota: Count = Field(description="Number of items that the stage keeps.")
     model: dict[str, Any] = Field(
         description="kind (two_tower, din, mlp, or the name or reference of your own model) and the options of the "
         "model, or preset and the options that differ."
@@ -163,31 +163,21 @@ class StageConfig(Section):
         return with_preset(absolute_references(model), embedded=True)
 
 
-class ObjectiveConfig(Section):
+class ObjectiveConfig(ComponentSection):
     """Name of an objective, and its options as further keys. The stages supply quotas and their own number.
 
     A temperature is a number, or ``{start: 10, end: 1, schedule: exponential}`` over the whole training run.
     """
 
-    model_config = ConfigDict(extra="allow")
-
-    name: ObjectiveName
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of the objective, without its name."""
-        return dict(self.model_extra or {})
+    name: ObjectiveName = Field(
+        description="A built-in or registered objective, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE."
+    )
 
     @property
     def classifies(self) -> bool:
         """Whether the loss of the stages takes logits of the label grades instead of scores."""
         loss = self.options.get("loss") if self.name == "per_stage" else None
         return (loss.get("name") if isinstance(loss, dict) else loss) == "grade_softmax_loss"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _make_paths_absolute(cls, content: object) -> object:
-        return absolute_references(content)
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
@@ -280,7 +270,7 @@ Feedback = dict[Annotated[str, AfterValidator(_is_feedback)], Pooling]
 class CascadeOptimizerConfig(OptimizerConfig):
     """Optimizer and its options, with the default learning rate of the papers on cascades."""
 
-    lr: float = Field(default=1e-2, gt=0)
+    lr: float = Field(default=1e-2, gt=0, description="Learning rate.")
 
 
 class CascadeTrainingConfig(Section):
@@ -314,7 +304,7 @@ class CascadeConfig(Section):
 
     data: LogConfig
     relevant: Count = Field(default=10, description="Relevant items per impression: those of the best grades.")
-    stages: list[StageConfig] = Field(min_length=1)
+    stages: list[StageConfig] = Field(min_length=1, description="Stages in the order of the cascade.")
     share: list[str] = Field(default=[], description="Embedding tables that all stages share.")
     objective: ObjectiveConfig
     weight: Annotated[WeightConfig | None, BeforeValidator(_weight_of)] = Field(

@@ -19,7 +19,6 @@ from pydantic import (
 
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import KIND, OptionError, Section
-from rankfall.registry.references import absolute_references
 from rankfall.training.config.component_checks import (
     check_loss,
     check_metric,
@@ -33,6 +32,7 @@ from rankfall.training.config.network_presets import PRESETS, with_preset
 from rankfall.training.config.sections import (
     Activation,
     Compile,
+    ComponentSection,
     Count,
     DeviceName,
     Init,
@@ -104,7 +104,7 @@ class MLPConfig(Section):
 
     kind: Literal["mlp"] = "mlp"
     hidden: list[Count] = Field(default=[256, 128], min_length=1, description="Widths of the hidden layers.")
-    activation: Activation = "relu"
+    activation: Activation = Field(default="relu", description="Activation of the hidden layers.")
     batch_norm: bool = Field(default=True, description="Normalise each layer over the real documents of a batch.")
     norm_momentum: float = Field(
         default=0.1,
@@ -128,22 +128,10 @@ class MLPConfig(Section):
         return self
 
 
-class OwnModelConfig(Section):
+class OwnModelConfig(ComponentSection):
     """Model of a user by its registered name or reference, and its options as further keys."""
 
-    model_config = ConfigDict(extra="allow")
-
     kind: str = Field(description="A registered name, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE.")
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of the model, without its kind."""
-        return dict(self.model_extra or {})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _make_paths_absolute(cls, content: object) -> object:
-        return absolute_references(content)
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
@@ -179,25 +167,13 @@ ModelConfig = Annotated[
 ]
 
 
-class LossConfig(Section):
+class LossConfig(ComponentSection):
     """Name of a loss function, and its options as further keys.
 
     The options `sort` and `topk` take an operator's name, or its name and options: ``{name: soft_sort, power: 2}``.
     """
 
-    model_config = ConfigDict(extra="allow")
-
-    name: LossName
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of the loss, without its name."""
-        return dict(self.model_extra or {})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _make_paths_absolute(cls, content: object) -> object:
-        return absolute_references(content)
+    name: LossName = Field(description="A built-in or registered loss, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE.")
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
@@ -236,7 +212,7 @@ class RankerConfig(Section):
     """Configuration of a training run of one ranker."""
 
     data: DataConfig
-    model: ModelConfig = MLPConfig()
+    model: ModelConfig = Field(default=MLPConfig(), description="Model of the documents: its kind and options.")
     loss: LossConfig
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()

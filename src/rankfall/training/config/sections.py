@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import Section
@@ -13,6 +13,24 @@ from rankfall.option_types import Activation as Activation
 from rankfall.option_types import Count as Count
 from rankfall.option_types import Init as Init
 from rankfall.option_types import Share as Share
+from rankfall.registry.references import absolute_references
+
+
+class ComponentSection(Section):
+    """Name or kind of a component, and its options as further keys."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the component, without its name or kind."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _make_paths_absolute(cls, content: object) -> object:
+        return absolute_references(content)
+
 
 Role = Literal["train", "valid", "test"]
 TrackerName = Literal["tensorboard", "mlflow"]
@@ -82,9 +100,9 @@ TrackerNames = Annotated[
 class OptimizerConfig(Section):
     """Optimizer and its options."""
 
-    name: Literal["adam", "adamw", "adagrad", "sgd"] = "adam"
-    lr: float = Field(default=1e-3, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
+    name: Literal["adam", "adamw", "adagrad", "sgd"] = Field(default="adam", description="Optimizer of torch.")
+    lr: float = Field(default=1e-3, gt=0, description="Learning rate.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Weight decay of the optimizer.")
     clip: float | None = Field(default=None, gt=0, description="Largest norm of the gradient of all weights together.")
 
 
@@ -95,4 +113,4 @@ class MLflowConfig(Section):
         default=None,
         description="Server or database; by default MLFLOW_TRACKING_URI, or a database in the run directory.",
     )
-    experiment: str = Field(default="rankfall", min_length=1)
+    experiment: str = Field(default="rankfall", min_length=1, description="Name of the experiment.")

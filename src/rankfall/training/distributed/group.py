@@ -52,7 +52,7 @@ class Group:
         rank: Number of this process, from 0.
         world: Number of processes.
         local_rank: Number of this process on its machine, from 0.
-        device: Device that whoever started the processes gave to this one, or None: the configuration decides.
+        device: Device that the launcher assigned to this process, or None: the configuration decides.
         restarted: Whether the processes were restarted after one of them had died.
         all_informed: Whether all processes know of the last error that one of them raised in :meth:`together`.
     """

@@ -107,10 +107,6 @@ class Sample:
         """Return the mean number of rows per value of a column."""
         return len(self.frame) / max(1, self.facts[key].distinct)
 
-    def is_unique(self, *columns: str) -> bool:
-        """Return whether no two rows agree in all these columns."""
-        return not self.frame.select(columns).is_duplicated().any()
-
 
 def read_sample(files: Sequence[RowFile | Path]) -> Sample:
     """Read some rows of some of the files, and collect facts about their columns.

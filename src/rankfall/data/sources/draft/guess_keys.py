@@ -230,6 +230,7 @@ def guess_user(seen: Evidence) -> None:
         if 20 < facts.distinct < requests
         and not set(words(facts.name)) & (DAY | MOMENT)
         and seen.per_request(facts.name)
+        and not any(" " in value for value in facts.examples)  # sentences, or lists of ids
     ]
     if len(ids) == 1:
         seen.set(ids[0].name, "user", "low", "the only id with one value per request that occurs in several")
