@@ -15,6 +15,7 @@ from rankfall.studies.stream.run_stream import stream_methods
 from rankfall.studies.stream.stream_config import load_stream
 from rankfall.studies.tune import tune
 from support.own_parts import PARTS, cascade, write_parts
+from support.planted import config_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +52,29 @@ def test_a_comparison_trains_again_what_has_changed(parts: Path, log: Path, tmp_
     write_parts(tmp_path, PARTS.replace("A linear model", "A model"))
     compared(path, out)
     assert len(list((out / "runs").iterdir())) == 4
+
+
+def test_metrics_with_dots_in_their_names_in_comparisons_and_streams(parts: Path, log: Path, tmp_path: Path) -> None:
+    """Values of metrics are columns of a file; the name of a file and a decimal cutoff have dots."""
+    with parts.open("a") as file:
+        file.write("\n\ndef share(scores, labels, *, mask=None, p: float):\n    return p * labels.float().mean(-1)\n")
+    names = ["./parts.py:first@2", "./parts.py:share@0.5"]
+    content = cascade(log, parts, stage_metrics=names)
+    comparison = written(tmp_path / "compare.yaml", content | {"methods": {"own": {}}, "seeds": [0]})
+    (method,) = compared(comparison, tmp_path / "out").methods
+    assert sum("first@2" in name or "share@0.5" in name for name in method.metrics) == 4, list(method.metrics)
+    content["data"] = {"path": str(log)}
+    result = stream_methods(load_stream(written(tmp_path / "stream.yaml", content)), tmp_path / "stream")
+    assert result.failed == []
+
+
+def test_an_own_metric_of_baselines_and_rankers_has_one_name(parts: Path, data: Path, tmp_path: Path) -> None:
+    content = config_for(data, training={"epochs": 1})
+    content |= {"metrics": ["ndcg@10", "./parts.py:first@2"], "methods": {"net": {}, "ridge": {"kind": "ridge"}}}
+    result = compared(written(tmp_path / "compare.yaml", content | {"seeds": [0]}), tmp_path / "out")
+    assert result.failed == []
+    names = {name for method in result.methods for name in method.metrics}
+    assert names == {"ndcg@10", f"{parts}:first@2"}
 
 
 def test_a_comparison_goes_on_if_one_method_raises(parts: Path, log: Path, tmp_path: Path) -> None:

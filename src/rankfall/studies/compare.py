@@ -271,7 +271,8 @@ def _warned(run: Run) -> list[str]:
 def _values(run: Run, metrics: Sequence[str]) -> pa.Table:
     """Return the values of a tested run, one row per query."""
     columns = ["qid", *metrics, *(CHANCE + name for name in metrics)]
-    table = pq.read_table(run.directory / VALUES, columns=columns)
+    # not pq.read_table: it takes a dot in a name, such as that of a file, for a nested column
+    table = pq.ParquetFile(run.directory / VALUES).read(columns=columns).select(columns)
     labels = {"method": run.method, "fold": run.fold, "seed": run.seed}
     for position, (name, value) in enumerate(labels.items()):
         table = table.add_column(position, name, pa.repeat(value, len(table)))

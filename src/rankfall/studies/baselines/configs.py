@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from rankfall._yaml_config import Section
-from rankfall.training.config.ranker_config import DataConfig
+from rankfall.training.config.ranker_config import DataConfig, MetricName
 from rankfall.training.config.sections import Count
 
 
@@ -22,8 +22,8 @@ class BaselineConfig(Section):
 
     kind: str
     data: DataConfig
-    metric: str
-    metrics: list[str]
+    metric: MetricName
+    metrics: list[MetricName]
 
 
 class TreesConfig(BaselineConfig):

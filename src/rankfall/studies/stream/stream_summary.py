@@ -101,5 +101,6 @@ def _summarise(values: Mapping[str, Mapping[str, Tensor]], chance: Mapping[str, 
 
 def _values(day: str, runs: Sequence[Path], column: str) -> Tensor:
     """Return a column of the values of a day, one row per run."""
-    columns = [pq.read_table(values_file(run, day), columns=[column])[column].to_numpy() for run in runs]
+    # not pq.read_table: it takes a dot in a name, such as that of a file, for a nested column
+    columns = [pq.ParquetFile(values_file(run, day)).read(columns=[column])[column].to_numpy() for run in runs]
     return torch.from_numpy(np.stack(columns).astype(np.float64))
