@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError, Section, read_source
+from rankfall.registry.references import absolute
 from rankfall.studies.baselines import BASELINES, BaselineConfig, method_of
 from rankfall.studies.method_config import Methods, Seeds, check_keys, validated
 from rankfall.training.config.cascade_config import CascadeTrainingConfig, validate_cascade
@@ -48,6 +49,9 @@ class Fold(Section):
     test: Names = Field(min_length=1)
 
 
+Metric = Annotated[str, AfterValidator(absolute)]  # as runs name it: their files of values have columns by these names
+
+
 class ComparisonConfig(Section):
     """A training configuration, and the methods that change it."""
 
@@ -60,14 +64,14 @@ class ComparisonConfig(Section):
     )
     share: list[str] = Field(default=[], description="Cascades only: embeddings that stages share.")
     objective: dict[str, Any] = Field(default={}, description="Cascades only.")
-    stage_metrics: list[str] = Field(default=[], description="Cascades only: further metrics of each stage.")
+    stage_metrics: list[Metric] = Field(default=[], description="Cascades only: further metrics of each stage.")
     feedback: dict[str, str] = Field(default={}, description="Cascades only: feedback whose survival is measured.")
     weight: str | dict[str, Any] | None = Field(
         default=None, description="Cascades only: weights of items in the objective."
     )
     optimizer: dict[str, Any] = Field(default={})
     training: dict[str, Any] = Field(default={})
-    metrics: list[str] = Field(default=[], description="Metrics to evaluate, the same for all methods.")
+    metrics: list[Metric] = Field(default=[], description="Metrics to evaluate, the same for all methods.")
     methods: Methods = Field(min_length=1, description="Changes of each method, by its name in the table.")
     tune: dict[str, Values] = Field(default={}, description="Values to try, by dotted key, for all rankers.")
     budget: Count | None = Field(default=None, description="Settings tried for each method, drawn from its grid.")
