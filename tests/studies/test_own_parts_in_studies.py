@@ -14,6 +14,7 @@ from rankfall.studies.search_space import load_search
 from rankfall.studies.stream.run_stream import stream_methods
 from rankfall.studies.stream.stream_config import load_stream
 from rankfall.studies.tune import tune
+from support.cascades import content
 from support.own_parts import PARTS, cascade, write_parts
 from support.planted import config_for
 
@@ -75,6 +76,23 @@ def test_an_own_metric_of_baselines_and_rankers_has_one_name(parts: Path, data: 
     assert result.failed == []
     names = {name for method in result.methods for name in method.metrics}
     assert names == {"ndcg@10", f"{parts}:first@2"}
+
+
+def test_a_comparison_measures_by_metrics_of_the_current_directory(
+    parts: Path, log: Path, data: Path, tmp_path: Path
+) -> None:
+    ranker = config_for(data, training={"epochs": 1}) | {"metrics": ["mrr", "./parts.py:first@1"]}
+    stages = content(log, training={"epochs": 1}) | {"stage_metrics": ["./parts.py:first@1"]}
+    for name, one in {"ranker": ranker, "cascade": stages}.items():
+        path = written(tmp_path / f"{name}.yaml", one | {"methods": {"only": {}}})
+        result = compared(path, tmp_path / name)
+        assert result.failed == []
+        (method,) = result.methods
+        measured = {key: value.mean for key, value in method.metrics.items() if "first" in key}
+        assert list(measured) == [
+            f"{stage}{parts}:first@1" for stage in ([""] if name == "ranker" else ["retrieval/", "ranking/"])
+        ]
+        assert all(0 <= value <= 3 for value in measured.values())
 
 
 def test_a_comparison_goes_on_if_one_method_raises(parts: Path, log: Path, tmp_path: Path) -> None:

@@ -41,15 +41,15 @@ Values = Annotated[list[Any], Field(min_length=1)]
 # --- the configuration --------------------------------------------------------------------------------------------
 
 
-_Metric = Annotated[str, AfterValidator(absolute)]  # runs store their values under this name
-
-
 class Fold(Section):
     """Splits that a fold trains, validates and tests on."""
 
     train: Names = Field(min_length=1, description="Splits to train on.")
     valid: Names = Field(min_length=1, description="Splits for early stopping and for choosing settings.")
     test: Names = Field(min_length=1, description="Splits for the evaluation.")
+
+
+Metric = Annotated[str, AfterValidator(absolute)]  # as runs name it: their files of values have columns by these names
 
 
 class ComparisonConfig(Section):
@@ -64,14 +64,14 @@ class ComparisonConfig(Section):
     )
     share: list[str] = Field(default=[], description="Cascades only: embeddings that stages share.")
     objective: dict[str, Any] = Field(default={}, description="Cascades only.")
-    stage_metrics: list[_Metric] = Field(default=[], description="Cascades only: further metrics of each stage.")
+    stage_metrics: list[Metric] = Field(default=[], description="Cascades only: further metrics of each stage.")
     feedback: dict[str, str] = Field(default={}, description="Cascades only: feedback whose survival is measured.")
     weight: str | dict[str, Any] | None = Field(
         default=None, description="Cascades only: weights of items in the objective."
     )
     optimizer: dict[str, Any] = Field(default={}, description="As in a training configuration.")
     training: dict[str, Any] = Field(default={}, description="As in a training configuration.")
-    metrics: list[_Metric] = Field(default=[], description="Metrics to evaluate, the same for all methods.")
+    metrics: list[Metric] = Field(default=[], description="Metrics to evaluate, the same for all methods.")
     methods: Methods = Field(min_length=1, description="Changes of each method, by its name in the table.")
     tune: dict[str, Values] = Field(default={}, description="Values to try, by dotted key, for all rankers.")
     budget: Count | None = Field(default=None, description="Settings tried for each method, drawn from its grid.")
