@@ -257,7 +257,7 @@ def test_search_finds(browser: Browser, server: str, words: str, found: str) -> 
     page = opened(browser, server, 1280, problems)
     page.goto(server)
     page.get_by_role("textbox", name="Search").click()
-    page.get_by_role("textbox", name="Search").fill(words)
+    page.get_by_role("textbox", name="Search").press_sequentially(words)  # the page listens to keys
     page.wait_for_selector(".md-search-result__link")
     links = page.eval_on_selector_all(".md-search-result__link", "links => links.map(link => link.href)")
     page.context.close()

@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from rankfall import ops
+from rankfall._files import checksum
 from rankfall.registry import references
 from rankfall.serving import Bundle
 from rankfall.simulation.simulate import Simulation, simulate_log
@@ -56,8 +57,15 @@ def test_the_example_is_compared_exported_and_served(place: Path) -> None:
     methods = {method["name"]: method for method in result["methods"]}
     assert list(methods) == list(yaml.safe_load((place / "compare.yaml").read_text())["methods"])
     chosen = place / "comparison" / methods["own objective and model"]["runs"][0]["directory"]
-    assert run("export", chosen, "--out", "bundle", "--examples", "2") == 0
+    trained_with = checksum(place / "consistent.py")
+    with (place / "consistent.py").open("a") as file:
+        file.write("# edited after training\n")
+    assert (
+        run("export", chosen, "--out", "bundle", "--examples", "2") != 0
+    )  # it would run code that was not used before
+    assert run("export", chosen, "--out", "bundle", "--examples", "2", "--trust") == 0
     manifest = json.loads((place / "bundle" / "manifest.json").read_text())
+    assert manifest["components"][1]["sha256"] == trained_with
     assert [(one["kind"], one["name"]) for one in manifest["components"]] == [
         ("model", "cross_network.py:CrossNetwork"),
         ("objective", "consistent.py:Consistent"),

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from rankfall import registry
 from rankfall.register import registered
 from rankfall.registry.builtin_components import builtins
-from rankfall.registry.option_values import expected_type
+from rankfall.registry.option_values import check_value, expected_type
 from rankfall.registry.references import UnresolvedError, entry_points, find, is_reference
 from rankfall.registry.references import split_cutoffs as split_cutoffs
 from rankfall.registry.signatures import REQUIRED
@@ -130,9 +130,6 @@ def higher_is_better(name: str) -> bool:
     return file is None or _declared_better(file, attribute)
 
 
-_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
-
-
 # --- cutoffs ------------------------------------------------------------------------------------------------------
 
 
@@ -191,7 +188,7 @@ def _number(option: Option, text: str) -> Any:
         if number is int and not _accepts(option, int) and not _accepts(option, float):
             continue
         try:
-            TypeAdapter(expected_type(option), config=_STRICT).validate_python(value)
+            check_value(option, value)
         except ValidationError:
             continue
         return value

@@ -7,11 +7,14 @@ import types
 import typing
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic import ConfigDict, TypeAdapter
+
 from rankfall import option_types
 
 if TYPE_CHECKING:
     from rankfall.registry.signatures import Option
 
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _PLAIN = (int, float, bool, str, type(None))
 
 
@@ -43,6 +46,19 @@ def expected_type(option: Option) -> Any:
         except Exception:  # a name that only a type checker sees
             return Any
     return _in_configurations(annotation)
+
+
+def check_value(option: Option, value: Any) -> None:
+    """Check the value that a configuration gives to an option.
+
+    Args:
+        option: An option of :func:`rankfall.registry.options`.
+        value: The value. Numbers must be finite, and nothing is converted: ``"1"`` is no number.
+
+    Raises:
+        pydantic.ValidationError: If the value is not of the type of the option.
+    """
+    TypeAdapter(expected_type(option), config=_STRICT).validate_python(value)
 
 
 def _in_configurations(annotation: Any) -> Any:

@@ -21,7 +21,7 @@ from rankfall.serving.export.onnx_graphs import described, has_index, inputs_of
 from rankfall.serving.export.write_bundle import QUERIES, BundleSource, portable_name, write_bundle
 from rankfall.training.cascade_metrics import JOINT
 from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.own_parts import own_code, sources_of
+from rankfall.training.own_parts import own_code, sources_of, stored_sources
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, LOG, is_finished, read_config_as, read_json
 
 if TYPE_CHECKING:
@@ -197,13 +197,23 @@ def _export(
     vocabularies = request_vocabularies(encoding, rules)
     run = _run_figure(trained, stages, sample)
     about = _provenance(trained) | ({"run_quotas": _run_quotas(trained.config)} if quotas else {})
-    components = [
-        {"kind": one.kind, "name": portable_name(one.name), "sha256": one.sha256} for one in sources_of(trained.config)
-    ]
-    source = BundleSource(stages, table, rules, vocabularies, sample, about, run, components)
+    source = BundleSource(stages, table, rules, vocabularies, sample, about, run, _components(trained))
     notes += _slow_search_notes(stages, len(table))
     manifest = write_bundle(source, out, recall=recall, examples=examples, force=force, on_step=on_step)
     return Exported(manifest, notes + recall_notes(manifest["stages"][0]))
+
+
+def _components(trained: Trained) -> list[dict[str, str]]:
+    """Return the components of users: the code of models as it was exported, of all others as it was in training."""
+    before = {(one.kind, one.name): one.sha256 for one in stored_sources(trained.run) if one.kind != "model"}
+    return [
+        {
+            "kind": one.kind,
+            "name": portable_name(one.name),
+            "sha256": before.get((one.kind, one.name), one.sha256),
+        }
+        for one in sources_of(trained.config)
+    ]
 
 
 def _run_figure(trained: Trained, stages: Sequence[Stage], sample: RequestSample) -> RunFigure | None:

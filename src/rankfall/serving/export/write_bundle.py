@@ -84,7 +84,7 @@ class BundleSource:
         sample: Requests of the log.
         about: The origin of all this, for the manifest.
         run: What the evaluation of the run reported, to store beside what is measured.
-        components: Kind, name and hash of each component of a user that the run was trained with.
+        components: Kind, name and hash of each component of a user that the run names.
     """
 
     stages: Sequence[Stage]

@@ -14,13 +14,13 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ValidationError, WithJsonSchema
 
 from rankfall import registry
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError, OptionError, explain, shown
 from rankfall.registry.metric_names import parse_name, split_cutoffs
-from rankfall.registry.option_values import expected_type
+from rankfall.registry.option_values import check_value, expected_type
 from rankfall.registry.references import UnresolvedError, absolute, find, is_reference
 from rankfall.registry.signatures import Option
 
@@ -286,12 +286,9 @@ def _check_value(option: Option, value: Any) -> None:
         read_schedule(option.name, value)
     else:
         try:
-            TypeAdapter(expected, config=_STRICT).validate_python(value)
+            check_value(option, value)
         except ValidationError as error:
             raise _wrong_value(option.name, error.errors()) from None
-
-
-_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 def _may_be_none(option: Option) -> bool:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import polars as pl
 import pyarrow as pa
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from rankfall import registry
 from rankfall._yaml_config import ConfigError, explain, shown
 from rankfall.data.sources.rows.row_files import RowFile
-from rankfall.registry.option_values import expected_type
+from rankfall.registry.option_values import check_value
 from rankfall.registry.references import absolute, source_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from rankfall._engine import Report
     from rankfall.data.impressions.spec import Spec
 
-_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _EXPECTED = "pyarrow tables or polars frames of rows"
 
 
@@ -108,7 +107,7 @@ def _checked(name: str, options: Mapping[str, Any]) -> Callable[..., object]:
     for option, value in options.items():
         if option in known and value is not None:
             try:
-                TypeAdapter(expected_type(known[option]), config=_STRICT).validate_python(value)
+                check_value(known[option], value)
             except ValidationError as error:
                 raise ConfigError(explain(error, f"source.{option}")) from None
     return function
