@@ -162,7 +162,7 @@ def find(kind: str, reference: str, *, installed: bool = False) -> Path | None:
         return _find_module(reference, place, installed=installed)
     file = Path(absolute(reference).rpartition(":")[0])
     if not file.is_file():
-        near = [one.name for one in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        near = [one.name for one in file.parent.glob("*.py") if one.is_file()] if file.parent.is_dir() else []
         hint = did_you_mean(file.name, near)
         raise UnresolvedError(f"found {reference!r}, but {file} does not exist{hint}")
     return file
