@@ -60,9 +60,7 @@ def test_the_example_is_compared_exported_and_served(place: Path) -> None:
     trained_with = checksum(place / "consistent.py")
     with (place / "consistent.py").open("a") as file:
         file.write("# edited after training\n")
-    assert (
-        run("export", chosen, "--out", "bundle", "--examples", "2") != 0
-    )  # it would run code that was not used before
+    assert run("export", chosen, "--out", "bundle", "--examples", "2") != 0  # would run unknown code
     assert run("export", chosen, "--out", "bundle", "--examples", "2", "--trust") == 0
     manifest = json.loads((place / "bundle" / "manifest.json").read_text())
     assert manifest["components"][1]["sha256"] == trained_with

@@ -205,12 +205,12 @@ def _export(
 
 def _components(trained: Trained) -> list[dict[str, str]]:
     """Return the components of users: the code of models as it was exported, of all others as it was in training."""
-    before = {(one.kind, one.name): one.sha256 for one in stored_sources(trained.run) if one.kind != "model"}
+    before = {(one.kind, one.name): one.sha256 for one in stored_sources(trained.run)}
     return [
         {
             "kind": one.kind,
             "name": portable_name(one.name),
-            "sha256": before.get((one.kind, one.name), one.sha256),
+            "sha256": one.sha256 if one.kind == "model" else before.get((one.kind, one.name), one.sha256),
         }
         for one in sources_of(trained.config)
     ]
