@@ -85,7 +85,8 @@ def check_import(reference: str, file: str | Path | None, digest: str | None = N
     what = "a module without a source file" if file is None else f"{file} (sha256 {_short(file)})"
     raise UntrustedError(
         f"{reference!r} is code that {stored.where} names: loading it would run {what}, and you have not trained with "
-        "this file as it is now. Read the file, then allow it with --trust (trust=True in Python)"
+        "this file as it is now. Read the file, then allow it with --trust (trust=True in Python); if the command "
+        "writes to this directory, name another one"
     )
 
 
