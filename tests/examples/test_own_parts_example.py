@@ -71,8 +71,13 @@ def test_the_example_is_compared_exported_and_served(place: Path) -> None:
     assert str(place) not in (place / "bundle" / "manifest.json").read_text()
     for name in FILES:  # a service needs no code of users
         (place / name).unlink()
-    (example, *_) = Bundle.load(place / "bundle").examples()
-    with running(place / "bundle") as service, service.client() as client:
+    check_service(place / "bundle")
+
+
+def check_service(bundle: Path) -> None:
+    """Check that a service answers the first example of a bundle as PyTorch did when it was exported."""
+    (example, *_) = Bundle.load(bundle).examples()
+    with running(bundle) as service, service.client() as client:
         answer = client.post("/rank", example["request"])
         assert answer.code == 200, answer.body
         assert answer.json["ids"] == example["ids"]
@@ -135,6 +140,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     importlib.invalidate_caches()
 
 
+@pytest.mark.service
 def test_components_of_an_installed_package_have_names(
     installed: Path, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +168,7 @@ def test_components_of_an_installed_package_have_names(
     assert run("export", trained, "--out", "bundle", "--examples", "2") == 0
     manifest = json.loads((place / "bundle" / "manifest.json").read_text())
     assert ("model", "toy_cross") in [(one["kind"], one["name"]) for one in manifest["components"]]
+    check_service(place / "bundle")
     capsys.readouterr()
     (place / "train.yaml").write_text(
         yaml.safe_dump({key: one for key, one in (content | toy).items() if key not in ("methods", "seeds")})

@@ -293,9 +293,26 @@ def test_errors_of_a_metric_name_it(parts: Path, data: Path, tmp_path: Path) -> 
     changed(
         parts, "    real = scores if mask is None", "    raise KeyError('no idea')\n    real = scores if mask is None"
     )
-    train(ranker(data, parts), tmp_path / "run")
     with pytest.raises(OwnCodeError, match=rf"first: KeyError: 'no idea' \({parts}, line \d+, in first\)"):
-        evaluate_run(tmp_path / "run")
+        train(ranker(data, parts), tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()  # before any training
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("return 0.5", "found float, expected a tensor, one value per list"),
+        ("return scores", r"found values of shape \(2, 4\), expected one value per list, \(2,\)"),
+    ],
+)
+def test_metrics_that_return_something_else_are_refused_before_training(
+    parts: Path, log: Path, data: Path, tmp_path: Path, line: str, message: str
+) -> None:
+    changed(parts, "    real = scores if mask is None", f"    {line}\n    real = scores if mask is None")
+    with pytest.raises(ConfigError, match=f"metric .*first@2: {message}"):
+        train(ranker(data, parts), tmp_path / "ranker")
+    with pytest.raises(ConfigError, match=f"metric .*first@1: {message}"):
+        train(cascade(log, parts, stage_metrics=[f"{parts}:first@1"]), tmp_path / "cascade")
 
 
 def test_a_loss_without_a_gradient_is_refused(parts: Path, log: Path, data: Path, tmp_path: Path) -> None:

@@ -43,6 +43,10 @@ class NamedMetric:
     def __call__(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return one value per list; see :mod:`rankfall.metrics` for the arguments."""
         values = self.function(scores, labels, mask=mask, **self._empty, **self.options)
+        if not hasattr(values, "shape"):
+            raise ValueError(
+                f"metric {self.name}: found {type(values).__name__}, expected a tensor, one value per list"
+            )
         if values.shape != scores.shape[:-1]:
             raise ValueError(
                 f"metric {self.name}: found values of shape {tuple(values.shape)}, expected one value per list, "

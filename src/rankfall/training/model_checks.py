@@ -1,4 +1,4 @@
-"""Checks of users' models on a few impressions or documents, before anything is trained."""
+"""Checks of users' models and metrics on a few impressions or documents, before anything is trained."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from torch import Tensor
 
 from rankfall._yaml_config import ConfigError
 from rankfall.data import ImpressionLoader
+from rankfall.metrics.named import parse
 from rankfall.models.build import is_own
+from rankfall.registry.metric_names import split_cutoffs
+from rankfall.training.config import component_checks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import nn
 
     from rankfall.cascade import Cascade
@@ -72,6 +77,26 @@ class ServedFeatures:
 
     def __getattr__(self, name: str) -> None:
         raise AttributeError(f"a batch has no {name!r} for models, which read {', '.join(self.names)}")
+
+
+def check_metrics(names: Iterable[str]) -> None:
+    """Call the metrics of users on two lists, so that an error in them does not end a run after its training.
+
+    Args:
+        names: Names of metrics with their cutoffs. Built-in ones are not called.
+
+    Raises:
+        ConfigError: If a metric returns anything but one value per list.
+    """
+    scores = torch.tensor([[0.9, 0.2, 0.5, 0.1], [0.3, 0.7, 0.6, 0.0]])
+    labels = torch.tensor([[1.0, 0.0, 2.0, 0.0], [0.0, 3.0, 1.0, 0.0]])
+    mask = torch.tensor([[True] * 4, [True] * 3 + [False]])
+    for name in dict.fromkeys(names):
+        if component_checks.is_own("metric", split_cutoffs(name)[0]):
+            try:
+                parse(name)(scores, labels, mask)
+            except ValueError as error:
+                raise ConfigError(str(error)) from error
 
 
 def check_network(network: nn.Module, kind: str, features: int, grades: int | None) -> None:

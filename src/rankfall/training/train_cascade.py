@@ -37,7 +37,7 @@ from rankfall.training.label_checks import check_training_labels
 from rankfall.training.learner import Learner, Loader
 from rankfall.training.loop import Loop, finished, train_in
 from rankfall.training.measure_cascade import means_of, measure
-from rankfall.training.model_checks import check_models, first_impressions
+from rankfall.training.model_checks import check_metrics, check_models, first_impressions
 from rankfall.training.own_parts import component_files, sources_of
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as
 from rankfall.training.seeding import seeded
@@ -214,6 +214,7 @@ class CascadeLearner(Learner["Impressions"]):
         self.metric = config.training.metric
         self.cascade = make_cascade(config, log.features)
         check_models(self.cascade, config, log, on_notice)
+        check_metrics(config.stage_metrics)
         self.spare = first_impressions(log) if self.group.world > 1 and sources_of(config) else None
         self.objective, self.temperatures = built
         self.turns = self.objective.turns

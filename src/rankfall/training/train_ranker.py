@@ -34,6 +34,7 @@ from rankfall.training.divergence_hints import divergence_hints, temperature_hin
 from rankfall.training.label_checks import check_label_values, check_lists
 from rankfall.training.learner import Learner
 from rankfall.training.loop import Loop, finished, train_in
+from rankfall.training.model_checks import check_metrics
 from rankfall.training.own_parts import component_files, sources_of, stored_sources
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, TrainingError, read_config_as
 from rankfall.training.scoring import measure, score
@@ -105,6 +106,7 @@ def train(
         _check_apart(data, config.data)
         built = make_loss(config.loss)
         check_loss(built[0], config.loss)
+        check_metrics([*config.metrics, config.training.metric])
         checksums = data.manifest["files"]
         check_lists(lists["train"], config.loss.name)
         if not placement.is_cpu and not classifies(config.loss):
