@@ -32,7 +32,7 @@ settings.load_profile("rankfall")
 Witnesses = dict[str, Counter[str]]  # for each function, the number of tests of each kind
 
 # Groups of tests that take longest start first: a group runs on one worker, on which others would wait at the end.
-LONGEST_GROUPS = ("ray", "torchrun", "forks", "bench serve", "page", "site", "docs", "demo", "own parts")
+LONGEST_GROUPS = ("ray", "torchrun", "forks", "bench serve", "page")
 
 _collected = pytest.StashKey[list[pytest.Item]]()
 

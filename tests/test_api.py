@@ -40,7 +40,10 @@ from support.results import compared, streamed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-pytestmark = pytest.mark.filterwarnings("ignore::rankfall.RankfallWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::rankfall.RankfallWarning"),
+    pytest.mark.xdist_group("api"),  # they share one training run
+]
 
 SCRIPT = "<script>alert(1)</script>"
 
