@@ -2,7 +2,7 @@
 
 A configuration may name operators, losses, objectives, models and metrics by ``module:attribute`` or
 ``./file.py:attribute``. Importing them runs their code. What a user passes to a command is imported. What a run, a
-comparison or a checkpoint names may come from somebody else, so it is read inside :func:`stored_code`, where a file is
+comparison or a checkpoint names may come from another person, so it is read inside :func:`stored_code`, where a file is
 imported only
 
 - with ``trust=True`` (``--trust``),

@@ -1,4 +1,4 @@
-"""``--trust`` and ``trust=True`` reach everything that loads a run of somebody else."""
+"""``--trust`` and ``trust=True`` reach everything that loads a run from another person."""
 
 from __future__ import annotations
 

@@ -210,9 +210,9 @@ def reduced(words: list[str]) -> list[str]:
 def test_yaml_and_json_blocks_are_valid(page: Path) -> None:
     for block in blocks(page):
         if block.language == "yaml":
-            parse_yaml(block.body, f"{name(page)}:{block.line}")
+            assert parse_yaml(block.body, f"{name(page)}:{block.line}") is not None
         if block.language == "json":
-            json.loads(block.body)
+            assert json.loads(block.body) is not None
 
 
 @pytest.mark.parametrize(

@@ -290,4 +290,5 @@ def test_the_other_scheme_can_be_chosen(browser: Browser, server: str) -> None:
     page.locator("label[title='Light scheme']").click()
     page.locator("label[title='Dark scheme']").click()
     page.wait_for_function("document.body.dataset.mdColorScheme === 'slate'")
+    assert page.evaluate("document.body.dataset.mdColorScheme") == "slate"  # although the system prefers light
     page.context.close()

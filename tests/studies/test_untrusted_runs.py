@@ -1,4 +1,4 @@
-"""Nothing that somebody else's run names is imported unless it is trusted."""
+"""Nothing that another person's run names is imported unless it is trusted."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def expected_type(option: Option) -> Any:
     if isinstance(annotation, str):
         try:
             annotation = eval(annotation, dict(_NAMESPACE | dict(option.namespace)))  # the text of a signature
-        except Exception:  # a name that only a type checker sees
+        except (NameError, AttributeError, SyntaxError, TypeError):  # a name that only a type checker sees
             return Any
     return _in_configurations(annotation)
 

@@ -107,7 +107,7 @@ class Choices:
         """Return the value that Optuna drew, as it is configured.
 
         Raises:
-            ValueError: If a stored search drew something else, which may name code of somebody else.
+            ValueError: If a stored search holds a value that is not among its choices, which may name untrusted code.
         """
         values = {json.dumps(value): value for value in self.ends}
         if drawn not in values:

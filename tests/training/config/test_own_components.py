@@ -158,7 +158,9 @@ def test_options_are_checked_by_the_signature(own: Path, loss: dict[str, Any], m
     ],
 )
 def test_options_that_fit_the_signature(own: Path, loss: dict[str, Any]) -> None:
-    validate_any(RANKER | {"loss": {**RANKER["loss"], **loss}})
+    config = validate_any(RANKER | {"loss": {**RANKER["loss"], **loss}})
+    given = {name: value for name, value in loss.items() if name != "name"}
+    assert given.items() <= config.model_dump()["loss"].items()
 
 
 def test_a_registered_name_is_one_like_the_built_in_ones(own: Path) -> None:
